@@ -1,0 +1,21 @@
+"""What the world is: environments, tasks, dataset cards and the normalisation of scores."""
+
+from envs.cards import Card, Reference, UnknownName, card, cards
+from envs.tasks import Task, make, make_vector, names, register, task
+from envs.vector import Step, VectorEnv
+
+__all__ = [
+    "Card",
+    "Reference",
+    "Step",
+    "Task",
+    "UnknownName",
+    "VectorEnv",
+    "card",
+    "cards",
+    "make",
+    "make_vector",
+    "names",
+    "register",
+    "task",
+]

@@ -1,0 +1,111 @@
+"""Between Gymnasium's one environment at a time and our many."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+from envs.vector import Step, VectorEnv
+
+
+class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """A VectorEnv of one as a Gymnasium environment. The time limit is inside: `truncated`."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's convention)
+
+    def __init__(self, vector: VectorEnv, *, render_mode: str | None = None) -> None:
+        if vector.num_envs != 1:
+            raise ValueError(f"SingleEnv needs a VectorEnv of one, got {vector.num_envs}.")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode '{render_mode}' is unknown; expected 'rgb_array'.")
+        self.vector = vector
+        self.render_mode = render_mode
+        self.observation_space = Box(-np.inf, np.inf, vector.observation_shape, np.float32)
+        self.action_space = Box(-1, 1, (vector.action_dim,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        return self.vector.reset([seed])[0], {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        step = self.vector.step(np.asarray(action)[None])
+        infos = {name: values[0] for name, values in step.infos.items()}
+        terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        return step.observations[0], float(step.rewards[0]), terminated, truncated, infos
+
+    def render(self) -> np.ndarray | None:
+        return self.vector.render() if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        self.vector.close()
+
+
+class LoopVectorEnv(VectorEnv):
+    """Any Gymnasium environments with actions in [-1, 1], stepped one after the other."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env], num_envs: int, max_steps: int) -> None:
+        super().__init__(num_envs)
+        self.max_episode_steps = max_steps
+        self._envs = [make() for _ in range(num_envs)]
+        observation_space = self._envs[0].observation_space
+        action_space = self._envs[0].action_space
+        assert observation_space.shape is not None
+        assert action_space.shape is not None
+        self.observation_shape = observation_space.shape
+        self.action_dim = action_space.shape[0]
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        return np.stack(
+            [
+                self._envs[index].reset(seed=seed)[0]
+                for seed, index in zip(seeds, indices, strict=True)
+            ]
+        )
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        steps = [
+            self._envs[index].step(action) for action, index in zip(actions, indices, strict=True)
+        ]
+        observations, rewards, terminated, truncated, _ = zip(*steps, strict=True)
+        return Step(
+            np.stack(observations),
+            np.array(rewards, np.float64),
+            np.array(terminated, bool),
+            np.array(truncated, bool),
+            {},
+        )
+
+    def render(self, index: int = 0) -> np.ndarray:
+        picture = self._envs[index].render()
+        if not isinstance(picture, np.ndarray):
+            raise ValueError("no picture: make the environment with render_mode='rgb_array'.")
+        return picture
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def unit_box(env: gymnasium.Env) -> gymnasium.Env:
+    """`env` with its actions mapped affinely from [-1, 1], by Gymnasium's RescaleAction.
+
+    Raises ValueError if its actions are no bounded vector or its observations no Box.
+    """
+    name = env.spec.id if env.spec else type(env).__name__
+    actions, observations = env.action_space, env.observation_space
+    if not isinstance(actions, Box) or len(actions.shape) != 1 or actions.dtype.kind != "f":
+        raise ValueError(f"{name} has actions {actions}; a vector of real numbers (Box) is needed.")
+    if not actions.is_bounded():
+        raise ValueError(f"{name} has actions without bounds, {actions}: wrap them to [-1, 1].")
+    if not isinstance(observations, Box):
+        raise ValueError(f"{name} has observations {observations}; a Box is needed: wrap it.")
+    if (actions.low == -1).all() and (actions.high == 1).all():
+        return env
+    one = np.ones(actions.shape, actions.dtype)
+    return gymnasium.wrappers.RescaleAction(env, -one, one)

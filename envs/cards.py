@@ -1,0 +1,110 @@
+"""Dataset cards: which files there are, where they come from, and what a score of 0 and 100 is.
+
+`datasets/<suite>.yaml` holds the suite's `source`, `licence`, `layout` and what its `reference`s
+share, and under `cards` the rest of each Card's fields. In `reference.environment`, {env} and
+{mujoco} stand for the card's environment and the installed MuJoCo's version.
+"""
+
+import difflib
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from envs.paths import share
+
+
+class UnknownName(ValueError):
+    """A name that nothing is known by; the message lists the nearest ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, remedy: str = "") -> None:
+        near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        super().__init__(f"unknown {kind} '{name}'.{hint}{' ' + remedy if remedy else ''}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a normalised score means."""
+
+    min: float  # return that scores 0
+    max: float  # return that scores 100
+    source: str
+    environment: str  # what really simulates here, and how it differs from the source's
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    path: str  # below the data folder: <suite>/<name> or neorl2/<Task>/<name>
+    urls: tuple[str, ...] = ()
+    sha256: str | None = None
+    md5: str | None = None
+    size_bytes: int | None = None
+    first_episodes: int | None = None  # the benchmark uses only so many of the file's episodes
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    suite: str  # d4rl | neorl2 | gym
+    layout: str  # of the files: d4rl | neorl2
+    files: dict[str, File]  # by split: train, val
+    source: str
+    licence: str
+    env: str | None = None  # None: data only
+    reference: Reference | None = None
+    max_episode_steps: int | None = None
+    note: str | None = None
+
+
+@functools.cache
+def cards() -> dict[str, Card]:
+    """All cards by name."""
+    import yaml
+
+    found: dict[str, Card] = {}
+    for path in sorted(share("datasets").glob("*.yaml")):
+        suite = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for name, entry in suite["cards"].items():
+            found[name] = _card(name, path.stem, suite, entry)
+    return found
+
+
+def card(name: str) -> Card:
+    """The card of one dataset. Raises UnknownName."""
+    if name not in cards():
+        raise UnknownName("dataset", name, cards())
+    return cards()[name]
+
+
+@functools.cache
+def mujoco_version() -> str:
+    return metadata.version("mujoco")
+
+
+def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, Any]) -> Card:
+    folder = name if name.startswith(f"{suite_name}/") and suite.get("own_folders") else suite_name
+    files = {
+        split: _file(folder, suite.get("url", ""), fields)
+        for split, fields in entry["files"].items()
+    }
+    reference = None
+    if "reference" in entry:
+        fields = suite["reference"] | entry["reference"]
+        fields["environment"] = fields["environment"].format(
+            mujoco=mujoco_version(), env=entry.get("env")
+        )
+        reference = Reference(**fields)
+    shared = {key: suite[key] for key in ("layout", "source", "licence")}
+    own = {key: value for key, value in entry.items() if key not in ("files", "reference")}
+    return Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
+
+
+def _file(folder: str, url: str, fields: str | dict[str, Any]) -> File:
+    """A bare string is the path below the suite's `url`."""
+    if isinstance(fields, str):
+        fields = {"name": fields.rsplit("/", 1)[-1], "urls": [url + fields]}
+    urls = tuple(fields.get("urls", ()))
+    return File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls}))

@@ -1,0 +1,89 @@
+"""Many episodes side by side, numpy only: what evaluation and data generation step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Step(NamedTuple):
+    """What came of one action in each of B environments. Never both terminated and truncated."""
+
+    observations: np.ndarray  # [B, *obs] float32: true next ones, also where the episode ends
+    rewards: np.ndarray  # [B] float64
+    terminated: np.ndarray  # [B] bool: a true terminal state
+    truncated: np.ndarray  # [B] bool: the time limit
+    infos: dict[str, np.ndarray]  # each [B]
+
+
+class VectorEnv(ABC):
+    """`num_envs` environments of one kind. Nothing is reset by itself.
+
+    What an environment returns depends on its seed and its actions only: never on which others
+    run beside it, nor on the number of threads.
+    """
+
+    observation_shape: tuple[int, ...]
+    action_dim: int
+    max_episode_steps: int
+
+    def __init__(self, num_envs: int) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; at least 1 environment is needed.")
+        self.num_envs = num_envs
+        self._all = np.arange(num_envs)
+        self._num_steps = np.zeros(num_envs, np.int64)  # since the reset
+        self._running = np.zeros(num_envs, bool)
+
+    def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> np.ndarray:
+        """Starts an episode in each environment of `indices` (all by default).
+
+        seeds: one for each. Returns the first observations [B, *obs] float32.
+        """
+        indices = self._all if indices is None else np.asarray(indices)
+        if len(seeds) != len(indices):
+            raise ValueError(f"reset: {len(seeds)} seeds for {len(indices)} environments.")
+        self._num_steps[indices] = 0
+        self._running[indices] = True
+        return self._reset([int(seed) for seed in seeds], indices).astype(np.float32)
+
+    def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
+        """One action in each environment of `indices` (all by default).
+
+        actions: [B, act] in [-1, 1]; what lies outside is clipped.
+        Raises ValueError if an action is not finite, or an episode is over or not begun.
+        """
+        indices = self._all if indices is None else np.asarray(indices)
+        actions = np.asarray(actions)
+        if actions.shape != (len(indices), self.action_dim):
+            expected = (len(indices), self.action_dim)
+            raise ValueError(f"step: actions have shape {actions.shape}, expected {expected}.")
+        if not np.isfinite(actions).all():
+            bad = indices[~np.isfinite(actions).all(1)]
+            raise ValueError(f"step: the actions of environments {bad.tolist()} are not finite.")
+        if not self._running[indices].all():
+            over = indices[~self._running[indices]]
+            raise ValueError(f"step: environments {over.tolist()} have no episode: reset them.")
+        self._num_steps[indices] += 1
+        observations, rewards, terminated, truncated, infos = self._step(
+            actions.clip(-1, 1), indices
+        )
+        truncated = (truncated | (self._num_steps[indices] >= self.max_episode_steps)) & ~terminated
+        self._running[indices] = ~(terminated | truncated)
+        return Step(observations.astype(np.float32), rewards, terminated, truncated, infos)
+
+    def render(self, index: int = 0) -> np.ndarray:
+        """A picture of one environment, [height, width, 3] uint8."""
+        raise NotImplementedError(f"{type(self).__name__} has no picture.")
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing)
+        """Frees threads and windows."""
+
+    @abstractmethod
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        """The first observations [B, *obs]."""
+
+    @abstractmethod
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        """As `step`, but the time limit is the caller's."""

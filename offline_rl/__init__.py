@@ -1,0 +1,45 @@
+"""Offline and offline-to-online reinforcement learning: from logged data to scored policies.
+
+    offline_rl.train(algorithm="iql", task="gym/hopper-medium-replay", seeds=3, num_updates=20_000)
+    offline_rl.Dataset.from_arrays(observations, actions, rewards, terminated, truncated)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_rl.errors import UserError
+from offline_rl.version import __version__
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+    from offline_rl.train import Result, train
+
+__all__ = ["Dataset", "Result", "UserError", "__version__", "train"]
+
+_LAZY = {"train": "offline_rl.train", "Result": "offline_rl.train", "Dataset": "offline_rl.data"}
+
+
+def _check_neighbours() -> None:
+    """`envs` and `policies` are common names: a folder of the user's must not stand in for ours."""
+    home = Path(__file__).resolve().parents[1]
+    for name in ("envs", "policies"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
+        if found != home:
+            raise ImportError(
+                f"the package {name!r} would be imported from {found or 'nowhere'}, but offline_rl "
+                f"lies in {home}: rename the other folder or start from another directory"
+            )
+
+
+_check_neighbours()
+
+
+def __getattr__(name: str) -> Any:
+    """Heavy parts are imported when they are first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'offline_rl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,89 @@
+"""Soft actor-critic (SAC): act well and as randomly as the task forgives.
+
+Twin critics learn the value of actions plus future entropy, the actor minimises its divergence from
+their Boltzmann policy, and the temperature follows a target entropy of -|A|.
+
+Paper:   Haarnoja et al., arXiv:1812.05905 (with learnt temperature). Equation numbers are that paper's.
+Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from torch import nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
+from offline_rl.critics import Critic
+from offline_rl.optim import Adam
+from offline_rl.transform import Preprocessing
+from policies.actors import TanhGaussianActor
+from policies.networks import Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Preprocessing):
+    """Defaults: the paper's, table 1."""
+
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    initial_alpha: float = 1.0  # > 0
+    entropy_scale: float = 1.0  # target entropy is -entropy_scale * |A|
+    hidden: tuple[int, ...] = (256, 256)
+    normalise_observations: bool = False
+    random_steps: int = 5_000  # environment steps with uniform actions before the first update
+
+
+class SAC(Algorithm):
+    Config = Config
+    targets = {"critic_target": "critic"}
+    online = True
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return {
+            "policy": TanhGaussianActor(obs, act, cfg.hidden),
+            "critic": Critic(obs, act, cfg.hidden),
+            "log_alpha": Scalar(log(cfg.initial_alpha)),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg = self.cfg
+        return {
+            "policy": Adam(cfg.actor_lr),
+            "critic": Adam(cfg.critic_lr),
+            "log_alpha": Adam(cfg.alpha_lr),
+        }
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Critics, actor, temperature, target."""
+        s, a, cfg = batch.observations, batch.actions, self.cfg
+        alpha = state.log_alpha().exp().detach()
+        next_a, next_log_pi = state.policy.sample(batch.next_observations, state.random)
+        next_q = state.critic_target(batch.next_observations, next_a).amin(0)
+        y = batch.rewards + batch.discount * (next_q - alpha * next_log_pi)  # [B], eq. 2 and 3
+
+        def critic_loss(critic):  # eq. 5
+            return (critic(s, a) - y).square().mean(1).sum()
+
+        state, critic_value = minimise(state, "critic", critic_loss)
+
+        def policy_loss(policy):  # eq. 9
+            pi, log_pi = policy.sample(s, state.random)
+            q = state.critic(s, pi).amin(0)
+            return (alpha * log_pi - q).mean(), log_pi.mean()
+
+        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        target_entropy = -cfg.entropy_scale * self.spec.action_dim
+
+        def alpha_loss(log_alpha):  # eq. 18
+            return -log_alpha() * (log_pi + target_entropy)
+
+        state, _ = minimise(state, "log_alpha", alpha_loss)
+        state = track(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": critic_value, "policy_loss": policy_value, "target": y.mean()}
+        return state, metrics | {"entropy": -log_pi, "alpha": alpha}

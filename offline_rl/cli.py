@@ -1,0 +1,61 @@
+"""`offline-rl <verb> key=value …`: finds the verb, answers --help at once, turns errors into exit codes.
+
+Nothing heavy is imported before a verb is known and its arguments are not `--help`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from offline_rl.errors import UserError
+from offline_rl.version import __version__
+
+
+def verbs() -> dict[str, EntryPoint]:
+    """All installed verbs (entry points of the group offline_rl.verbs)."""
+    return {point.name: point for point in entry_points(group="offline_rl.verbs")}
+
+
+def usage() -> str:
+    """The page of `offline-rl --help`."""
+    lines = [
+        f"offline-rl {__version__}: from logged data to a robot that moves",
+        "",
+        "usage: offline-rl <verb> key=value …    (offline-rl <verb> --help tells a verb's keys)",
+        "",
+    ]
+    for name, point in sorted(verbs().items()):
+        lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done; 2 the user's mistake; 130 interrupted, resumable; 1 ours (traceback)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    verb, *rest = arguments
+    try:
+        known = verbs()
+        if verb not in known:
+            near = difflib.get_close_matches(verb, known, 2) or sorted(known)
+            raise UserError(f"unknown verb {verb!r}; did you mean {' or '.join(near)}?")
+        command = known[verb].load()
+        if any(a in ("-h", "--help") for a in rest):
+            print(command.__doc__.strip())
+            return 0
+        command(rest)
+    except UserError as error:
+        print(f"offline-rl: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("offline-rl: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,44 @@
+"""Value functions: what an observation, or an observation with an action, is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from policies.networks import MLP, Init, torch_init
+
+
+class Critic(nn.Module):
+    """E independent Q(s, a) as one batched product; each member is initialised by its own fan-in."""
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        ensemble: int = 2,
+        layer_norm: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        inputs = observations + actions
+        self.net = MLP(inputs, 1, hidden, ensemble=ensemble, layer_norm=layer_norm, init=init)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """[..., O], [..., A] -> [E, ...]."""
+        return self.net(torch.cat([observations, actions], -1)).squeeze(-1)
+
+
+class Value(nn.Module):
+    """V(s)."""
+
+    def __init__(self, observations: int, hidden: Sequence[int], init: Init = torch_init) -> None:
+        super().__init__()
+        self.net = MLP(observations, 1, hidden, init=init)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[..., O] -> [...]."""
+        return self.net(observations).squeeze(-1)

@@ -1,0 +1,312 @@
+"""Logged experience in memory: flat arrays, one row a step, and never a row across an episode.
+
+    row            0    1    2    3    4         observations also holds the true observation
+    episode        |--- A ---|    |- B -|        after the last row of an episode, as an extra
+    terminated               x                   row at its end; `next_index` says for each row
+    truncated                          x         which row follows it.
+
+`terminated` means the task is over: nothing follows, no bootstrap. `truncated` means the recording
+stopped (time limit, end of file): the task would have gone on, so the value bootstraps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from offline_rl.data.faults import FLAGS, faults
+from offline_rl.errors import UserError
+
+
+class Summary(NamedTuple):
+    """A data set in numbers; returns are undiscounted sums of raw rewards."""
+
+    rows: int
+    usable: int  # rows whose next observation is known or not needed
+    episodes: int
+    terminated: int
+    truncated: int
+    length_min: int
+    length_mean: float
+    length_max: int
+    return_mean: float
+    return_std: float  # ddof = 0, over episodes
+    return_min: float
+    return_max: float
+    reward_min: float
+    reward_max: float
+    action_min: float
+    action_max: float
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """N steps in time order, episode after episode. Build one with `from_arrays` or `read`."""
+
+    observations: np.ndarray  # [M, *obs] float32 (or uint8 pictures): N rows, then extra rows
+    next_index: np.ndarray  # [N] int64, row of `observations` that follows; -1 unknown
+    actions: np.ndarray  # [N, A] float32 in [-1, 1]
+    rewards: np.ndarray  # [N] float32
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool, never where terminated
+    name: str = "data"
+    path: str | None = None
+    sha256: str | None = None  # of the file
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray | None = None,
+        next_observations: np.ndarray | None = None,
+        *,
+        final_observations: np.ndarray | None = None,
+        extras: Mapping[str, np.ndarray] | None = None,
+        name: str = "data",
+        path: str | None = None,
+        sha256: str | None = None,
+        keys: Mapping[str, str] | None = None,
+    ) -> "Dataset":
+        """A data set from one array per word, each with a row for every step.
+
+        observations, next_observations: [N, *obs].  actions: [N, A] in [-1, 1].
+        rewards, terminated, truncated: [N] or [N, 1].  final_observations: [episodes, *obs], the
+        observation after each episode's last row, where next_observations would repeat the rest.
+        keys: what errors call the arrays, if not as here.
+        A last row without a flag counts as truncated. Where neither next nor final observations
+        are given, a truncated row's successor is unknown and the row is no usable transition.
+        Raises UserError on the first thing wrong.
+        """
+        given = {
+            "observations": observations,
+            "actions": actions,
+            "rewards": rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_observations": next_observations,
+            "final_observations": final_observations,
+        }
+        where = path or name
+        keys = keys or {}
+        c = as_columns({word: array for word, array in given.items() if array is not None})
+        for sentence in faults(c, where, keys):
+            raise UserError(sentence)
+
+        ended = c["terminated"].astype(bool)
+        cut = c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(ended)
+        cut[-1] |= not ended[-1]
+        successors, next_index = _successors(c, ended, cut, where, keys)
+        for key, array in (extras or {}).items():
+            if len(array) != len(ended):
+                raise UserError(
+                    f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
+                    f"{len(ended):,}; each array needs one row for every step."
+                )
+        return cls(
+            np.concatenate([c["observations"], successors])
+            if len(successors)
+            else c["observations"],
+            next_index,
+            np.clip(c["actions"], -1, 1) if np.abs(c["actions"]).max() > 1 else c["actions"],
+            c["rewards"],
+            ended,
+            cut,
+            name,
+            path,
+            sha256,
+            dict(extras or {}),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.episode_ends)
+
+    @property
+    def usable(self) -> np.ndarray:
+        """[N] bool: the row is a transition, its next observation known (or masked by its end)."""
+        return self.next_index >= 0
+
+    @property
+    def next_observations(self) -> np.ndarray:
+        """[N, *obs]. Raises UserError where any is unknown; `usable` says which."""
+        unknown = int((~self.usable).sum())
+        if unknown:
+            raise UserError(
+                f"{self.path or self.name}: the next observation of {unknown:,} time-out rows is "
+                f"not in the data. Use only the rows that are `usable`."
+            )
+        return self.observations[self.next_index]
+
+    @cached_property
+    def episode_starts(self) -> np.ndarray:
+        """[E] int64: the first row of each episode."""
+        return np.concatenate([[0], self.episode_ends[:-1] + 1]).astype(np.int64)
+
+    @cached_property
+    def episode_ends(self) -> np.ndarray:
+        """[E] int64: the last row of each episode (itself part of it)."""
+        return np.flatnonzero(self.terminated | self.truncated)
+
+    def episode_lengths(self) -> np.ndarray:
+        """[E] int64."""
+        return self.episode_ends - self.episode_starts + 1
+
+    def episode_returns(self) -> np.ndarray:
+        """[E] float64: undiscounted sums of rewards."""
+        return np.add.reduceat(self.rewards.astype(np.float64), self.episode_starts)
+
+    def monte_carlo_returns(self, discount: float) -> np.ndarray:
+        """[N] float32: G_t = r_t + discount * G_{t+1} within the episode, 0 after its last row."""
+        lengths = self.episode_lengths()
+        order = np.argsort(-lengths, kind="stable")
+        lengths, ends = lengths[order], self.episode_ends[order]
+        returns = np.empty(self.num_rows, np.float32)
+        running = np.zeros(len(ends))  # of all episodes at once, backwards from their last rows
+        for back in range(lengths[0]):
+            alive = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
+            rows = ends[:alive] - back
+            running[:alive] = self.rewards[rows] + discount * running[:alive]
+            returns[rows] = running[:alive]
+        return returns
+
+    def top_episodes(self, fraction: float) -> "Dataset":
+        """The int(fraction * E) episodes of highest return, in file order: the data of 10%-BC."""
+        count = int(_share(fraction) * self.num_episodes)
+        if count == 0:
+            raise UserError(
+                f"{self.path or self.name}: a fraction of {fraction:g} of {self.num_episodes} "
+                f"episodes is less than one. Take a larger fraction."
+            )
+        return self.select(np.argsort(-self.episode_returns(), kind="stable")[:count])
+
+    def top_timesteps(self, fraction: float) -> "Dataset":
+        """The best episodes as long as they stay below the fraction of rows; at least the best one.
+
+        The rule of kzl/decision-transformer:gym/experiment.py (`pct_traj`).
+        """
+        order = np.argsort(-self.episode_returns(), kind="stable")
+        total = np.cumsum(self.episode_lengths()[order])
+        count = int(np.searchsorted(total, max(int(_share(fraction) * self.num_rows), 1)))
+        return self.select(order[: max(count, 1)])
+
+    def select(self, episodes: Sequence[int] | np.ndarray) -> "Dataset":
+        """The data set of these episodes (indices), in file order."""
+        wanted = np.zeros(self.num_episodes, bool)
+        wanted[np.asarray(episodes)] = True
+        return self.take(np.flatnonzero(np.repeat(wanted, self.episode_lengths())))
+
+    def take(self, rows: np.ndarray) -> "Dataset":
+        """The data set of these rows (increasing); a row now last of its episode is truncated."""
+        after = self.next_index[rows]  # in the old numbering
+        renumbered = np.full(len(self.observations), -1)
+        renumbered[rows] = np.arange(len(rows))
+        outside = np.unique(after[(after >= 0) & (renumbered[after] < 0)])
+        renumbered[outside] = len(rows) + np.arange(len(outside))
+        truncated = self.truncated[rows].copy()
+        gap = np.append(np.diff(rows) != 1, True)  # the row that followed is gone
+        truncated[gap & ~self.terminated[rows]] = True
+        return replace(
+            self,
+            observations=self.observations[np.concatenate([rows, outside])],
+            next_index=np.where(after >= 0, renumbered[after], -1),
+            actions=self.actions[rows],
+            rewards=self.rewards[rows],
+            terminated=self.terminated[rows],
+            truncated=truncated,
+            extras={key: array[rows] for key, array in self.extras.items()},
+        )
+
+    def summary(self) -> Summary:
+        lengths, returns = self.episode_lengths(), self.episode_returns()
+        return Summary(
+            rows=self.num_rows,
+            usable=int(self.usable.sum()),
+            episodes=self.num_episodes,
+            terminated=int(self.terminated.sum()),
+            truncated=int(self.truncated.sum()),
+            length_min=int(lengths.min()),
+            length_mean=float(lengths.mean()),
+            length_max=int(lengths.max()),
+            return_mean=float(returns.mean()),
+            return_std=float(returns.std()),
+            return_min=float(returns.min()),
+            return_max=float(returns.max()),
+            reward_min=float(self.rewards.min()),
+            reward_max=float(self.rewards.max()),
+            action_min=float(self.actions.min()),
+            action_max=float(self.actions.max()),
+        )
+
+
+def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers as float32 (pictures stay uint8, flags as they are), [N, 1] scalars as [N]."""
+    columns = {}
+    for word, given in arrays.items():
+        array = np.asarray(given)
+        if (
+            not word.endswith(("observations", "actions"))
+            and array.ndim == 2
+            and array.shape[1] == 1
+        ):
+            array = array[:, 0]
+        picture = array.dtype == np.uint8 and array.ndim > 2
+        if array.dtype.kind in "fiub" and word not in FLAGS and not picture:
+            with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
+                array = array.astype(np.float32, copy=False)
+        columns[word] = array
+    return columns
+
+
+def _successors(
+    c: Mapping[str, np.ndarray],
+    ended: np.ndarray,
+    cut: np.ndarray,
+    where: str,
+    keys: Mapping[str, str],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Extra rows of observations, and `next_index` into observations followed by them."""
+    num_rows, last = len(ended), ended | cut
+    index = np.arange(1, num_rows + 1)
+    extra = np.zeros(num_rows, bool)
+    rows = c["observations"][:0]
+    if "next_observations" in c:
+        stored = c["next_observations"]
+        extra = last | differs(stored, c["observations"])
+        rows = stored[extra]
+    elif "final_observations" in c:
+        extra, rows = last, c["final_observations"]
+        if len(rows) != last.sum():
+            name = keys.get("final_observations", "final_observations")
+            raise UserError(
+                f"{where}: {name} has {len(rows):,} rows; one is expected for each of the "
+                f"{last.sum():,} episodes."
+            )
+    else:
+        index[ended] = np.flatnonzero(ended)  # never looked at: the discount there is 0
+        index[cut] = -1
+    index[extra] = num_rows + np.arange(int(extra.sum()))
+    return rows, index
+
+
+def differs(stored: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """[N] bool: the stored next observation is not, to the bit, the next row's observation."""
+    flat = (len(observations), -1)
+    different = np.ones(len(observations), bool)
+    different[:-1] = (stored.reshape(flat)[:-1] != observations.reshape(flat)[1:]).any(axis=1)
+    return different
+
+
+def _share(fraction: float) -> float:
+    if not 0 < fraction <= 1:
+        raise UserError(f"fraction={fraction:g}: a share of the data in (0, 1] is expected.")
+    return fraction

@@ -1,0 +1,111 @@
+"""What can be wrong with the arrays of a data set, one sentence for each fault.
+
+`Dataset.from_arrays` refuses at the first sentence; `check` collects them all. The sentences name
+the arrays as the file does.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+FLAGS = ("terminated", "truncated")
+SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
+TOLERANCE = 1e-6  # float32 arithmetic of a bounded action may overshoot by this much
+
+
+def faults(
+    columns: Mapping[str, np.ndarray], where: str, names: Mapping[str, str]
+) -> Iterator[str]:
+    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's."""
+    named = {word: names.get(word, word) for word in columns}
+    sound: dict[str, np.ndarray] = {}
+    for word, array in columns.items():
+        fault = _kind(array) or _shape(word, array)
+        if fault:
+            yield f"{where}: {named[word]} {fault}"
+        else:
+            sound[word] = array
+
+    rows = {word: len(array) for word, array in sound.items() if word != "final_observations"}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{named[word]} {count:,}" for word, count in rows.items())
+        yield f"{where}: row counts differ ({counts}); each array needs one row for every step."
+    elif 0 in rows.values():
+        yield f"{where}: there are no rows. Check that the recording was saved completely."
+        return
+
+    yield from _widths(sound, where, named)
+    for word, array in sound.items():
+        if word in FLAGS:
+            odd = (array != 0) & (array != 1)
+            if odd.any():
+                row = int(odd.argmax())
+                yield (
+                    f"{where}: {named[word]} is {array[row]} in row {row:,} ({odd.sum():,} such "
+                    f"rows); a flag must be 0 or 1."
+                )
+        elif fault := _not_finite(array):
+            yield f"{where}: {named[word]} {fault}"
+
+    if (actions := sound.get("actions")) is not None and actions.size:
+        low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
+        worst = max(-low, high)
+        if np.isfinite(worst) and worst > 1 + TOLERANCE:
+            yield (
+                f"{where}: {named['actions']} {list(actions.shape)} reach from {low:.4g} to "
+                f"{high:.4g}; they must lie in [-1, 1]. If they are in other units, pass "
+                f"action_scale=..., the size that 1 stands for."
+            )
+    if rows.get("terminated", -1) == rows.get("truncated", -2):
+        both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
+        if both.any():
+            yield (
+                f"{where}: {named['terminated']} and {named['truncated']} are both set in row "
+                f"{int(both.argmax()):,} ({both.sum():,} such rows); a step either ends the task "
+                f"or runs out of time. Clear one of the two."
+            )
+
+
+def _kind(array: np.ndarray) -> str | None:
+    if array.dtype.kind not in "fiub":
+        return f"has type {array.dtype}; numbers are expected."
+    return None
+
+
+def _shape(word: str, array: np.ndarray) -> str | None:
+    shape = list(array.shape)
+    if word in SCALARS and array.ndim != 1:
+        return f"has shape {shape}; one number a step, [N], is expected."
+    if word == "actions" and array.ndim != 2:
+        return f"have shape {shape}; [N, A] is expected. Flatten each step's action to a vector."
+    if word.endswith("observations") and array.ndim < 2:
+        return f"have shape {shape}; [N, O] is expected. Give each step a vector, however short."
+    return None
+
+
+def _widths(sound: Mapping[str, np.ndarray], where: str, named: Mapping[str, str]) -> Iterator[str]:
+    """The true next observations must look like the observations."""
+    for word in ("next_observations", "final_observations"):
+        if word not in sound or "observations" not in sound:
+            continue
+        found, expected = list(sound[word].shape[1:]), list(sound["observations"].shape[1:])
+        if found != expected:
+            yield (
+                f"{where}: {named[word]} have {found} numbers a step and {named['observations']} "
+                f"{expected}; the two must be alike."
+            )
+
+
+def _not_finite(array: np.ndarray) -> str | None:
+    if array.dtype.kind != "f" or not array.size:
+        return None
+    if np.isfinite(array.min()) and np.isfinite(array.max()):  # NaN passes through min and max
+        return None
+    bad = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+    row = int(bad.argmax())
+    values = array[row].reshape(-1)
+    value = values[~np.isfinite(values)][0]
+    return (
+        f"has {value} first in row {row:,}, and {bad.sum():,} of {len(array):,} rows are not "
+        f"finite. Remove these episodes or mend the recording."
+    )

@@ -1,0 +1,263 @@
+"""The engine: runs an algorithm's update many times, fast, for several seeds at once.
+
+The update of one seed is traced into a graph of tensor operations: sampling, losses, gradients,
+optimisers and targets of one whole period, with a leading axis for S stacked seeds (`torch.func.vmap`)
+and the new state copied into the old one's storage. That graph is run as it is (eager) or compiled;
+on a GPU several calls are replayed as one CUDA graph. Nothing in it waits for the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from offline_rl.algorithm import Algorithm, Batch, Network, State
+from offline_rl.random import Random
+from policies.networks import MLP
+
+Precision = Literal["fp32", "tf32", "bf16"]
+Compile = Literal["auto", "always", "never"]
+REPLAY = 50  # calls in one CUDA graph
+EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
+
+
+class Source(Protocol):
+    """Where batches come from: a replay buffer or a mixture of them."""
+
+    streams: int
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def sample(
+        self, data: dict[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch: ...
+
+
+class Engine:
+    """S seeds of one algorithm, trained together on one source of batches."""
+
+    def __init__(
+        self,
+        make: Callable[[int], Algorithm],
+        seeds: Sequence[int],
+        source: Source,
+        *,
+        batch_size: int = 256,
+        device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
+        compile: bool = False,
+        values: dict[str, Sequence[float]] | None = None,
+    ) -> None:
+        """make(s): the algorithm of the s-th seed; its initial parameters come from that seed alone.
+
+        values: float fields of the config with one value for each seed, trained side by side.
+        """
+        self.seeds, self.source, self.batch_size = list(seeds), source, batch_size
+        self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.compile_seconds, self.metric_names = 0.0, dict[str, list[str]]()
+        algorithms, trees = [], []
+        for s, seed in enumerate(self.seeds):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                algorithms.append(make(s))
+            counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
+            trees.append(algorithms[-1].initial() | {"counters": counters})
+        self.algorithm = algorithms[0]
+        self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
+        self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
+        set_precision(self.algorithm, precision, self.device)
+        self._programs: dict[str, Callable[[], Tensor]] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._calls: dict[str, int] = {}
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far, all phases together."""
+        return int(self.state["counters"]["update"][0])
+
+    def run(self, num_updates: int, phase: str = "update") -> None:
+        """num_updates more updates of every seed; a multiple of the algorithm's period."""
+        period = self.algorithm.period
+        if num_updates % period:
+            raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
+        program = self.program(phase)
+        for _ in range(num_updates // period):
+            self._totals[phase] += program()
+        self._calls[phase] += num_updates // period
+
+    def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
+        """The mean of each metric since it was last asked for, one value per seed. Waits for the device."""
+        calls, total = self._calls.get(phase, 0), self._totals.get(phase)
+        if total is None or not calls:
+            return {}
+        mean = (total / calls).cpu().numpy()  # [S, metrics]
+        total.zero_()
+        self._calls[phase] = 0
+        return {name: mean[:, j] for j, name in enumerate(self.metric_names[phase])}
+
+    def program(self, phase: str = "update") -> Callable[[], Tensor]:
+        """One period of updates as a call without arguments; -> the metrics' means [S, metrics]."""
+        if phase not in self._programs:
+            started = time.perf_counter()
+            self._programs[phase] = self._build(phase)
+            self._totals[phase] = torch.zeros(
+                len(self.seeds), len(self.metric_names[phase]), device=self.device
+            )
+            self._calls[phase] = 0
+            self.compile_seconds += time.perf_counter() - started
+        return self._programs[phase]
+
+    def _one_seed(self, phase: str) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
+        """A period of updates of one seed: (state, values, data) -> (state, metrics)."""
+
+        def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
+            algorithm = self.algorithm.with_values(values)
+            params, optimiser, counters = tree["params"], tree["optimiser"], tree["counters"]
+            update, sums = counters["update"], dict[str, list[Tensor]]()
+            for i in range(algorithm.period):
+                random = Random(counters["seed"], update + i)
+                batch = self.source.sample(data, random, self.batch_size, algorithm.cfg.discount)
+                state = State(algorithm, params, optimiser, random)
+                state, metrics = getattr(algorithm, phase)(state, batch, i)
+                params, optimiser = state.params, state.optimiser
+                for name, value in metrics.items():
+                    sums.setdefault(name, []).append(value)
+            self.metric_names[phase] = sorted(sums)
+            means = [torch.stack(sums[name]).mean() for name in sorted(sums)]
+            counters = {"seed": counters["seed"], "update": update + algorithm.period}
+            tree = {"params": params, "optimiser": optimiser, "counters": counters}
+            return tree, torch.stack(means)
+
+        return program
+
+    def _build(self, phase: str) -> Callable[[], Tensor]:
+        one, leaves, form = self._one_seed(phase), *tree_flatten(self.state)
+        inputs, inputs_form = tree_flatten((self.values, self.source.tensors()))
+        shared = self.source.streams == 1
+
+        def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
+            tree = tree_unflatten(leaves, form)
+            values, data = tree_unflatten(inputs, inputs_form)
+            if len(self.seeds) == 1:
+                tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
+                new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
+            else:
+                data = tree_map(lambda x: x[0], data) if shared else data
+                new, metrics = vmap(one, in_dims=(0, 0, None if shared else 0))(tree, values, data)
+            for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
+                if old is not value:
+                    old.copy_(value)
+            return metrics
+
+        before = [x.clone() for x in leaves]
+        with torch.no_grad():
+            graph = make_fx(stacked)(leaves, inputs)
+            graph.graph.eliminate_dead_code()
+            graph.recompile()
+            run: Callable[..., Tensor] = graph
+            if self.compiled:
+                run = torch.compile(graph, fullgraph=True, dynamic=False)
+                run(leaves, inputs)
+        for leaf, value in zip(leaves, before, strict=True):
+            leaf.copy_(value)
+
+        def program() -> Tensor:
+            with torch.no_grad():
+                return run(leaves, inputs)
+
+        return program
+
+    def seconds_per_update(self, calls: int = 3, phase: str = "update") -> float:
+        """Measures the uncompiled program on a copy of the state; what is learnt is thrown away."""
+        compiled, self.compiled = self.compiled, False
+        program, leaves = self._build(phase), tree_flatten(self.state)[0]
+        self.compiled = compiled
+        before = [x.clone() for x in leaves]
+        program()
+        started = time.perf_counter()
+        for _ in range(calls):
+            program()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - started) / calls / self.algorithm.period
+        for leaf, value in zip(leaves, before, strict=True):
+            leaf.copy_(value)
+        return seconds
+
+    def actor(self, batch: int, *, explore: bool = False) -> Callable[[Tensor, int], Tensor]:
+        """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
+
+        Float32 whatever the engine's precision. explore: with the algorithm's own noise, which is a
+        function of the seed and `step` alone; otherwise deterministic.
+        """
+        name = self.algorithm.policy
+        module, leaves_form = self.algorithm.modules[name], tree_flatten(self.state["params"][name])
+        leaves, form = leaves_form
+
+        def one(params: Any, seed: Tensor, observations: Tensor, step: Tensor) -> Tensor:
+            network = Network(module, params)
+            if explore:
+                return network.explore(observations, Random(seed + EXPLORATION, step))
+            return network.act(observations)
+
+        def act(leaves: list[Tensor], observations: Tensor, step: Tensor) -> Tensor:
+            params, seeds = tree_unflatten(leaves, form), self.state["counters"]["seed"]
+            if len(self.seeds) == 1:
+                params = tree_map(lambda x: x[0], params)
+                return one(params, seeds[0], observations[0], step)[None]
+            return vmap(one, in_dims=(0, 0, 0, None))(params, seeds, observations, step)
+
+        example = torch.zeros(len(self.seeds), batch, *self.algorithm.spec.observation_shape)
+        set_precision(self.algorithm, "fp32", self.device)
+        with torch.no_grad():
+            graph = make_fx(act)(leaves, example.to(self.device), torch.tensor(0, device=self.device))
+        set_precision(self.algorithm, self.precision, self.device)
+
+        def call(observations: Tensor, step: int = 0) -> Tensor:
+            with torch.no_grad():
+                return graph(leaves, observations, torch.tensor(step, device=self.device))
+
+        return call
+
+    def seed_state(self, s: int) -> dict[str, Tensor]:
+        """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
+        return flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
+
+    def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
+        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs."""
+        own = flatten(self.state)
+        if missing := own.keys() ^ flat.keys():
+            raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
+        for name, value in flat.items():
+            if own[name][s].shape != value.shape or own[name].dtype != value.dtype:
+                raise ValueError(
+                    f"{name} is {tuple(value.shape)} {value.dtype} in the checkpoint, "
+                    f"{tuple(own[name][s].shape)} {own[name].dtype} here"
+                )
+            own[name][s] = value.to(self.device)
+
+
+def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
+    """Matrix products in `precision`; weights, optimiser and everything else stay float32."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    for module in algorithm.modules.values():
+        for block in module.modules():
+            if isinstance(block, MLP):
+                block.compute_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """A nested dict's leaves by path."""
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    parts = (flatten(v, f"{prefix}/{k}" if prefix else k) for k, v in tree.items())
+    return {k: v for part in parts for k, v in part.items()}

@@ -1,0 +1,70 @@
+"""Files that are whole or absent: everything is written under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from offline_rl.errors import UserError
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls `write(temporary)` beside `path`, flushes it to disk and renames it to `path`.
+
+    Raises UserError, with nothing left behind and an older `path` untouched, where that fails.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON, atomically. NaN and infinity are refused: they are no JSON."""
+    text = json.dumps(value, indent=2, allow_nan=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text + "\n"))
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError naming the file where it is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable as JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds `folder` for this process. Raises UserError where another process holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a")
+    except OSError as error:
+        message = f"{folder} cannot be written to ({error.strerror}); choose another with out=…"
+        raise UserError(message) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"{folder} is in use by another process; wait for it or give this run another name=…"
+            ) from None
+        yield

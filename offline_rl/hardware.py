@@ -1,0 +1,96 @@
+"""What this machine is and can do, and whether compiling pays on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offline_rl.errors import UserError
+from offline_rl.paths import PACKAGE
+from offline_rl.version import __version__
+
+COMPILE_SECONDS = 100.0  # a first compilation on two cores; later ones come from the cache
+COMPILED_SPEEDUP = 2.5  # of the compiled update over the eager graph, as measured in benchmarks/
+
+
+def device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one. Raises UserError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name}: PyTorch sees no CUDA device here; use device=cpu")
+    return found
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The processor's features as Linux names them; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
+
+
+def has_bf16(on: torch.device) -> bool:
+    """Whether `on` multiplies bf16 matrices natively."""
+    if on.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
+
+
+def compiling_pays(seconds_per_update: float, updates: int) -> bool:
+    """Whether the time saved by compiled updates exceeds a first compilation."""
+    return updates * seconds_per_update * (1 - 1 / COMPILED_SPEEDUP) > COMPILE_SECONDS
+
+
+def commit() -> str | None:
+    """The commit of the clone this runs from; None in an installed package."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=PACKAGE.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def description() -> dict[str, Any]:
+    """Versions and hardware."""
+    import gymnasium
+    import mujoco
+    import numpy
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "offline_rl": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "mujoco": mujoco.__version__,
+        "gymnasium": gymnasium.__version__,
+        "machine": platform.machine(),
+        "cores": cores(),
+        "bf16_units": sorted(cpu_flags() & {"amx_bf16", "avx512_bf16"}),
+        "gpu": gpu,
+    }

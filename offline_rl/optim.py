@@ -1,0 +1,70 @@
+"""Optimisers as pure elementwise functions of (parameters, gradients, state): they fuse and stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tree = Mapping[str, Tensor]
+Number = float | Tensor
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1); AdamW with `weight_decay` (1711.05101)."""
+
+    lr: Number
+    beta1: Number = 0.9
+    beta2: Number = 0.999
+    eps: Number = 1e-8
+    weight_decay: Number = 0.0
+    max_norm: float | None = None  # clip the gradient's global norm to this
+    schedule: Callable[[Tensor], Tensor] | None = None  # steps done so far -> factor on lr
+
+    def init(self, params: Tree) -> dict[str, dict[str, Tensor]]:
+        """Zero moments and a zero step count."""
+        device = next(iter(params.values())).device
+        return {
+            "first": {k: torch.zeros_like(v) for k, v in params.items()},
+            "second": {k: torch.zeros_like(v) for k, v in params.items()},
+            "count": {"steps": torch.zeros((), dtype=torch.int64, device=device)},
+        }
+
+    def step(
+        self, params: Tree, grads: Tree, state: Mapping[str, Tree]
+    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """One step; nothing is changed in place."""
+        if self.max_norm is not None:
+            norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+            factor = (self.max_norm / (norm + 1e-6)).clamp(max=1)
+            grads = {k: g * factor for k, g in grads.items()}
+        done = state["count"]["steps"]
+        count = (done + 1).float()
+        lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
+        correction1 = 1 - (count * log(self.beta1)).exp()
+        correction2 = (1 - (count * log(self.beta2)).exp()).sqrt()
+        first, second, new = {}, {}, {}
+        for k, p in params.items():
+            m = first[k] = torch.lerp(grads[k], state["first"][k], self.beta1)
+            v = second[k] = self.beta2 * state["second"][k] + (1 - self.beta2) * grads[k].square()
+            step = m / (v.sqrt() / correction2 + self.eps) / correction1
+            new[k] = p - lr * (step + self.weight_decay * p)
+        return new, {"first": first, "second": second, "count": {"steps": done + 1}}
+
+
+def log(beta: Number) -> Number:
+    """Natural logarithm of a number or a tensor."""
+    return beta.log() if isinstance(beta, Tensor) else math.log(beta)
+
+
+def cosine(total: int) -> Callable[[Tensor], Tensor]:
+    """A factor that falls from 1 to 0 along half a cosine over `total` steps (and stays there)."""
+
+    def factor(done: Tensor) -> Tensor:
+        return 0.5 * (1 + (math.pi * (done.float() / max(total, 1)).clamp(max=1)).cos())
+
+    return factor

@@ -1,0 +1,126 @@
+"""A seed's folder: everything a run leaves behind, and all that `report` ever reads.
+
+    config.json       the resolved options and hyper-parameters
+    environment.json  versions, hardware, commit, data checksum, choices made by measurement
+    metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
+    checkpoints/<updates>.safetensors   whole state; the two newest are kept
+    tensorboard/      result.json      policy.bundle
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from offline_rl.errors import UserError
+from offline_rl.files import read_json, write_atomically, write_json
+
+KEPT = 2  # checkpoints
+
+
+def run_folder(out: str, task: str, algorithm: str, name: str) -> Path:
+    """`<out>/<task>/<algorithm>/<name>`; characters outside [A-Za-z0-9._-] become `_`."""
+    parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in (task, algorithm, name)]
+    return Path(out, *parts)
+
+
+class SeedFolder:
+    """One seed's files."""
+
+    def __init__(self, run: Path, seed: int) -> None:
+        self.path, self.seed = run / f"seed_{seed}", seed
+        self.result, self.config = self.path / "result.json", self.path / "config.json"
+        self.bundle = self.path / "policy.bundle"
+
+    @property
+    def finished(self) -> bool:
+        return self.result.is_file()
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Updates done -> file, oldest first."""
+        files = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        return {int(f.stem): f for f in files if f.stem.isdigit()}
+
+    def save(self, updates: int, tensors: Mapping[str, Tensor], progress: Any) -> None:
+        """Writes a checkpoint and removes all but the newest ones."""
+        path = self.path / "checkpoints" / f"{updates:010d}.safetensors"
+        metadata = {"progress": json.dumps(progress)}
+        write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
+        for old in list(self.checkpoints().values())[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def load(self, updates: int) -> tuple[dict[str, Tensor], Any]:
+        """Tensors and progress of the checkpoint at `updates`."""
+        path = self.checkpoints()[updates]
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, json.loads(file.metadata()["progress"])
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it to resume earlier") from None
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Adds a line to `<name>.jsonl`."""
+        try:
+            with (self.path / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(plain(row), allow_nan=False) + "\n")
+        except OSError as error:
+            raise UserError(f"{self.path / name}.jsonl could not be written: {error}") from error
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All whole lines of `<name>.jsonl`; a line that a kill cut short is left out."""
+        path, rows = self.path / f"{name}.jsonl", []
+        for line in path.read_text().splitlines() if path.is_file() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def rewind(self, updates: int) -> None:
+        """Forgets what was logged after `updates`, which will be done again."""
+        for name in ("metrics", "evaluations"):
+            kept = [row for row in self.rows(name) if row["updates"] <= updates]
+            text = "".join(json.dumps(row) + "\n" for row in kept)
+            write_atomically(self.path / f"{name}.jsonl", lambda t, text=text: t.write_text(text))
+
+    def agree(self, config: dict[str, Any]) -> None:
+        """Stores `config`, or refuses where the run was begun with another one, naming the option."""
+        config = json.loads(json.dumps(config))
+        if not self.config.is_file():
+            write_json(self.config, config)
+            return
+        before, after = (flat(c) for c in (read_json(self.config), config))
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                raise UserError(
+                    f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
+                    f"{after.get(key)!r}; give the new run another name=…"
+                )
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as `a.b.c` -> value."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    parts = (flat(v, f"{prefix}.{k}" if prefix else k) for k, v in tree.items())
+    return {k: v for part in parts for k, v in part.items()}
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists that JSON knows; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

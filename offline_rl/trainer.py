@@ -1,0 +1,248 @@
+"""The one loop: preliminary phases, offline updates, online steps, with evaluations and checkpoints.
+
+A group of seeds trains together. What was done is counted by the engine's updates and the collector's
+environment steps alone, so that a resumed run continues as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from envs import Task, VectorEnv
+from offline_rl.collect import Collector
+from offline_rl.config import TrainOptions
+from offline_rl.engine import Engine
+from offline_rl.evaluate import EVALUATION_SEED, Episodes, rollout
+from offline_rl.rundir import SeedFolder
+from offline_rl.track import Tracker
+from offline_rl.transform import Transform
+
+LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds beside tensors."""
+
+    seconds: float = 0.0  # in updates alone
+    timed_updates: int = 0
+    wall_seconds: float = 0.0
+    diverged: dict[int, int] = field(default_factory=dict)  # seed -> updates when first seen
+    evaluated: int = -1  # updates at the last evaluation
+
+
+class Trainer:
+    """Trains one group of seeds to the end."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        task: Task,
+        engine: Engine,
+        transform: Transform,
+        folders: list[SeedFolder],
+        trackers: list[Tracker],
+        *,
+        phases: dict[str, int],
+        evaluation: VectorEnv | None,
+        collector: Collector | None = None,
+        show: bool = True,
+    ) -> None:
+        """phases: preliminary ones and the number of their updates. evaluation: S * episodes envs."""
+        self.options, self.task, self.engine, self.transform = options, task, engine, transform
+        self.folders, self.trackers, self.collector = folders, trackers, collector
+        self.evaluation, self.phases, self.progress = evaluation, phases, Progress()
+        self.last: list[Episodes] = []
+        if evaluation is not None:
+            self._act = engine.actor(options.eval_episodes)
+        self.bar = tqdm(
+            total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
+        )
+
+    @property
+    def offline_updates(self) -> int:
+        """Updates before the online part, preliminary phases included."""
+        return sum(self.phases.values()) + self.options.num_updates
+
+    @property
+    def total(self) -> int:
+        """Offline updates and online environment steps together: the loop's clock at the end."""
+        return self.offline_updates + self.options.num_env_steps
+
+    @property
+    def clock(self) -> int:
+        """Offline updates and online environment steps done so far."""
+        steps = 0 if self.collector is None else self.collector.steps
+        return min(self.engine.updates, self.offline_updates) + steps
+
+    def run(self) -> None:
+        """Everything that is left to do."""
+        self.bar.update(self.clock - self.bar.n)
+        started = time.perf_counter() - self.progress.wall_seconds
+        self._evaluate_if_due()
+        for stop in self._stops():
+            self._advance(stop)
+            self.progress.wall_seconds = time.perf_counter() - started
+            self._log()
+            self._evaluate_if_due()
+            if self._due(self.options.checkpoint_every):
+                self.save()
+        self.bar.close()
+
+    def _stops(self) -> Iterator[int]:
+        """The clock's next moments at which something besides learning happens."""
+        marks = [sum(list(self.phases.values())[: k + 1]) for k in range(len(self.phases))]
+        marks += [self.offline_updates, self.total]
+        every = (LOG_EVERY, self.options.eval_every, self.options.checkpoint_every)
+        while (now := self.clock) < self.total:
+            period = self.engine.algorithm.period if now < self.offline_updates else 1
+            nexts = [(now // e + 1) * e for e in every] + [m for m in marks if m > now]
+            stop = min(nexts)
+            yield min(now + -(-(stop - now) // period) * period, self.total)
+
+    def _due(self, every: int) -> bool:
+        period = self.engine.algorithm.period
+        switch = self.clock in (self.offline_updates, self.total)
+        return switch or self.clock % every < min(period, every)
+
+    def _advance(self, stop: int) -> None:
+        """Learns until the clock shows `stop`."""
+        if self.clock < self.offline_updates:
+            self._updates(stop - self.clock, self._phase())
+            return
+        assert self.collector is not None
+        period = self.engine.algorithm.period
+        while self.clock < stop:
+            self.collector.step()
+            learnt = self.engine.updates - self.offline_updates
+            warm = max(self.collector.random_steps, self.options.batch_size)
+            due = int(max(self.collector.steps - warm, 0) * self.options.utd) - learnt
+            if due >= period:
+                self._updates(due // period * period, "update")
+            self.bar.update(1)
+
+    def _phase(self) -> str:
+        """The method whose turn it is."""
+        end = 0
+        for name, updates in self.phases.items():
+            end += updates
+            if self.engine.updates < end:
+                return name
+        return "update"
+
+    def _updates(self, number: int, phase: str) -> None:
+        self.engine.program(phase)  # its building is no part of the rate
+        started, chunk = time.perf_counter(), max(self.engine.algorithm.period, number // 10)
+        chunk -= chunk % self.engine.algorithm.period
+        while number:
+            now = min(chunk, number)
+            self.engine.run(now, phase)
+            number -= now
+            self.progress.timed_updates += now
+            if self.clock <= self.offline_updates:
+                self.bar.update(now)
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.progress.seconds += time.perf_counter() - started
+
+    def _log(self) -> None:
+        updates, metrics = self.engine.updates, dict[str, np.ndarray]()
+        for phase in [*self.phases, "update"]:
+            metrics |= self.engine.metrics(phase)
+        rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
+        for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
+            values = {f"train/{name}": float(v[s]) for name, v in metrics.items()}
+            values["time/updates_per_second"] = rate
+            if self.collector is not None:
+                values["data/env_steps"] = self.collector.steps
+                if self.collector.finished[s]:
+                    values["data/return"] = float(np.mean(self.collector.finished[s]))
+                    self.collector.finished[s].clear()
+            if not all(map(np.isfinite, values.values())) and folder.seed not in (
+                self.progress.diverged
+            ):
+                self.progress.diverged[folder.seed] = updates
+                self.bar.write(f"seed {folder.seed} diverged before update {updates:,}")
+            folder.append("metrics", {"updates": updates, **values})
+            tracker.log(values, updates)
+
+    def _evaluate_if_due(self) -> None:
+        if self.evaluation is None or self.engine.updates == self.progress.evaluated:
+            return
+        if self.clock == 0 or self._due(self.options.eval_every):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Whole episodes of every seed's deterministic policy, logged with each episode's return."""
+        env, count = self.evaluation, self.options.eval_episodes
+        assert env is not None
+        groups, device = len(self.folders), self.engine.device
+
+        def act(observations: np.ndarray) -> np.ndarray:
+            batch = torch.from_numpy(observations).to(device)
+            batch = batch.reshape(groups, count, *env.observation_shape)
+            return self._act(batch).reshape(groups * count, -1).cpu().numpy()
+
+        seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
+        everything = rollout(env, act, self.transform.normaliser, seeds)
+        updates, self.progress.evaluated = self.engine.updates, self.engine.updates
+        self.last, scores = [], []
+        for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
+            part = slice(s * count, (s + 1) * count)
+            mine = Episodes(*(None if x is None else x[part] for x in everything))
+            self.last.append(mine)
+            values = {"eval/return": float(mine.returns.mean())}
+            values["eval/length"] = float(mine.lengths.mean())
+            if self.task.reference is not None:
+                values["eval/score"] = float(self.task.score(mine.returns).mean())
+            if mine.success is not None:
+                values["eval/success"] = float(mine.success.mean())
+            scores.append(values.get("eval/score", values["eval/return"]))
+            row = {"updates": updates, "env_steps": self.env_steps, **values}
+            row |= {"returns": mine.returns, "lengths": mine.lengths, "seeds": mine.seeds}
+            row["wall_seconds"] = round(self.progress.wall_seconds, 1)
+            folder.append("evaluations", row)
+            tracker.log(values, updates)
+        word = "return" if self.task.reference is None else "score"
+        self.bar.set_postfix_str(f"{word} {np.mean(scores):.1f}")
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps learnt from so far, per seed."""
+        return 0 if self.collector is None else self.collector.steps
+
+    def save(self) -> None:
+        """A checkpoint of every seed."""
+        for s, folder in enumerate(self.folders):
+            tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
+            progress["diverged"] = {str(k): v for k, v in self.progress.diverged.items()}
+            progress["transform"] = self.transform.to_json()
+            if self.collector is not None:
+                progress["collector"] = self.collector.state()
+                for name, value in self.collector.buffer.filled().items():
+                    tensors[f"buffer/{name}"] = value[s].cpu().contiguous()
+            folder.save(self.clock, tensors, progress)
+
+    def resume(self, clock: int) -> None:
+        """Continues from the checkpoint that every seed has at `clock`."""
+        progress: dict[str, Any] = {}
+        for s, folder in enumerate(self.folders):
+            tensors, progress = folder.load(clock)
+            if self.collector is not None:
+                stored = {k: v for k, v in tensors.items() if k.startswith("buffer/")}
+                self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
+            own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
+            self.engine.load_seed_state(s, own)
+            folder.rewind(self.engine.updates)
+        if self.collector is not None:
+            self.collector.restore(progress["collector"])
+        names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
+        self.progress = Progress(**{name: progress[name] for name in names})
+        self.progress.diverged = {int(k): v for k, v in progress["diverged"].items()}

@@ -1,0 +1,80 @@
+"""What is done to observations, rewards and actions before learning: one object for data and environment.
+
+It is fitted once on the offline data, applied to everything that is learnt from, and stored with every
+checkpoint. Scores are always computed from raw rewards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.normaliser import Normaliser
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """The options that every algorithm's config has; the defaults leave the data as it is."""
+
+    normalise_observations: bool = False  # z-score with the offline data's statistics
+    normalise_returns: bool = False  # rewards * 1000 / (best - worst episode return); then the next two
+    reward_scale: float = 1.0  # rewards * scale + shift
+    reward_shift: float = 0.0
+    clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
+
+
+@dataclass(frozen=True)
+class Transform:
+    """observations -> normaliser(observations); rewards -> scale * rewards + shift; actions clipped."""
+
+    normaliser: Normaliser
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+    clip_actions: float = 1.0
+
+    @classmethod
+    def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: tuple[int, ...]) -> Transform:
+        """Statistics from `dataset`; without data nothing is normalised."""
+        normaliser, scale = Normaliser.identity(shape), cfg.reward_scale
+        if dataset is not None and cfg.normalise_observations:
+            normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
+        if dataset is not None and cfg.normalise_returns:
+            returns = dataset.episode_returns()
+            scale *= 1000 / max(float(returns.max() - returns.min()), 1e-6)
+        return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
+
+    def rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Raw rewards -> those that are learnt from, float32."""
+        return (np.asarray(rewards) * self.reward_scale + self.reward_shift).astype(np.float32)
+
+    def dataset(self, dataset: Dataset) -> Dataset:
+        """`dataset` as it is learnt from."""
+        clip = self.clip_actions
+        return replace(
+            dataset,
+            observations=self.normaliser(dataset.observations),
+            rewards=self.rewards(dataset.rewards),
+            actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and lists; float32 values survive exactly."""
+        return {
+            "mean": self.normaliser.mean.tolist(),
+            "scale": self.normaliser.scale.tolist(),
+            "reward_scale": self.reward_scale,
+            "reward_shift": self.reward_shift,
+            "clip_actions": self.clip_actions,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Transform:
+        """The inverse of `to_json`."""
+        mean, scale = (np.asarray(values[k], np.float32) for k in ("mean", "scale"))
+        rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
+        return cls(Normaliser(mean, scale), **rest)

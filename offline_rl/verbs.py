@@ -1,0 +1,123 @@
+"""The command line's verbs. Each takes its arguments as strings; its docstring is its --help page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from offline_rl.errors import UserError
+
+
+def _parse(arguments: Sequence[str]) -> dict[str, Any]:
+    from offline_rl.config import parse
+
+    return parse(arguments)
+
+
+def _quiet() -> None:
+    """Libraries' warnings are not the user's business."""
+    import warnings
+
+    warnings.filterwarnings("ignore")
+
+
+def train(arguments: Sequence[str]) -> None:
+    """Train policies on a task's data, evaluate them and write policy bundles.
+
+    usage: offline-rl train algorithm=<name> task=<task> [key=value …]
+
+      algorithm=        a file in offline_rl/algorithms: bc iql cql td3_bc sac td3 …
+      task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
+                        none (train without evaluation); see `offline-rl data list`
+      dataset=          a file or card instead of the task's own data
+      data_dir=         where data lies; default: OFFLINE_RL_DATA, else the user's cache folder
+      seeds=1           a count or a list such as [7,42]; they train side by side
+      num_updates=1000000       updates of the main phase   pretrain_updates=  of preliminary phases
+      num_env_steps=0   environment steps to learn from online, with utd=1 updates for each
+      batch_size=256    eval_every=10000    eval_episodes=10    checkpoint_every=10000
+      device=auto       auto, cpu, cuda     precision=auto      auto, fp32, tf32, bf16
+      compile=auto      auto, always, never
+      out=runs          name=default        tracker=tensorboard (or wandb, none)
+      algorithm.<hyper-parameter>=…         for example algorithm.alpha=1.0
+
+    The same command again continues an interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report import summary
+    from offline_rl.train import train as run
+
+    result = run(**_parse(arguments))
+    print(summary(result.path))
+    print(result.path)
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Score a policy bundle, or every bundle of a run, in a task's environment.
+
+    usage: offline-rl evaluate run=<bundle, seed folder or its parent> [task=<task>] [episodes=100]
+
+      task=      default: the task the policy was trained on
+      json=true  print numbers for machines instead of a table
+    """
+    _quiet()
+    from offline_rl.score import evaluate as run
+
+    print(run(**_parse(arguments)))
+
+
+def generate(arguments: Sequence[str]) -> None:
+    """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
+
+    usage: offline-rl generate recipe=<name> [out=<folder>] [qualities=[medium-replay,medium,…]]
+
+    The learner is checkpointed: the same command continues an interrupted recipe.
+    """
+    _quiet()
+    from offline_rl.generate import generate as run
+
+    print(run(**_parse(arguments)))
+
+
+def data(arguments: Sequence[str]) -> None:
+    """List, describe and check datasets.
+
+    usage: offline-rl data list [data_dir=<folder>]
+           offline-rl data info <file or card> [data_dir=<folder>]
+           offline-rl data check <file or card> [data_dir=<folder>]   (exit code 2 if there are errors)
+    """
+    from offline_rl.data import check, describe
+    from offline_rl.data.find import locate
+
+    if not arguments or arguments[0] not in ("list", "info", "check"):
+        raise UserError("data: say list, info <file or card> or check <file or card>")
+    action, *rest = arguments
+    names = [a for a in rest if "=" not in a]
+    options = _parse([a for a in rest if "=" in a])
+    data_dir = options.pop("data_dir", None)
+    if options or len(names) != (action != "list"):
+        raise UserError(f"data {action}: see offline-rl data --help")
+    if action == "list":
+        print(describe.list_cards(data_dir))
+    elif action == "info":
+        print(describe.info(names[0], data_dir))
+    else:
+        problems = check.check(locate(names[0], data_dir))
+        for problem in problems:
+            print(f"{problem.severity}: {problem.sentence}")
+        errors = sum(problem.severity == "error" for problem in problems)
+        if errors:
+            raise UserError(f"{names[0]}: {errors} errors, {len(problems) - errors} warnings")
+        print(f"{names[0]}: no errors, {len(problems)} warnings")
+
+
+def report(arguments: Sequence[str]) -> None:
+    """Learning curves and a table of finished and running runs.
+
+    usage: offline-rl report <run folder> [<run folder> …] [out=<folder>]
+
+    Writes report.md and curves.png into out= (default: the first folder) and prints the table.
+    """
+    from offline_rl.report import report as run
+
+    folders = [a for a in arguments if "=" not in a]
+    print(run(folders, **_parse([a for a in arguments if "=" in a])))

@@ -1,0 +1,98 @@
+"""The policy bundle: the one file that leaves training. Nothing in it is ever executed.
+
+A ZIP archive (stored, not compressed), format 1:
+
+    manifest.json        {format, spec, policy: {kind, arguments}, provenance, sha256: {member: digest}}
+    weights.safetensors  the policy's parameters, float32
+    normaliser.safetensors  mean and scale of the observations, float32
+
+Reading needs numpy and safetensors only; torch is loaded when the torch policy is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from policies.normaliser import Normaliser
+from policies.spec import Spec
+
+FORMAT = 1
+MEMBERS = ("weights.safetensors", "normaliser.safetensors")
+
+
+class BundleError(ValueError):
+    """A bundle that is damaged, of another format, or of other sizes than it says."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle holds, verified."""
+
+    spec: Spec
+    kind: str  # the class in policies.actors
+    arguments: dict[str, Any]  # and what it is built with
+    weights: dict[str, np.ndarray]
+    normaliser: Normaliser
+    provenance: dict[str, Any] = field(default_factory=dict)  # run, data, versions, scores
+
+
+def write(path: str | Path, bundle: Bundle) -> None:
+    """Writes `bundle` to `path`; the same bundle gives the same bytes. The caller sees to atomicity."""
+    normaliser = {"mean": bundle.normaliser.mean, "scale": bundle.normaliser.scale}
+    contents = {
+        "weights.safetensors": save_tensors(bundle.weights),
+        "normaliser.safetensors": save_tensors(normaliser),
+    }
+    manifest = {
+        "format": FORMAT,
+        "spec": bundle.spec.to_json(),
+        "policy": {"kind": bundle.kind, "arguments": bundle.arguments},
+        "provenance": bundle.provenance,
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+    }
+    text = json.dumps(manifest, indent=2, allow_nan=False).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in {"manifest.json": text, **contents}.items():
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+
+
+def read(path: str | Path) -> Bundle:
+    """Reads and verifies a bundle. Raises BundleError naming the file and what is wrong with it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+            contents = {name: archive.read(name) for name in MEMBERS}
+    except FileNotFoundError:
+        raise BundleError(f"{path}: no such policy bundle") from None
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise BundleError(f"{path} is not a whole policy bundle: {error}") from None
+    if (found := manifest.get("format")) != FORMAT:
+        raise BundleError(f"{path}: bundle format {found!r}, this version reads format {FORMAT}")
+    for name, data in contents.items():
+        if hashlib.sha256(data).hexdigest() != manifest.get("sha256", {}).get(name):
+            raise BundleError(f"{path}: {name} does not match its SHA-256; the file is damaged")
+    try:
+        weights = load_tensors(contents["weights.safetensors"])
+        statistics = load_tensors(contents["normaliser.safetensors"])
+        spec = Spec.from_json(manifest["spec"])
+        normaliser = Normaliser(statistics["mean"], statistics["scale"])
+        kind, arguments = manifest["policy"]["kind"], manifest["policy"]["arguments"]
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{path}: the manifest or a member is incomplete: {error}") from None
+    if normaliser.mean.shape != spec.observation_shape:
+        shape, expected = normaliser.mean.shape, spec.observation_shape
+        raise BundleError(f"{path}: the normaliser is for {shape}, the observations are {expected}")
+    for name, value in (weights | statistics).items():
+        if not np.isfinite(value).all():
+            raise BundleError(f"{path}: {name} holds NaN or infinite numbers")
+    return Bundle(spec, kind, arguments, weights, normaliser, manifest.get("provenance", {}))

@@ -1,0 +1,93 @@
+"""Network blocks, written for one seed: the engine stacks seeds as a leading axis over their parameters.
+
+Shapes: B batch, E ensemble member, O observation, A action. Every block maps [..., in] to [..., out];
+an ensemble to [E, ..., out].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Init = Callable[[Tensor, Tensor, int, bool], None]  # weight [in, out], bias [out], fan_in, is_last
+
+
+def torch_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+    """`torch.nn.Linear`'s own: weight and bias uniform in +-1/sqrt(fan_in)."""
+    bound = 1 / math.sqrt(fan_in)
+    nn.init.uniform_(weight, -bound, bound)
+    nn.init.uniform_(bias, -bound, bound)
+
+
+def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) -> Init:
+    """Orthogonal weights, zero biases; `last_gain` (default: `gain`) for the output layer."""
+
+    def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+        nn.init.orthogonal_(weight, last_gain if is_last and last_gain is not None else gain)
+        nn.init.zeros_(bias)
+
+    return init
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
+
+    The matrix products run in `compute_dtype` (set by the engine), everything else in float32.
+    """
+
+    compute_dtype = torch.float32
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        *,
+        ensemble: int | None = None,
+        layer_norm: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for layer, (fan_in, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            weight, bias = torch.empty(members, fan_in, out), torch.empty(members, 1, out)
+            for member in range(members):
+                init(weight[member], bias[member, 0], fan_in, layer == len(sizes) - 2)
+            stacked = ensemble is not None
+            self.weights.append(nn.Parameter(weight if stacked else weight[0]))
+            self.biases.append(nn.Parameter(bias if stacked else bias[0, 0]))
+        norms = [nn.LayerNorm(size) for size in hidden] if layer_norm else []
+        self.norms = nn.ModuleList(norms)
+
+    def forward(self, x: Tensor, dropout: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
+
+        dropout: applied after each hidden ReLU where given (training only).
+        """
+        x, dtype, last = x.to(self.compute_dtype), self.compute_dtype, len(self.weights) - 1
+        rows, flat = x.shape[:-1], x.flatten(0, -2) if x.dim() != 2 else x
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            flat = flat @ weight.to(dtype) + bias.to(dtype)
+            if layer < last:
+                if len(self.norms):
+                    flat = self.norms[layer](flat.float()).to(dtype)
+                flat = flat.relu()
+                flat = flat if dropout is None else dropout(flat)
+        members = () if self.ensemble is None else (self.ensemble,)
+        return flat.float().reshape(*members, *rows, flat.shape[-1])
+
+
+class Scalar(nn.Module):
+    """One learnable number, such as a log temperature."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(float(value)))
+
+    def forward(self) -> Tensor:
+        """-> 0-d."""
+        return self.value

@@ -1,0 +1,58 @@
+"""What a policy sees and does: the one description that data, environments, bundles and robots compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shapes and meaning of one observation and one action.
+
+    Policies act in [-1, 1]; `action_low` and `action_high` are those ends in the environment's units.
+    """
+
+    observation_shape: tuple[int, ...]
+    action_dim: int
+    action_low: tuple[float, ...] = ()  # [A], the environment's units; empty means -1
+    action_high: tuple[float, ...] = ()  # [A]; empty means 1
+    history: int = 1  # observations a policy sees at once
+    horizon: int = 1  # actions it answers with: the chunk
+    rate_hz: float | None = None  # actions a second, where time is real
+    observation_names: tuple[str, ...] = ()
+    action_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.action_dim < 1 or any(n < 1 for n in self.observation_shape):
+            raise ValueError(f"Spec: sizes must be positive, found {self}")
+        for name in ("action_low", "action_high", "action_names"):
+            if (given := len(getattr(self, name))) not in (0, self.action_dim):
+                raise ValueError(f"Spec: {name} has {given} entries for {self.action_dim} actions")
+
+    @property
+    def observation_dim(self) -> int:
+        """Numbers in one flattened observation."""
+        return prod(self.observation_shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Spec:
+        """The inverse of `to_json`. Raises ValueError naming a field that is unknown or missing."""
+        try:
+            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        except TypeError as error:
+            raise ValueError(f"policy specification: {error}") from None
+
+    def mismatch(self, other: Spec) -> str | None:
+        """What keeps a policy of this spec from serving `other`, in words; None where nothing does."""
+        for name in ("observation_shape", "action_dim"):
+            if getattr(self, name) != getattr(other, name):
+                mine, theirs = getattr(self, name), getattr(other, name)
+                return f"{name}: the policy has {mine}, here it is {theirs}"
+        return None

@@ -1,0 +1,25 @@
+"""What every test shares: one torch thread, and where real data lies."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny networks on many threads can be several times slower."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder that holds `neorl2/<Task>/*.npz`; the test is skipped where there is none."""
+    for folder in (os.environ.get("OFFLINE_RL_DATA"), ROOT.parent / "shared" / "data"):
+        if folder and (Path(folder) / "neorl2").is_dir():
+            return Path(folder)
+    pytest.skip("no NeoRL-2 data: set OFFLINE_RL_DATA to a folder that holds neorl2/")

@@ -1,0 +1,216 @@
+"""Names, cards, scores, and Gymnasium environments as tasks."""
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+import envs
+from envs import tasks
+from envs.cards import File
+from envs.locomotion import Hopper
+
+
+class Line(gymnasium.Env):
+    """A point pushed along a line by up to 2; it terminates beyond 5."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(np.float32([0]), np.float32([2]))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple:
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform()
+        return np.float32([self.x]), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.x += float(action[0])
+        return np.float32([self.x]), float(action[0]), self.x > 5, False, {}
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(tasks, "_registered", {})
+    envs.register("line", Line, max_episode_steps=4)
+    return "line"
+
+
+def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() -> None:
+    for name, card in envs.cards().items():
+        task = envs.task(name)
+        assert task.card is card
+        assert card.name == name
+        assert card.licence
+        assert card.source
+        assert all(file.path.startswith(f"{card.suite}/") for file in card.files.values())
+        assert task.max_episode_steps
+        if task.env_id:
+            assert task.reference
+            assert "{" not in task.reference.environment
+            assert envs.make_vector(task, 1).max_episode_steps == task.max_episode_steps
+
+
+def test_the_suites_are_complete() -> None:
+    cards = envs.cards()
+    count = {suite: sum(card.suite == suite for card in cards.values()) for suite in SUITES}
+    assert count == SUITES
+    qualities = ["random", "medium", "medium-replay", "medium-expert", "expert"]
+    for runner in ("hopper", "walker2d", "halfcheetah"):
+        assert all(f"gym/{runner}-{quality}" in cards for quality in qualities)
+        assert all(f"{runner}-{quality}-v2" in cards for quality in [*qualities, "full-replay"])
+
+
+SUITES = {"d4rl": 183, "neorl2": 8, "gym": 15}
+
+
+def test_cards_state_what_was_published() -> None:
+    card = envs.card("hopper-medium-replay-v2")
+    base = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2/"
+    name = "hopper_medium_replay-v2.hdf5"
+    assert card.files == {"train": File(name, f"d4rl/{name}", (base + name,))}
+    assert (card.layout, card.env) == ("d4rl", "Hopper-v4")
+    val = envs.card("neorl2/DMSD").files["val"]
+    assert val.path == "neorl2/DMSD/DMSD-high-20000-val.npz"
+    assert val.md5 == "be6c39c0e73c17029206e714068f26b7"
+    assert val.sha256 == "15a8df46b8c6c0203cc0a73b60a97e31274ade1eafa8c6df47f5f43440ef15bb"
+    pipeline = envs.card("neorl2/Pipeline").files["train"]  # the public repository's file differs
+    assert pipeline.sha256 is None
+    assert not any("github" in url for url in pipeline.urls)
+    assert envs.card("neorl2/RocketRecovery").files["train"].first_episodes == 100
+
+
+def test_no_two_different_d4rl_files_have_one_name() -> None:
+    files = {file for card in envs.cards().values() for file in card.files.values()}
+    assert len({file.path for file in files}) == len(files)
+
+
+def test_scores_are_the_fields() -> None:
+    """D4RL, infos.py: hopper's random return scores 0, its expert's 100."""
+    task = envs.task("hopper-medium-v2")
+    np.testing.assert_allclose(task.score([-20.272305, 3234.3]), [0, 100])
+    assert envs.task("neorl2/Pipeline").score(429.0) == pytest.approx(69.25, abs=0.01)
+    with pytest.raises(ValueError, match="no score references"):
+        envs.task("env:Pendulum-v1").score([1.0])
+
+
+def test_tables_can_say_what_was_simulated() -> None:
+    for name, words in {
+        "hopper-medium-v2": ["Hopper-v4", "MuJoCo", "mujoco-py"],
+        "gym/hopper-medium": ["Hopper-v4", "own data", "only a scale"],
+        "antmaze-umaze-v2": ["not simulated"],
+    }.items():
+        reference = envs.task(name).reference
+        assert reference is not None
+        assert all(word in reference.environment for word in words)
+
+
+def test_an_unknown_name_lists_the_near_ones() -> None:
+    with pytest.raises(envs.UnknownName, match="hopper-medium-v2"):
+        envs.task("hoper-medium-v2")
+    with pytest.raises(envs.UnknownName, match="neorl2/DMSD"):
+        envs.card("neorl2/DMDS")
+    with pytest.raises(envs.UnknownName, match="Pendulum-v1"):
+        envs.task("env:Pendulm-v1")
+    with pytest.raises(ValueError, match="no_such_module"):
+        envs.task("env:no_such_module:Thing-v0")
+
+
+@pytest.mark.parametrize("name", ["antmaze-umaze-v2", "neorl2/Fusion", "none"])
+def test_data_only_is_refused_with_the_remedy(name: str) -> None:
+    for make in (envs.make, lambda task: envs.make_vector(task, 2)):
+        with pytest.raises(ValueError, match=r"no environment.*task=none"):
+            make(name)
+
+
+def test_any_gymnasium_environment_is_a_task() -> None:
+    """Pendulum's torque in [-2, 2] becomes [-1, 1]; seeds, rewards and time limit are its own."""
+    theirs, ours = gymnasium.make("Pendulum-v1"), envs.make_vector("env:Pendulum-v1", 2)
+    assert (ours.observation_shape, ours.action_dim) == ((3,), 1)
+    first, _ = theirs.reset(seed=3)
+    np.testing.assert_array_equal(ours.reset([2, 3])[1], first)
+    for time in range(200):
+        action = np.float32([np.sin(time)])
+        observation, reward, *_ = theirs.step(2 * action)
+        step = ours.step(np.float32([[0], action]))
+        np.testing.assert_allclose(step.observations[1], observation, rtol=1e-5, atol=1e-5)
+        assert step.rewards[1] == pytest.approx(reward, rel=1e-5)
+        assert (step.truncated == (time == 199)).all()
+        assert not step.terminated.any()
+    assert envs.make("env:Pendulum-v1").action_space == Box(-1, 1, (1,), np.float32)
+
+
+def test_a_registered_environment_is_mapped_limited_and_ended(line: str) -> None:
+    env = envs.make_vector(line, 2)
+    start = env.reset([0, 1])
+    step = env.step(np.array([[0.0], [1.0]]))  # the middle and the end of [0, 2]
+    np.testing.assert_allclose(step.observations - start, [[1], [2]], rtol=1e-6)
+    for _ in range(2):
+        step = env.step(np.array([[-1.0], [1.0]]))
+    assert step.terminated.tolist() == [False, True]
+    step = env.step(np.array([[-1.0]]), np.array([0]))
+    assert (step.terminated[0], step.truncated[0]) == (False, True)
+    with pytest.raises(ValueError, match=r"\[0, 1\] have no episode"):
+        env.step(np.zeros((2, 1)))
+    with pytest.raises(ValueError, match="exists already"):
+        envs.register(line, Line, max_episode_steps=4)
+
+
+def test_an_end_at_the_time_limit_is_a_termination_not_both(line: str) -> None:
+    env = envs.make_vector(line, 1)
+    env.reset([0])
+    for action in (1.0, 1.0, -0.9, 1.0):
+        step = env.step(np.array([[action]]))
+    assert (step.terminated[0], step.truncated[0]) == (True, False)
+
+
+def test_an_environments_own_truncation_is_kept(line: str) -> None:
+    class OutOfReach(Line):
+        def step(self, action: np.ndarray) -> tuple:
+            observation, reward, *_ = super().step(action)
+            return observation, reward, False, self.x > 3, {}
+
+    envs.register("out of reach", OutOfReach, max_episode_steps=10)
+    env = envs.make_vector("out of reach", 1)
+    env.reset([0])
+    steps = [env.step(np.array([[1.0]])) for _ in range(2)]
+    assert [bool(step.truncated[0]) for step in steps] == [False, True]
+    assert not steps[1].terminated[0]
+
+
+@pytest.mark.parametrize(
+    ("space", "found"),
+    [
+        (gymnasium.spaces.Discrete(3), "Discrete"),
+        (Box(-np.inf, np.inf, (2,)), "without bounds"),
+        (Box(-1, 1, (2, 2)), "vector of real numbers"),
+    ],
+)
+def test_other_actions_are_refused(line: str, space: gymnasium.Space, found: str) -> None:
+    class Other(Line):
+        action_space = space
+
+    envs.register("other", Other, max_episode_steps=4)
+    with pytest.raises(ValueError, match=found):
+        envs.make("other")
+
+
+def test_bad_calls_are_refused() -> None:
+    env = Hopper(2)
+    with pytest.raises(ValueError, match="no episode"):
+        env.step(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="1 seeds for 2"):
+        env.reset([0])
+    env.reset([0, 1])
+    with pytest.raises(ValueError, match=r"\(2, 4\), expected \(2, 3\)"):
+        env.step(np.zeros((2, 4)))
+    with pytest.raises(ValueError, match=r"\[1\] are not finite"):
+        env.step(np.array([[0.0, 0, 0], [0, np.nan, 0]]))
+
+
+def test_importing_envs_loads_neither_torch_nor_mujoco() -> None:
+    code = "import envs, sys; envs.names(); print({'torch', 'mujoco'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

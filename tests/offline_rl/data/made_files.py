@@ -1,0 +1,60 @@
+"""Files in the layouts of the suites, made of random steps that can all be told apart."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+def steps(num_rows: int, *, obs: int = 3, act: int = 2, seed: int = 0) -> Arrays:
+    """Random steps in D4RL's words, without a flag set."""
+    rng = np.random.default_rng(seed)
+    return {
+        "observations": rng.normal(size=(num_rows, obs)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (num_rows, act)).astype(np.float32),
+        "rewards": rng.normal(size=num_rows).astype(np.float32),
+        "terminals": np.zeros(num_rows, bool),
+        "timeouts": np.zeros(num_rows, bool),
+    }
+
+
+def with_next(arrays: Arrays) -> Arrays:
+    """The same with true next observations: the next row's, but another one after an end."""
+    after = np.roll(arrays["observations"], -1, axis=0)
+    last = arrays["terminals"] | arrays["timeouts"]
+    last[-1] = True
+    after[last] = np.random.default_rng(9).normal(size=after[last].shape)
+    return arrays | {"next_observations": after}
+
+
+def two_episodes() -> Arrays:
+    """3 steps that end in a terminal, then 1000 that run out of time."""
+    arrays = steps(1003)
+    arrays["terminals"][2] = True
+    arrays["timeouts"][1002] = True
+    return arrays
+
+
+def in_neorl2_words(arrays: Arrays) -> Arrays:
+    words = {
+        "observations": "obs",
+        "actions": "action",
+        "rewards": "reward",
+        "terminals": "done",
+        "timeouts": "truncated",
+        "next_observations": "next_obs",
+    }
+    return {words[key]: array.astype(np.float32) for key, array in arrays.items()}
+
+
+def save(path: Path, arrays: Arrays) -> Path:
+    """Writes HDF5 or, by the name's ending, NPZ."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+        return path
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array)
+    return path

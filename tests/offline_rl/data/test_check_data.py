@@ -1,0 +1,137 @@
+"""check: all problems of a file at once, one sentence each."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_files import Arrays, save, steps, two_episodes, with_next
+
+from offline_rl.data import Dataset
+from offline_rl.data.check import check
+
+
+def short() -> Arrays:
+    """Three episodes of 4 steps: terminal, time-out, time-out."""
+    arrays = steps(12)
+    arrays["terminals"][3] = True
+    arrays["timeouts"][[7, 11]] = True
+    return arrays
+
+
+def found(tmp_path: Path, arrays: Arrays, **options: int) -> list[tuple[str, str]]:
+    return [tuple(problem) for problem in check(save(tmp_path / "a.hdf5", arrays), **options)]
+
+
+@pytest.mark.parametrize("arrays", [short(), with_next(short()), two_episodes()])
+def test_sound_data_have_no_problems(tmp_path: Path, arrays: Arrays):
+    assert found(tmp_path, arrays, max_episode_steps=1000) == []
+
+
+def test_all_errors_are_found_in_one_pass(tmp_path: Path):
+    arrays = short()
+    arrays["observations"][5] = np.nan
+    arrays["actions"][2] = 3
+    arrays["timeouts"][3] = True
+    arrays["rewards"] = arrays["rewards"][:-1]
+    problems = found(tmp_path, arrays)
+    assert {severity for severity, _ in problems} == {"error"}
+    for part in ("row counts differ", "nan first in row 5", "reach", "both set in row 3"):
+        assert sum(part in sentence for _, sentence in problems) == 1, part
+    assert len(problems) == 4
+
+
+def test_a_missing_array_does_not_hide_the_others_faults(tmp_path: Path):
+    arrays = short()
+    del arrays["rewards"], arrays["terminals"]
+    arrays["actions"][2] = np.inf
+    sentences = " ".join(sentence for _, sentence in found(tmp_path, arrays))
+    assert "no array 'rewards'" in sentences
+    assert "no array 'terminals'" in sentences
+    assert "actions has inf first in row 2" in sentences
+
+
+def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
+    arrays = short()
+    arrays["actions"] = np.array([{}] * 12, dtype=object)
+    arrays["rewards"][1] = np.nan
+    problems = check(save(tmp_path / "a.npz", arrays))
+    assert [problem.severity for problem in problems] == ["error", "error"]
+    assert "actions holds pickled" in problems[0].sentence
+    assert "rewards has nan" in problems[1].sentence
+
+
+def test_a_truncated_file_and_a_missing_one_are_one_error(tmp_path: Path):
+    path = save(tmp_path / "a.hdf5", short())
+    path.write_bytes(path.read_bytes()[:3000])
+    for broken in (path, tmp_path / "missing.hdf5"):
+        (problem,) = check(broken)
+        assert problem.severity == "error"
+        assert str(broken) in problem.sentence
+
+
+def without_flags() -> Arrays:
+    arrays = short()
+    arrays["terminals"][:] = arrays["timeouts"][:] = False
+    return arrays
+
+
+def unflagged_end() -> Arrays:
+    arrays = with_next(short())
+    arrays["timeouts"][7] = False
+    return arrays
+
+
+def end_that_is_none() -> Arrays:
+    arrays = with_next(short())
+    arrays["timeouts"][5] = True
+    return arrays
+
+
+def constant() -> Arrays:
+    arrays = short()
+    arrays["observations"][:, 1] = 4
+    return arrays
+
+
+def without(arrays: Arrays, key: str) -> Arrays:
+    return {name: array for name, array in arrays.items() if name != key}
+
+
+DOUBTFUL = {
+    "no flags": (without_flags(), "no row is flagged as an end: all 12 rows"),
+    "no time-outs": (without(short(), "timeouts"), "there are no time-outs"),
+    "open end": (short() | {"timeouts": np.arange(12) == 7}, "no flag after its 4 rows"),
+    "jump": (unflagged_end(), "next_observations in row 7 is not the observation of the row after"),
+    "no jump": (end_that_is_none(), "the end flagged in row 5 is none"),
+    "too long": (
+        short() | {"timeouts": np.arange(12) == 11},
+        "1 episodes are longer than the limi",
+    ),
+    "constant": (constant(), "observations: 1 of 3 columns never change (1)"),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_doubtful_data_get_one_warning(tmp_path: Path, case: str):
+    arrays, part = DOUBTFUL[case]
+    problems = found(tmp_path, arrays, **({"max_episode_steps": 4} if case == "too long" else {}))
+    warnings = [sentence for severity, sentence in problems if severity == "warning"]
+    assert sum(part in sentence for sentence in warnings) == 1, problems
+    assert len(warnings) == len(problems)
+    assert len(problems) == (2 if case == "no time-outs" else 1), problems
+
+
+def test_a_data_set_in_memory_is_checked_too():
+    a = constant()
+    data = Dataset.from_arrays(
+        a["observations"], a["actions"], a["rewards"], a["terminals"], a["timeouts"], name="mine"
+    )
+    (problem,) = check(data)
+    assert problem.sentence.startswith("mine: observations: 1 of 3 columns")
+
+
+def test_published_files_have_no_errors(data_dir: Path):
+    path = data_dir / "neorl2" / "DMSD" / "DMSD-high-20000-val.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    assert check(path, max_episode_steps=100) == []

@@ -1,0 +1,132 @@
+"""find and load: where files are looked for, and that only the right bytes count."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_files import in_neorl2_words, save, steps, two_episodes, with_next
+
+from envs.cards import Card, File
+from envs.tasks import Task
+from offline_rl.data.find import data_folder, find, load
+from offline_rl.data.raw import checksum
+from offline_rl.errors import UserError
+
+
+def a_card(file: File, **fields: object) -> Card:
+    return Card("suite/name", "suite", "d4rl", {"train": file}, "here", "none", **fields)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    (tmp_path / "suite").mkdir()
+    return save(tmp_path / "suite" / "a.hdf5", with_next(two_episodes()))
+
+
+def test_a_file_in_the_data_folder_is_found_with_its_checksum(stored: Path, tmp_path: Path):
+    for sums in ({}, {"sha256": checksum(stored)}, {"md5": checksum(stored, "md5")}):
+        card = a_card(File("a.hdf5", "suite/a.hdf5", **sums))
+        assert find(card, tmp_path) == stored
+
+
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
+def test_a_file_with_another_checksum_does_not_count(stored: Path, tmp_path: Path, kind: str):
+    card = a_card(File("a.hdf5", "suite/a.hdf5", **{kind: "0123"}))
+    with pytest.raises(UserError, match="not the published file of suite/name") as caught:
+        find(card, tmp_path)
+    assert checksum(stored, kind) in str(caught.value)
+    assert "0123" in str(caught.value)
+
+
+def test_the_embedded_set_comes_second(stored: Path, tmp_path: Path, monkeypatch):
+    shipped = tmp_path / "share" / "embedded"
+    shipped.mkdir(parents=True)
+    (shipped / "a.hdf5").write_bytes(stored.read_bytes())
+    monkeypatch.setattr("envs.paths.share", lambda name: tmp_path / "share")
+    card = a_card(File("a.hdf5", "suite/a.hdf5"))
+    assert find(card, tmp_path) == stored
+    stored.unlink()
+    assert find(card, tmp_path) == shipped / "a.hdf5"
+
+
+def test_a_missing_file_names_the_folders_the_addresses_and_the_remedy(tmp_path: Path):
+    card = a_card(File("a.hdf5", "suite/a.hdf5", ("http://x/a.hdf5", "http://y/a.hdf5")))
+    with pytest.raises(UserError) as caught:
+        find(card, tmp_path)
+    parts = (tmp_path / "suite", "embedded", "http://x/a.hdf5", "http://y/a.hdf5", "data_dir=")
+    for part in parts:
+        assert str(part) in str(caught.value)
+
+
+def test_an_unknown_split_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="has no 'test' file; it has train"):
+        find(a_card(File("a.hdf5", "suite/a.hdf5")), tmp_path, split="test")
+
+
+def test_the_data_folder_is_the_argument_else_the_variable_else_the_cache(monkeypatch):
+    monkeypatch.setenv("OFFLINE_RL_DATA", "/variable")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert data_folder("/argument") == Path("/argument")
+    assert data_folder() == Path("/variable")
+    monkeypatch.delenv("OFFLINE_RL_DATA")
+    assert data_folder() == Path("/cache/offline_rl")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_folder() == Path.home() / ".cache" / "offline_rl"
+
+
+def test_load_takes_a_card_a_task_and_a_path(stored: Path, tmp_path: Path):
+    card = a_card(File("a.hdf5", "suite/a.hdf5"))
+    task = Task("mine", card=card)
+    assert load(card, tmp_path).name == load(task, tmp_path).name == "suite/name"
+    assert load(stored).num_rows == load(f"file:{stored}").num_rows == 1003
+    assert load(str(stored), d4rl_compatible=True).num_rows == 1002
+
+
+def test_load_takes_the_episodes_the_benchmark_uses(stored: Path, tmp_path: Path):
+    card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=1))
+    assert load(card, tmp_path).num_rows == 3
+    card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=9))
+    with pytest.raises(UserError, match="2 episodes, where suite/name needs the first 9"):
+        load(card, tmp_path)
+
+
+def test_load_counts_steps_by_the_cards_limit_where_a_file_has_no_time_outs(tmp_path: Path):
+    (tmp_path / "suite").mkdir()
+    arrays = steps(10)
+    del arrays["timeouts"]
+    save(tmp_path / "suite" / "a.hdf5", arrays)
+    card = a_card(File("a.hdf5", "suite/a.hdf5"), max_episode_steps=4)
+    assert load(card, tmp_path).episode_lengths().tolist() == [4, 4, 2]
+
+
+def test_load_by_name_finds_the_benchmarks_folder(tmp_path: Path):
+    folder = tmp_path / "d4rl"
+    folder.mkdir()
+    save(folder / "hopper_medium-v2.hdf5", with_next(steps(20, obs=11, act=3)))
+    assert load("hopper-medium-v2", tmp_path).num_rows == 20
+
+
+def test_substitute_data_are_refused_as_the_cards_but_welcome_as_a_file(tmp_path: Path):
+    folder = tmp_path / "neorl2" / "DMSD"
+    folder.mkdir(parents=True)
+    path = save(folder / "DMSD-high-100000-train.npz", in_neorl2_words(with_next(two_episodes())))
+    with pytest.raises(UserError, match="not the published file of neorl2/DMSD"):
+        load("neorl2/DMSD", tmp_path)
+    assert load(path).num_rows == 1003
+
+
+def test_a_name_that_is_neither_a_file_nor_a_task_lists_near_matches():
+    with pytest.raises(UserError, match=r"no such file.*hopper-medium-v2"):
+        load("hopper-medum-v2")
+
+
+def test_a_task_without_data_asks_for_a_file():
+    with pytest.raises(UserError, match="task none brings no data"):
+        load("none")
+
+
+def test_the_published_dmsd_is_accepted_by_its_checksum(data_dir: Path):
+    data = load("neorl2/DMSD", data_dir)
+    assert data.name == "neorl2/DMSD"
+    assert data.num_rows == 100_000
+    assert np.isclose(data.episode_returns().mean(), 494.4527, atol=1e-4)
