@@ -46,6 +46,9 @@ class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.vector.close()
 
 
+SUCCESS = ("success", "is_success")  # infos that are handed on: did the episode reach its goal
+
+
 class LoopVectorEnv(VectorEnv):
     """Any Gymnasium environments with actions in [-1, 1], stepped one after the other."""
 
@@ -72,13 +75,14 @@ class LoopVectorEnv(VectorEnv):
         steps = [
             self._envs[index].step(action) for action, index in zip(actions, indices, strict=True)
         ]
-        observations, rewards, terminated, truncated, _ = zip(*steps, strict=True)
+        observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+        told = {key for info in infos for key in SUCCESS if key in info}
         return Step(
             np.stack(observations),
             np.array(rewards, np.float64),
             np.array(terminated, bool),
             np.array(truncated, bool),
-            {},
+            {key: np.array([info.get(key, False) for info in infos], bool) for key in told},
         )
 
     def render(self, index: int = 0) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Offline and offline-to-online reinforcement learning: from logged data to scored policies.
 
-    offline_rl.train(algorithm="iql", task="gym/hopper-medium-replay", seeds=3, num_updates=20_000)
-    offline_rl.Dataset.from_arrays(observations, actions, rewards, terminated, truncated)
+offline_rl.train(algorithm="iql", task="gym/hopper-medium-replay", seeds=3, num_updates=20_000)
+offline_rl.Dataset.from_arrays(observations, actions, rewards, terminated, truncated)
 """
 
 from __future__ import annotations

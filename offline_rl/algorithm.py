@@ -1,7 +1,8 @@
 """What an algorithm is: networks, optimisers and one functional update, written for one seed.
 
 The engine owns the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
-`state.<name>(…)` is a network with its present parameters; `minimise` and `track` return the next state.
+`state.<name>(…)` is a network with its present parameters; `minimise` and `track` return the next
+state.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from torch.utils._pytree import tree_map
 from offline_rl.optim import Adam
 from offline_rl.random import Random
 from policies.spec import Spec
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
@@ -71,7 +75,7 @@ class Network:
 
 @dataclass(frozen=True)
 class State:
-    """Everything one seed has learnt, as tensors; `state.<network>` is that network, ready to call."""
+    """Everything one seed has learnt, as tensors; `state.<network>` is that network, callable."""
 
     algorithm: Algorithm
     params: dict[str, Params]
@@ -88,7 +92,9 @@ class Algorithm:
     """Base of all algorithms. A subclass gives `Config`, `networks`, `optimisers` and `update`."""
 
     Config: ClassVar[type]
-    targets: ClassVar[Mapping[str, str]] = {}  # target network -> the network it starts as a copy of
+    targets: ClassVar[
+        Mapping[str, str]
+    ] = {}  # target network -> the network it starts as a copy of
     needs: ClassVar[tuple[str, ...]] = ()  # columns of the batch beyond the usual five
     online: ClassVar[bool] = False  # can learn from an environment of its own
     policy: ClassVar[str] = "policy"  # the network that acts
@@ -122,6 +128,10 @@ class Algorithm:
         """One update. i: its place in the period, a plain integer. Metrics are 0-d and detached."""
         raise NotImplementedError
 
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """The part of the raw data to learn from, before any statistics are taken."""
+        return dataset
+
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""
         params = {
@@ -139,7 +149,7 @@ class Algorithm:
 
 
 def minimise(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
-    """One optimiser step of network `name` on `loss(network)`; -> the next state, the loss's value."""
+    """One optimiser step of network `name` on `loss(network)`; -> the next state, the loss."""
     state, value, _ = minimise_with(state, name, lambda net: (loss(net), ()))
     return state, value
 

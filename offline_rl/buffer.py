@@ -144,9 +144,7 @@ class ReplayBuffer:
         return self.data
 
     @staticmethod
-    def sample(
-        data: Tensors, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch:
+    def sample(data: Tensors, random: Random, batch_size: int, discount: float | Tensor) -> Batch:
         """`batch_size` transitions of one stream, uniformly with replacement.
 
         data: `tensors()` without the leading axis.

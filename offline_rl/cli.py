@@ -1,4 +1,4 @@
-"""`offline-rl <verb> key=value …`: finds the verb, answers --help at once, turns errors into exit codes.
+"""`offline-rl <verb> key=value …`: finds the verb, answers --help, turns errors into exit codes.
 
 Nothing heavy is imported before a verb is known and its arguments are not `--help`.
 """

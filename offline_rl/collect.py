@@ -12,7 +12,9 @@ from offline_rl.buffer import ReplayBuffer
 from offline_rl.engine import Engine
 from offline_rl.transform import Transform
 
-EPISODES = 1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below the evaluation's
+EPISODES = (
+    1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below the evaluation's
+)
 
 
 class Collector:
@@ -64,9 +66,7 @@ class Collector:
         step = self.env.step(actions)
         rewards = self.transform.rewards(step.rewards)
         after = self.transform.normaliser(step.observations)
-        self.buffer.append(
-            observations, actions, rewards, step.terminated, step.truncated, after
-        )
+        self.buffer.append(observations, actions, rewards, step.terminated, step.truncated, after)
         self.steps += 1
         self._returns += step.rewards
         self._observations = step.observations.copy()
@@ -86,7 +86,7 @@ class Collector:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken: each running episode is played again from its actions."""
+        """Continues where `state` was taken: replays running episodes' actions."""
         self.steps = state["steps"]
         self.episodes[:], began = state["episodes"], state["began"]
         actions = self.buffer.data["actions"].cpu().numpy()

@@ -53,7 +53,7 @@ class TrainOptions:
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` arguments to a flat dict, by Hydra's grammar. Raises UserError naming the argument."""
+    """`key=value` arguments to a flat dict, by Hydra's grammar. Raises UserError."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -180,8 +180,8 @@ def algorithm_yaml(name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     path = share("configs") / "algorithm" / f"{name}.yaml"
-    loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-    return dict(loaded or {})  # type: ignore[call-overload]
+    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else None
+    return loaded or {}
 
 
 def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:

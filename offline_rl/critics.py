@@ -1,4 +1,4 @@
-"""Value functions: what an observation, or an observation with an action, is worth."""
+"""Value functions: what an observation, or an observation with an action, is worth; and targets."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from offline_rl.algorithm import Batch, State
 from policies.networks import MLP, Init, torch_init
 
 
 class Critic(nn.Module):
-    """E independent Q(s, a) as one batched product; each member is initialised by its own fan-in."""
+    """E independent Q(s, a) as one batched product, each initialised by its own fan-in."""
 
     def __init__(
         self,
@@ -42,3 +43,15 @@ class Value(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         """[..., O] -> [...]."""
         return self.net(observations).squeeze(-1)
+
+
+def td3_target(state: State, batch: Batch, noise: float, noise_clip: float) -> Tensor:
+    """r + discount * min_i Q_i(s', a'), a' the target policy's action under clipped noise; [B].
+
+    TD3, arXiv:1802.09477, algorithm 1. Networks: policy_target, critic_target.
+    """
+    epsilon = noise * state.random.normal(batch.actions.shape)
+    epsilon = epsilon.clamp(-noise_clip, noise_clip)
+    next_actions = (state.policy_target(batch.next_observations) + epsilon).clamp(-1, 1)
+    next_q = state.critic_target(batch.next_observations, next_actions).amin(0)  # [B]
+    return batch.rewards + batch.discount * next_q

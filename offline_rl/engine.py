@@ -1,9 +1,10 @@
 """The engine: runs an algorithm's update many times, fast, for several seeds at once.
 
 The update of one seed is traced into a graph of tensor operations: sampling, losses, gradients,
-optimisers and targets of one whole period, with a leading axis for S stacked seeds (`torch.func.vmap`)
-and the new state copied into the old one's storage. That graph is run as it is (eager) or compiled;
-on a GPU several calls are replayed as one CUDA graph. Nothing in it waits for the host.
+optimisers and targets of one whole period, with a leading axis for S stacked seeds
+(`torch.func.vmap`) and the new state copied into the old one's storage. That graph is run as it is
+(eager) or compiled; on a GPU several calls are replayed as one CUDA graph. Nothing in it waits for
+the host.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Engine:
         compile: bool = False,
         values: dict[str, Sequence[float]] | None = None,
     ) -> None:
-        """make(s): the algorithm of the s-th seed; its initial parameters come from that seed alone.
+        """make(s): the algorithm of the s-th seed; initialised by that seed alone.
 
         values: float fields of the config with one value for each seed, trained side by side.
         """
@@ -94,7 +95,7 @@ class Engine:
         self._calls[phase] += num_updates // period
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
-        """The mean of each metric since it was last asked for, one value per seed. Waits for the device."""
+        """The mean of each metric since it was last asked for, per seed. Waits for the device."""
         calls, total = self._calls.get(phase, 0), self._totals.get(phase)
         if total is None or not calls:
             return {}
@@ -192,7 +193,7 @@ class Engine:
             leaf.copy_(value)
         return seconds
 
-    def actor(self, batch: int, *, explore: bool = False) -> Callable[[Tensor, int], Tensor]:
+    def actor(self, batch: int, *, explore: bool = False) -> Callable[..., Tensor]:
         """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
 
         Float32 whatever the engine's precision. explore: with the algorithm's own noise, which is a
@@ -218,7 +219,9 @@ class Engine:
         example = torch.zeros(len(self.seeds), batch, *self.algorithm.spec.observation_shape)
         set_precision(self.algorithm, "fp32", self.device)
         with torch.no_grad():
-            graph = make_fx(act)(leaves, example.to(self.device), torch.tensor(0, device=self.device))
+            graph = make_fx(act)(
+                leaves, example.to(self.device), torch.tensor(0, device=self.device)
+            )
         set_precision(self.algorithm, self.precision, self.device)
 
         def call(observations: Tensor, step: int = 0) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,19 @@ class Episodes(NamedTuple):
     lengths: np.ndarray  # [B] int
     success: np.ndarray | None  # [B] bool, where the environment tells
     seeds: np.ndarray  # [B] int
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Episodes:
+        """From a line of evaluations.jsonl; a return that was not a number is null there."""
+        success = None if row["success"] is None else np.asarray(row["success"])
+        returns = np.asarray(row["returns"], np.float64)
+        return cls(returns, np.asarray(row["lengths"]), success, np.asarray(row["seeds"]))
+
+    def part(self, start: int, stop: int) -> Episodes:
+        """The episodes from `start` up to `stop`."""
+        success = None if self.success is None else self.success[start:stop]
+        own = slice(start, stop)
+        return Episodes(self.returns[own], self.lengths[own], success, self.seeds[own])
 
 
 def rollout(env: VectorEnv, act: Act, normaliser: Normaliser, seeds: np.ndarray) -> Episodes:

@@ -39,8 +39,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Indented JSON, atomically. NaN and infinity are refused: they are no JSON."""
-    text = json.dumps(value, indent=2, allow_nan=False)
-    write_atomically(path, lambda temporary: temporary.write_text(text + "\n"))
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> Any:
@@ -65,6 +69,6 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"{folder} is in use by another process; wait for it or give this run another name=…"
+                f"{folder} is in use by another process; wait for it or give another name=…"
             ) from None
         yield

@@ -1,12 +1,286 @@
 """`offline-rl generate`: datasets of the D4RL kind, made by SAC in an environment.
 
-A recipe (configs/recipe/<name>.yaml) trains SAC with one environment and keeps every transition. The
-policy of the first evaluation at which `medium_return` is reached, not before `medium_after` steps, is
-the medium one; the best one at the end is the expert. As in D4RL (Fu et al., arXiv:2004.07219):
+A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and keeps every
+transition. The medium policy is that of the first evaluation, not before `medium_after` steps, that
+reaches `medium_return`; the expert is the last one. The kinds are those of D4RL
+(Fu et al., arXiv:2004.07219):
 
-    random          uniform actions                medium         the medium policy, sampled
-    medium-replay   all transitions up to it       expert         the final policy, sampled
-    medium-expert   medium, then expert            full-replay    all transitions of the run
+    random         uniform actions               medium, expert   the policy, its actions sampled
+    medium-replay  every transition up to the medium policy, in order, the random start included
+    full-replay    every transition of the run   medium-expert    medium, then expert
 """
 
 from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import envs
+import policies
+from offline_rl import config, hardware
+from offline_rl.data import Dataset
+from offline_rl.data.find import data_folder
+from offline_rl.data.raw import checksum
+from offline_rl.data.write import write
+from offline_rl.errors import UserError
+from offline_rl.files import read_json, write_atomically, write_json
+from offline_rl.paths import share
+from offline_rl.rundir import SeedFolder
+from offline_rl.train import train
+from offline_rl.trainer import Trainer
+from policies import bundle
+
+QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
+ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k: its own range
+BATCH = 50  # episodes rolled out side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One agent's life and what is kept of it."""
+
+    task: str  # whose environment, for example gym/hopper-medium
+    family: str  # the sets are called <family>-<quality>
+    medium_return: float  # mean return of an evaluation that makes a policy medium
+    medium_after: int  # environment steps before which no policy counts as medium
+    num_env_steps: int  # of the whole run; its last policy is the expert
+    rows: int = 1_000_000  # of random, medium and expert
+    seed: int = 0
+    utd: float = 1.0
+    eval_every: int = 5_000  # environment steps
+    eval_episodes: int = 10
+
+
+def generate(
+    *,
+    recipe: str,
+    out: str | None = None,
+    runs: str = "runs",
+    qualities: list[str] | None = None,
+    show: bool = True,
+) -> str:
+    """Makes the sets of `recipe` and returns the folder they are in.
+
+    out: default `<data folder>/gym`, where `task=gym/…` finds them. runs: for the learner's
+    run, which is resumed where it was interrupted. qualities: by default all but full-replay.
+    """
+    wanted = qualities or list(QUALITIES[:-1])
+    for quality in wanted:
+        if quality not in QUALITIES:
+            raise UserError(config.unknown("quality", quality, QUALITIES))
+    plan = load_recipe(recipe)
+    folder = Path(out) if out else data_folder() / "gym"
+    run = learn(plan, recipe, runs, show)
+    made: dict[str, Dataset] = {}
+    for quality in wanted:
+        data = build(plan, quality, run, made)
+        path = write(
+            data,
+            folder / f"{plan.family}-{quality}.hdf5",
+            next_observations="final",
+            metadata={"recipe": recipe, "algorithm": "SAC", "quality": quality},
+        )
+        card = describe(plan, recipe, quality, data, path, run)
+        write_json(path.with_suffix(".json"), card)
+        if show:
+            print(f"{path}: {card['rows']:,} rows, mean return {card['return_mean']:.1f}")
+    curve(run, plan, folder / f"{plan.family}.png")
+    return str(folder)
+
+
+def load_recipe(name: str) -> Recipe:
+    """configs/recipe/<name>.yaml. Raises UserError with near matches."""
+    from omegaconf import OmegaConf
+
+    files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
+    if name not in files:
+        raise UserError(config.unknown("recipe", name, files))
+    values: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
+    return config.build(Recipe, values, f"recipe {name}: ")
+
+
+def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
+    """Trains the agent; leaves `medium.bundle`, `medium.json` and the buffer in its folder."""
+
+    def watch(trainer: Trainer) -> None:
+        """After each evaluation: is this the medium policy?"""
+        folder = trainer.folders[0]
+        steps, mean = trainer.env_steps, float(trainer.last[0].returns.mean())
+        found = (folder.path / "medium.json").is_file()
+        if not found and steps >= plan.medium_after and mean >= plan.medium_return:
+            policy = trainer.policy(0, {"env_steps": steps, "return": mean})
+            write_atomically(
+                folder.path / "medium.bundle", lambda temporary: bundle.write(temporary, policy)
+            )
+            write_json(folder.path / "medium.json", {"env_steps": steps, "return": mean})
+
+    result = train(
+        algorithm="sac",
+        task=plan.task,
+        seeds=[plan.seed],
+        num_updates=0,
+        num_env_steps=plan.num_env_steps,
+        utd=plan.utd,
+        eval_every=plan.eval_every,
+        eval_episodes=plan.eval_episodes,
+        checkpoint_every=20_000,
+        precision="fp32",
+        device="cpu",
+        out=runs,
+        name=f"recipe-{name}",
+        watch=watch,
+        show=show,
+    )
+    folder = SeedFolder(result.path, plan.seed)
+    if not (folder.path / "medium.json").is_file():
+        raise UserError(f"recipe {name}: no evaluation reached a return of {plan.medium_return}")
+    return folder
+
+
+def build(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset]) -> Dataset:
+    """One set; those that are parts of others are kept in `made`."""
+    if quality not in made:
+        if quality == "medium-expert":
+            parts = [build(plan, part, run, made) for part in ("medium", "expert")]
+            made[quality] = join(parts)
+        elif quality.endswith("-replay"):
+            steps = read_json(run.path / "medium.json")["env_steps"]
+            made[quality] = replay(run, steps if quality == "medium-replay" else None)
+        else:
+            file = {"medium": "medium.bundle", "expert": "policy.bundle"}.get(quality)
+            policy = None if file is None else policies.load(run.path / file)
+            first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
+            made[quality] = roll_out(plan, policy, first)
+    return made[quality]
+
+
+def replay(run: SeedFolder, steps: int | None) -> Dataset:
+    """The first `steps` transitions of the agent's life."""
+    checkpoints = run.checkpoints()
+    tensors, _ = run.load(max(checkpoints))
+    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+    columns: dict[str, Any] = {name: tensors[f"buffer/{name}"][:steps].numpy() for name in names}
+    for flag in ("terminated", "truncated"):
+        columns[flag] = columns[flag].astype(bool)
+    return Dataset.from_arrays(**columns)
+
+
+def roll_out(plan: Recipe, policy: Any, first_seed: int) -> Dataset:
+    """`plan.rows` rows of whole episodes (the last one cut), episode k from seed first_seed + k."""
+    env = envs.make_vector(plan.task, BATCH, num_threads=hardware.cores())
+    rows, episodes, done = list[dict[str, np.ndarray]](), 0, 0
+    while done < plan.rows:
+        batch = episode_batch(env, policy, first_seed + episodes)
+        rows += batch
+        episodes += BATCH
+        done += sum(len(episode["rewards"]) for episode in batch)
+    columns: dict[str, Any] = {
+        k: np.concatenate([e[k] for e in rows])[: plan.rows] for k in rows[0]
+    }
+    return Dataset.from_arrays(**columns)
+
+
+def episode_batch(env: envs.VectorEnv, policy: Any, seed: int) -> list[dict[str, np.ndarray]]:
+    """One episode in each environment, as columns, in the order of their seeds."""
+    seeds = [seed + k for k in range(env.num_envs)]
+    observations, running = env.reset(seeds), np.arange(env.num_envs)
+    steps: list[list[tuple[Any, ...]]] = [[] for _ in seeds]
+    draws = [np.random.default_rng(s) for s in seeds]
+    shape = (env.max_episode_steps, env.action_dim)
+    if policy is None:
+        noise = np.stack([draw.uniform(-1, 1, shape) for draw in draws])
+    else:
+        noise = np.stack([draw.standard_normal(shape) for draw in draws])
+    noise, t = noise.astype(np.float32), 0
+    while len(running):
+        actions = noise[running, t]
+        if policy is not None:
+            actions = sampled(policy, observations[running], torch.from_numpy(actions))
+        t += 1
+        step = env.step(actions, running)
+        for j, k in enumerate(running):
+            steps[k].append(
+                (
+                    observations[k].copy(),
+                    actions[j],
+                    np.float32(step.rewards[j]),
+                    step.terminated[j],
+                    step.truncated[j],
+                    step.observations[j],
+                )
+            )
+        observations[running] = step.observations
+        running = running[~(step.terminated | step.truncated)]
+    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+    return [dict(zip(names, map(np.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+
+
+def sampled(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
+    """Actions of SAC's policy with given standard normal noise, [B, A]."""
+    batch = torch.from_numpy(policy.normaliser(observations))
+    with torch.inference_mode():
+        mean, log_std = policy.module(batch)
+        return (mean + log_std.exp() * normal).tanh().numpy()
+
+
+def join(parts: list[Dataset]) -> Dataset:
+    """One after the other, each cut after its last finished episode but for the last one."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for k, part in enumerate(parts):
+        whole = part
+        if k < len(parts) - 1 and part.num_episodes > 1:
+            whole = part.select(range(part.num_episodes - 1))
+        for name in ("actions", "rewards", "terminated", "truncated", "next_observations"):
+            columns.setdefault(name, []).append(getattr(whole, name))
+        columns.setdefault("observations", []).append(whole.observations[: whole.num_rows])
+    whole_columns: dict[str, Any] = {k: np.concatenate(v) for k, v in columns.items()}
+    return Dataset.from_arrays(**whole_columns)
+
+
+def describe(
+    plan: Recipe, name: str, quality: str, data: Dataset, path: Path, run: SeedFolder
+) -> dict[str, Any]:
+    """The card of a made file: how it was made and what is in it."""
+    returns, task = data.episode_returns(), envs.task(plan.task)
+    return {
+        "set": f"{plan.family}-{quality}",
+        "recipe": {"name": name, **asdict(plan)},
+        "file": path.name,
+        "sha256": checksum(path),
+        "size_bytes": path.stat().st_size,
+        "rows": data.num_rows,
+        "episodes": len(returns),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "score_mean": float(task.score(returns).mean()) if task.reference else None,
+        "medium_policy": read_json(run.path / "medium.json"),
+        "made_with": hardware.description(),
+        "learning_curve": [
+            {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
+            for row in run.rows("evaluations")
+        ],
+    }
+
+
+def curve(run: SeedFolder, plan: Recipe, path: Path) -> None:
+    """A picture of the learner's evaluations, with the medium policy marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows, medium = run.rows("evaluations"), read_json(run.path / "medium.json")
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.plot([r["env_steps"] for r in rows], [r["eval/return"] for r in rows], lw=1.2)
+    axes.plot(medium["env_steps"], medium["return"], "o", color="tab:red", label="medium policy")
+    axes.set(xlabel="environment steps", ylabel="mean return", title=f"{plan.family}: SAC")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
+    plt.close(figure)

@@ -20,7 +20,7 @@ COMPILED_SPEEDUP = 2.5  # of the compiled update over the eager graph, as measur
 
 
 def device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one. Raises UserError for a device that is not there."""
+    """`auto` is the first GPU where there is one. Raises UserError where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""Optimisers as pure elementwise functions of (parameters, gradients, state): they fuse and stack."""
+"""Optimisers as pure elementwise functions of (parameters, gradients, state): they fuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Number = float | Tensor
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1); AdamW with `weight_decay` (1711.05101)."""
+    """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1); AdamW with `weight_decay`."""
 
     lr: Number
     beta1: Number = 0.9
@@ -45,8 +45,8 @@ class Adam:
         done = state["count"]["steps"]
         count = (done + 1).float()
         lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
-        correction1 = 1 - (count * log(self.beta1)).exp()
-        correction2 = (1 - (count * log(self.beta2)).exp()).sqrt()
+        correction1 = -(count * log(self.beta1)).expm1()  # 1 - beta**count, without cancellation
+        correction2 = (-(count * log(self.beta2)).expm1()).sqrt()
         first, second, new = {}, {}, {}
         for k, p in params.items():
             m = first[k] = torch.lerp(grads[k], state["first"][k], self.beta1)

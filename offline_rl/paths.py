@@ -1,4 +1,4 @@
-"""Where the configs lie: package data in an installed wheel, the folder beside the packages in a clone."""
+"""Where the configs lie: package data in a wheel, beside the packages in a clone."""
 
 from pathlib import Path
 

@@ -1,9 +1,10 @@
 """Random numbers that are a pure function of (seed, update, call site, element).
 
 No generator state: a 64-bit key is made from the seed, the update and the place of the call within
-the update, and each element's number is a hash of its position under that key. So stacked seeds draw
-what single ones draw, compiled code what eager code draws, and a resumed run what the undisturbed one
-would have drawn. Integers are 32-bit values held in int64; every product stays below 2**63.
+the update, and each element's number is a hash of its position under that key. So stacked seeds
+draw what single ones draw, compiled code what eager code draws, and a resumed run what the
+undisturbed one would have drawn. Integers are 32-bit values held in int64;
+every product stays below 2**63.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MASK = 0xFFFFFFFF
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (in int64) that scatters neighbours: xor-shift and multiply."""
+    """A bijection of 32-bit integers (in int64) that scatters neighbours (xor-shift, multiply)."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD & MASK
     x = (x ^ (x >> 15)) * 0x735A2D97 & MASK
     return x ^ (x >> 15)

@@ -1,10 +1,10 @@
 """A seed's folder: everything a run leaves behind, and all that `report` ever reads.
 
-    config.json       the resolved options and hyper-parameters
-    environment.json  versions, hardware, commit, data checksum, choices made by measurement
-    metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
-    checkpoints/<updates>.safetensors   whole state; the two newest are kept
-    tensorboard/      result.json      policy.bundle
+config.json       the resolved options and hyper-parameters
+environment.json  versions, hardware, commit, data checksum, choices made by measurement
+metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
+checkpoints/<updates>.safetensors   whole state; the two newest are kept
+tensorboard/      result.json      policy.bundle
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offline_rl.errors import UserError
-from offline_rl.files import read_json, write_atomically, write_json
+from offline_rl.files import read_json, write_atomically, write_json, write_text
 
 KEPT = 2  # checkpoints
 
@@ -90,10 +90,10 @@ class SeedFolder:
         for name in ("metrics", "evaluations"):
             kept = [row for row in self.rows(name) if row["updates"] <= updates]
             text = "".join(json.dumps(row) + "\n" for row in kept)
-            write_atomically(self.path / f"{name}.jsonl", lambda t, text=text: t.write_text(text))
+            write_text(self.path / f"{name}.jsonl", text)
 
     def agree(self, config: dict[str, Any]) -> None:
-        """Stores `config`, or refuses where the run was begun with another one, naming the option."""
+        """Stores `config`, or refuses where the run was begun with another, naming the option."""
         config = json.loads(json.dumps(config))
         if not self.config.is_file():
             write_json(self.config, config)

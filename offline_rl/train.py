@@ -6,7 +6,7 @@ written before the checks pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def scores(self) -> list[float]:
-        """The last evaluation's normalised score of each seed; the return where there are no references."""
+        """Each seed's last normalised score; its mean return where there are no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
 
@@ -63,11 +63,13 @@ class Plan:
     seeds: list[int]
 
 
-def train(*, show: bool = True, **keys: Any) -> Result:
-    """Trains and evaluates; keys are those of the command line, `algorithm__beta` or {"algorithm.beta"}.
+def train(
+    *, show: bool = True, watch: Callable[[Trainer], None] | None = None, **keys: Any
+) -> Result:
+    """Trains and evaluates. keys: the command line's; `algorithm.beta` may be `algorithm__beta`.
 
-    The same call again continues an interrupted run; on a finished one it does nothing.
-    Raises UserError for whatever the user can mend.
+    watch: called after each evaluation. The same call again continues an interrupted run; on a
+    finished one it does nothing. Raises UserError for whatever the user can mend.
     """
     plan = prepare(keys)
     o = plan.options
@@ -86,7 +88,7 @@ def train(*, show: bool = True, **keys: Any) -> Result:
         begun = [f for f in left if f.checkpoints()]
         for group in (begun, [f for f in left if f not in begun]):
             if group:
-                train_group(plan, group, show)
+                train_group(plan, group, show, watch)
     return Result(run, [read_json(f.result) for f in folders])
 
 
@@ -110,7 +112,9 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     dataset = None
     if options.num_updates:
         if options.dataset is None and task.card is None:
-            raise UserError(f"task {options.task} brings no data; give it with dataset=<path or id>")
+            raise UserError(
+                f"task {options.task} brings no data; give it with dataset=<path or id>"
+            )
         source = options.dataset if options.dataset is not None else task
         dataset = load(source, options.data_dir)
     spec = specification(task, env, dataset)
@@ -140,7 +144,7 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
 
 
 def specification(task: Task, env: envs.VectorEnv | None, dataset: Dataset | None) -> Spec:
-    """The policy's spec; raises UserError where the data and the environment contradict each other."""
+    """The policy's spec; raises UserError where data and environment contradict each other."""
     shapes = []
     if dataset is not None:
         shape = dataset.observations.shape[1:], dataset.actions.shape[1]
@@ -150,8 +154,9 @@ def specification(task: Task, env: envs.VectorEnv | None, dataset: Dataset | Non
     if len(shapes) == 2 and shapes[0][1:] != shapes[1][1:]:
         (data, obs, act), (name, own_obs, own_act) = shapes
         raise UserError(
-            f"{data} has observations {list(obs)} and {act} actions, {name} has {list(own_obs)} and "
-            f"{own_act}: data of another task? Use its own task, or task=none to train only"
+            f"{data} has observations {list(obs)} and {act} actions, {name} has "
+            f"{list(own_obs)} and {own_act}: data of another "
+            "task? Use its own task, or task=none to train only"
         )
     return Spec(shapes[0][1], shapes[0][2])
 
@@ -172,7 +177,12 @@ def headline(plan: Plan) -> str:
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}: {rows}{table}{where}"
 
 
-def train_group(plan: Plan, folders: Sequence[SeedFolder], show: bool) -> None:
+def train_group(
+    plan: Plan,
+    folders: Sequence[SeedFolder],
+    show: bool,
+    watch: Callable[[Trainer], None] | None,
+) -> None:
     """Trains seeds that are at the same point, side by side."""
     o, seeds = plan.options, [f.seed for f in folders]
     device = hardware.device(o.device)
@@ -241,6 +251,7 @@ def train_group(plan: Plan, folders: Sequence[SeedFolder], show: bool) -> None:
         phases=phases,
         evaluation=evaluation,
         collector=collector,
+        watch=watch,
         show=show,
     )
     if clock is not None:
@@ -284,7 +295,7 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
 
 
 def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
-    """The further columns that the algorithm's batches have. Raises UserError where data lacks one."""
+    """The algorithm's further batch columns. Raises UserError where the data lacks one."""
     columns = {}
     for name in algorithm.needs:
         if name == "mc_returns":
@@ -352,16 +363,8 @@ def finish(
     }
     result = plain(result)
     if folder.seed not in progress.diverged:
-        engine, name = trainer.engine, trainer.engine.algorithm.policy
-        module = engine.algorithm.modules[name]
-        weights = {k: v[s].detach().cpu().numpy() for k, v in engine.state["params"][name].items()}
-        policy = bundle.Bundle(
-            plan.spec,
-            type(module).__name__,
-            module.arguments,  # type: ignore[arg-type]
-            weights,
-            trainer.transform.normaliser,
-            {k: v for k, v in result.items() if k not in ("returns", "success")},
+        policy = trainer.policy(
+            s, {k: v for k, v in result.items() if k not in ("returns", "success")}
         )
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)

@@ -1,13 +1,13 @@
-"""The one loop: preliminary phases, offline updates, online steps, with evaluations and checkpoints.
+"""The one loop: preliminary phases, offline updates, online steps, evaluations, checkpoints.
 
-A group of seeds trains together. What was done is counted by the engine's updates and the collector's
-environment steps alone, so that a resumed run continues as if nothing had happened.
+A group of seeds trains together. What was done is counted by the engine's updates and the
+collector's environment steps alone, so that a resumed run continues as if nothing had happened.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from offline_rl.evaluate import EVALUATION_SEED, Episodes, rollout
 from offline_rl.rundir import SeedFolder
 from offline_rl.track import Tracker
 from offline_rl.transform import Transform
+from policies import Bundle
 
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
@@ -53,9 +54,14 @@ class Trainer:
         phases: dict[str, int],
         evaluation: VectorEnv | None,
         collector: Collector | None = None,
+        watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """phases: preliminary ones and the number of their updates. evaluation: S * episodes envs."""
+        """phases: preliminary ones and the number of their updates. evaluation: S * episodes envs.
+
+        watch: called after each evaluation.
+        """
+        self.watch = watch
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.evaluation, self.phases, self.progress = evaluation, phases, Progress()
@@ -180,23 +186,26 @@ class Trainer:
             self.evaluate()
 
     def evaluate(self) -> None:
-        """Whole episodes of every seed's deterministic policy, logged with each episode's return."""
+        """Whole episodes of every seed's deterministic policy, logged episode by episode."""
         env, count = self.evaluation, self.options.eval_episodes
         assert env is not None
-        groups, device = len(self.folders), self.engine.device
+        groups, device, broken = len(self.folders), self.engine.device, set[int]()
 
         def act(observations: np.ndarray) -> np.ndarray:
             batch = torch.from_numpy(observations).to(device)
             batch = batch.reshape(groups, count, *env.observation_shape)
-            return self._act(batch).reshape(groups * count, -1).cpu().numpy()
+            actions = self._act(batch)
+            broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
+            return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).cpu().numpy()
 
         seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
         everything = rollout(env, act, self.transform.normaliser, seeds)
         updates, self.progress.evaluated = self.engine.updates, self.engine.updates
         self.last, scores = [], []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
-            part = slice(s * count, (s + 1) * count)
-            mine = Episodes(*(None if x is None else x[part] for x in everything))
+            mine = everything.part(s * count, (s + 1) * count)
+            if s in broken:  # a diverged policy has no score, and must not stop its neighbours
+                mine.returns[:] = np.nan
             self.last.append(mine)
             values = {"eval/return": float(mine.returns.mean())}
             values["eval/length"] = float(mine.lengths.mean())
@@ -205,13 +214,30 @@ class Trainer:
             if mine.success is not None:
                 values["eval/success"] = float(mine.success.mean())
             scores.append(values.get("eval/score", values["eval/return"]))
-            row = {"updates": updates, "env_steps": self.env_steps, **values}
-            row |= {"returns": mine.returns, "lengths": mine.lengths, "seeds": mine.seeds}
+            row: dict[str, Any] = {"updates": updates, "env_steps": self.env_steps, **values}
+            row |= mine._asdict()
             row["wall_seconds"] = round(self.progress.wall_seconds, 1)
             folder.append("evaluations", row)
             tracker.log(values, updates)
         word = "return" if self.task.reference is None else "score"
         self.bar.set_postfix_str(f"{word} {np.mean(scores):.1f}")
+        if self.watch is not None:
+            self.watch(self)
+
+    def policy(self, s: int, provenance: dict[str, Any]) -> Bundle:
+        """The s-th seed's policy as it is now."""
+        engine, name = self.engine, self.engine.algorithm.policy
+        module: Any = engine.algorithm.modules[name]
+        params = engine.state["params"][name]
+        weights = {k: v[s].detach().cpu().numpy().copy() for k, v in params.items()}
+        return Bundle(
+            engine.algorithm.spec,
+            type(module).__name__,
+            module.arguments,
+            weights,
+            self.transform.normaliser,
+            provenance,
+        )
 
     @property
     def env_steps(self) -> int:
@@ -241,6 +267,8 @@ class Trainer:
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
             folder.rewind(self.engine.updates)
+            if rows := folder.rows("evaluations"):
+                self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:
             self.collector.restore(progress["collector"])
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")

@@ -1,7 +1,7 @@
-"""What is done to observations, rewards and actions before learning: one object for data and environment.
+"""What is done to observations, rewards and actions before learning, in data and environment alike.
 
-It is fitted once on the offline data, applied to everything that is learnt from, and stored with every
-checkpoint. Scores are always computed from raw rewards.
+It is fitted once on the offline data, applied to everything that is learnt from, and stored with
+every checkpoint. Scores are always computed from raw rewards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Preprocessing:
     """The options that every algorithm's config has; the defaults leave the data as it is."""
 
     normalise_observations: bool = False  # z-score with the offline data's statistics
-    normalise_returns: bool = False  # rewards * 1000 / (best - worst episode return); then the next two
+    normalise_returns: bool = (
+        False  # rewards * 1000 / (best - worst episode return); then the next two
+    )
     reward_scale: float = 1.0  # rewards * scale + shift
     reward_shift: float = 0.0
     clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
@@ -30,7 +32,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Transform:
-    """observations -> normaliser(observations); rewards -> scale * rewards + shift; actions clipped."""
+    """observations -> normaliser(observations); rewards -> affine; actions clipped."""
 
     normaliser: Normaliser
     reward_scale: float = 1.0

@@ -1,4 +1,4 @@
-"""The command line's verbs. Each takes its arguments as strings; its docstring is its --help page."""
+"""The command line's verbs. A docstring is that verb's --help page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def data(arguments: Sequence[str]) -> None:
 
     usage: offline-rl data list [data_dir=<folder>]
            offline-rl data info <file or card> [data_dir=<folder>]
-           offline-rl data check <file or card> [data_dir=<folder>]   (exit code 2 if there are errors)
+           offline-rl data check <file or card> [data_dir=<folder>]   (exit code 2 on errors)
     """
     from offline_rl.data import check, describe
     from offline_rl.data.find import locate

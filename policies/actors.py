@@ -8,7 +8,8 @@ noise is always handed in, so that an update draws the same numbers however it i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from policies.networks import MLP, Init, orthogonal_init, torch_init
-
 
 KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor")  # what a bundle may name
 
@@ -34,26 +34,40 @@ def dropout(x: Tensor, rate: float, random: Random) -> Tensor:
     return x * (kept.to(x.dtype) / (1 - rate))
 
 
+def hidden_dropout(rate: float, random: Random | None) -> Callable[[Tensor], Tensor] | None:
+    """What `MLP` takes: dropout with the numbers of `random`, None where there is none to do."""
+    return None if random is None or not rate else partial(dropout, rate=rate, random=random)
+
+
 class DeterministicActor(nn.Module):
     """tanh(MLP)."""
 
     def __init__(
-        self, observations: int, actions: int, hidden: Sequence[int], init: Init = torch_init
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        noise: float = 0.1,
+        dropout_rate: float = 0.0,
+        init: Init = torch_init,
     ) -> None:
+        """noise: deviation of the exploration's. dropout_rate: in training alone."""
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
         self.trunk = MLP(observations, actions, hidden, init=init)
+        self.noise, self.dropout_rate = noise, dropout_rate
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """[..., O] -> [..., A]."""
-        return self.trunk(observations).tanh()
+    def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
+        """[..., O] -> [..., A]; with `random`, under dropout, as in training."""
+        return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
 
     act = forward
 
-    def explore(self, observations: Tensor, random: Random, noise: float = 0.1) -> Tensor:
-        """The action plus Gaussian noise of deviation `noise`, clipped to [-1, 1]."""
+    def explore(self, observations: Tensor, random: Random) -> Tensor:
+        """The action plus Gaussian noise, clipped to [-1, 1]."""
         actions = self(observations)
-        return (actions + noise * random.normal(actions.shape)).clamp(-1, 1)
+        return (actions + self.noise * random.normal(actions.shape)).clamp(-1, 1)
 
 
 class GaussianActor(nn.Module):
@@ -83,9 +97,7 @@ class GaussianActor(nn.Module):
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
         """[..., O] -> the mean [..., A]; with `random`, under dropout, as in training."""
-        rate = self.dropout_rate
-        use = (lambda x: dropout(x, rate, random)) if random is not None and rate else None
-        return self.trunk(observations, use).tanh()
+        return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
 
     act = forward
 
@@ -147,7 +159,8 @@ class TanhGaussianActor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """[B, O] -> actions [B, A] and log densities [B]; [N, B, ...] for `samples` = N of each.
 
-        log pi = sum_j [log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j))], finite where tanh saturates.
+        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)), finite where tanh
+        saturates.
         """
         mean, log_std = self(observations)
         shape = mean.shape if samples is None else (samples, *mean.shape)

@@ -2,7 +2,7 @@
 
 A ZIP archive (stored, not compressed), format 1:
 
-    manifest.json        {format, spec, policy: {kind, arguments}, provenance, sha256: {member: digest}}
+    manifest.json        {format, spec, policy: {kind, arguments}, provenance, sha256}
     weights.safetensors  the policy's parameters, float32
     normaliser.safetensors  mean and scale of the observations, float32
 
@@ -47,7 +47,7 @@ class Bundle:
 
 
 def write(path: str | Path, bundle: Bundle) -> None:
-    """Writes `bundle` to `path`; the same bundle gives the same bytes. The caller sees to atomicity."""
+    """Writes `bundle` to `path`; the same bundle gives the same bytes. Not atomic."""
     normaliser = {"mean": bundle.normaliser.mean, "scale": bundle.normaliser.scale}
     contents = {
         "weights.safetensors": save_tensors(bundle.weights),

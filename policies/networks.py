@@ -1,16 +1,18 @@
-"""Network blocks, written for one seed: the engine stacks seeds as a leading axis over their parameters.
+"""Network blocks, written for one seed: the engine stacks seeds as a leading axis of parameters.
 
-Shapes: B batch, E ensemble member, O observation, A action. Every block maps [..., in] to [..., out];
-an ensemble to [E, ..., out].
+Shapes: B batch, E ensemble member, O observation, A action. Every block maps [..., in] to
+[..., out]; an ensemble to [E, ..., out].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 Init = Callable[[Tensor, Tensor, int, bool], None]  # weight [in, out], bias [out], fan_in, is_last
 
@@ -53,14 +55,14 @@ class MLP(nn.Module):
         super().__init__()
         sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for layer, (fan_in, out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for layer, (fan_in, out) in enumerate(pairwise(sizes)):
             weight, bias = torch.empty(members, fan_in, out), torch.empty(members, 1, out)
             for member in range(members):
                 init(weight[member], bias[member, 0], fan_in, layer == len(sizes) - 2)
             stacked = ensemble is not None
             self.weights.append(nn.Parameter(weight if stacked else weight[0]))
             self.biases.append(nn.Parameter(bias if stacked else bias[0, 0]))
-        norms = [nn.LayerNorm(size) for size in hidden] if layer_norm else []
+        norms = [LayerNorm(size, ensemble) for size in hidden] if layer_norm else []
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor, dropout: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -69,7 +71,7 @@ class MLP(nn.Module):
         dropout: applied after each hidden ReLU where given (training only).
         """
         x, dtype, last = x.to(self.compute_dtype), self.compute_dtype, len(self.weights) - 1
-        rows, flat = x.shape[:-1], x.flatten(0, -2) if x.dim() != 2 else x
+        rows, flat = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             flat = flat @ weight.to(dtype) + bias.to(dtype)
             if layer < last:
@@ -79,6 +81,19 @@ class MLP(nn.Module):
                 flat = flat if dropout is None else dropout(flat)
         members = () if self.ensemble is None else (self.ensemble,)
         return flat.float().reshape(*members, *rows, flat.shape[-1])
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation; each member of an ensemble has its own gain and shift."""
+
+    def __init__(self, size: int, ensemble: int | None = None) -> None:
+        super().__init__()
+        shape = (size,) if ensemble is None else (ensemble, 1, size)
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, size], or [E, R, size] for an ensemble; eps is torch's."""
+        return layer_norm(x, x.shape[-1:]) * self.weight + self.bias
 
 
 class Scalar(nn.Module):

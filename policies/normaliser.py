@@ -21,7 +21,7 @@ class Normaliser:
 
     @classmethod
     def fit(cls, observations: np.ndarray, epsilon: float = 1e-3) -> Normaliser:
-        """observations: [N, *obs]. z-score with `epsilon` added to the deviation (TD3+BC, eq. 6)."""
+        """observations: [N, *obs]. z-score, `epsilon` added to the deviation (TD3+BC, eq. 6)."""
         mean = observations.mean(0, dtype=np.float64)
         scale = observations.std(0, dtype=np.float64) + epsilon
         return cls(mean.astype(np.float32), scale.astype(np.float32))

@@ -38,7 +38,9 @@ class TorchPolicy:
         self.spec, self.normaliser, self.bundle = bundle.spec, bundle.normaliser, bundle
         kind = getattr(actors, bundle.kind, None) if bundle.kind in actors.KINDS else None
         if kind is None:
-            raise BundleError(f"unknown policy {bundle.kind!r}; known are {', '.join(actors.KINDS)}")
+            raise BundleError(
+                f"unknown policy {bundle.kind!r}; known are {', '.join(actors.KINDS)}"
+            )
         try:
             self.module = kind(**bundle.arguments)
             weights = {k: torch.from_numpy(v) for k, v in bundle.weights.items()}

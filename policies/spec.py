@@ -1,4 +1,4 @@
-"""What a policy sees and does: the one description that data, environments, bundles and robots compare."""
+"""What a policy sees and does: what data, environments, bundles and robots compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class Spec:
     """Shapes and meaning of one observation and one action.
 
-    Policies act in [-1, 1]; `action_low` and `action_high` are those ends in the environment's units.
+    Policies act in [-1, 1]; `action_low` and `action_high` are those in the environment's units.
     """
 
     observation_shape: tuple[int, ...]
@@ -45,12 +45,15 @@ class Spec:
     def from_json(cls, values: Mapping[str, Any]) -> Spec:
         """The inverse of `to_json`. Raises ValueError naming a field that is unknown or missing."""
         try:
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+            fields: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+            }
+            return cls(**fields)
         except TypeError as error:
             raise ValueError(f"policy specification: {error}") from None
 
     def mismatch(self, other: Spec) -> str | None:
-        """What keeps a policy of this spec from serving `other`, in words; None where nothing does."""
+        """Why a policy of this spec cannot serve `other`, in words; None where it can."""
         for name in ("observation_shape", "action_dim"):
             if getattr(self, name) != getattr(other, name):
                 mine, theirs = getattr(self, name), getattr(other, name)

@@ -3,14 +3,16 @@
 Twin critics learn the value of actions plus future entropy, the actor minimises its divergence from
 their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
-Paper:   Haarnoja et al., arXiv:1812.05905 (with learnt temperature). Equation numbers are that paper's.
-Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data.
+Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
+Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
+         first `random_steps` actions are uniform; networks start as torch's do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import ClassVar
 
 from torch import nn
 
@@ -31,16 +33,15 @@ class Config(Preprocessing):
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
-    initial_alpha: float = 1.0  # > 0
+    initial_alpha: float = 1.0  # > 0; read when the networks are built: one value for all seeds
     entropy_scale: float = 1.0  # target entropy is -entropy_scale * |A|
     hidden: tuple[int, ...] = (256, 256)
-    normalise_observations: bool = False
     random_steps: int = 5_000  # environment steps with uniform actions before the first update
 
 
 class SAC(Algorithm):
     Config = Config
-    targets = {"critic_target": "critic"}
+    targets: ClassVar = {"critic_target": "critic"}
     online = True
 
     def networks(self) -> dict[str, nn.Module]:
@@ -60,14 +61,14 @@ class SAC(Algorithm):
         }
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Critics, actor, temperature, target."""
+        """Critics; actor, with the new ones; temperature; target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         alpha = state.log_alpha().exp().detach()
         next_a, next_log_pi = state.policy.sample(batch.next_observations, state.random)
         next_q = state.critic_target(batch.next_observations, next_a).amin(0)
         y = batch.rewards + batch.discount * (next_q - alpha * next_log_pi)  # [B], eq. 2 and 3
 
-        def critic_loss(critic):  # eq. 5
+        def critic_loss(critic):  # eq. 5, without its 1/2; [2, B] - [B]
             return (critic(s, a) - y).square().mean(1).sum()
 
         state, critic_value = minimise(state, "critic", critic_loss)

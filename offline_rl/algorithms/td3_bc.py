@@ -10,25 +10,26 @@ Differs: nowhere known from the authors' code (sfujim/TD3_BC:TD3_BC.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, track
-from offline_rl.critics import Critic
+from offline_rl.critics import Critic, td3_target
 from offline_rl.optim import Adam
 from offline_rl.transform import Preprocessing
 from policies.actors import DeterministicActor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Config(Preprocessing):
     """Defaults: the paper's, table 3."""
 
     alpha: float = 2.5  # >= 0: 0 clones, more trusts the critic
     discount: float = 0.99  # in [0, 1)
     tau: float = 0.005  # in (0, 1]: share of the networks that enters their targets
-    policy_noise: float = 0.2  # deviation of the noise on the target's action
-    noise_clip: float = 0.5  # and its largest size
+    policy_noise: float = 0.2  # >= 0: deviation of the noise on the target's action
+    noise_clip: float = 0.5  # >= 0: and its largest size
     policy_delay: int = 2  # critic updates per actor and target update
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
@@ -38,7 +39,7 @@ class Config(Preprocessing):
 
 class TD3BC(Algorithm):
     Config = Config
-    targets = {"policy_target": "policy", "critic_target": "critic"}
+    targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
 
     @property
     def period(self) -> int:
@@ -57,22 +58,17 @@ class TD3BC(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """The critics; every `policy_delay`-th time then the actor and both targets."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        noise = cfg.policy_noise * state.random.normal(a.shape)
-        noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip)
-        next_a = (state.policy_target(batch.next_observations) + noise).clamp(-1, 1)
-        next_q = state.critic_target(batch.next_observations, next_a).amin(0)  # [B]
-        y = batch.rewards + batch.discount * next_q
+        y = td3_target(state, batch, cfg.policy_noise, cfg.noise_clip)  # [B]
 
-        def critic_loss(critic):  # TD3, eq. 10 and 14
-            q = critic(s, a)  # [2, B]
-            return (q - y).square().mean(1).sum()
+        def critic_loss(critic):  # [2, B] - [B]
+            return (critic(s, a) - y).square().mean(1).sum()
 
         state, critic_value = minimise(state, "critic", critic_loss)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
         if i != cfg.policy_delay - 1:
             return state, metrics
 
-        def policy_loss(policy):  # eq. 5; the scale lambda is eq. 4
+        def policy_loss(policy):  # the paper's lambda divides by the batch's mean |Q|
             pi = policy(s)
             q = state.critic(s, pi)[0]
             scale = cfg.alpha / q.detach().abs().mean()

@@ -1,0 +1,229 @@
+"""The baseline: TD3+BC, IQL and CQL in eager single-seed PyTorch, written the way CORL writes them.
+
+One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target networks
+updated parameter by parameter, batches gathered from tensors by random indices. Nothing is compiled.
+Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql}.py; CORL's CQL settings (three hidden layers).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BATCH, HIDDEN = 256, 256
+
+
+def mlp(sizes: list[int], last: nn.Module | None = None) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for fan_in, out in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(fan_in, out), nn.ReLU()]
+    layers.pop()
+    return nn.Sequential(*layers, *([last] if last is not None else []))
+
+
+class Buffer:
+    def __init__(self, data: dict[str, Tensor]) -> None:
+        self.data, self.size = data, len(data["rewards"])
+
+    def sample(self) -> list[Tensor]:
+        names = ("observations", "actions", "rewards", "next_observations", "dones")
+        indices = torch.randint(0, self.size, (BATCH,), device=self.data["rewards"].device)
+        return [self.data[name][indices] for name in names]
+
+
+class Q(nn.Module):
+    def __init__(self, obs: int, act: int, layers: int = 2) -> None:
+        super().__init__()
+        self.net = mlp([obs + act, *[HIDDEN] * layers, 1])
+
+    def forward(self, s: Tensor, a: Tensor) -> Tensor:
+        return self.net(torch.cat([s, a], -1)).squeeze(-1)
+
+
+def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    for t, s in zip(target.parameters(), source.parameters(), strict=True):
+        t.data.copy_((1 - tau) * t.data + tau * s.data)
+
+
+def adam(net: nn.Module, lr: float = 3e-4) -> torch.optim.Adam:
+    return torch.optim.Adam(net.parameters(), lr=lr)
+
+
+class TD3BC:
+    def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
+        self.actor = mlp([obs, HIDDEN, HIDDEN, act], nn.Tanh()).to(device)
+        self.q1, self.q2 = Q(obs, act).to(device), Q(obs, act).to(device)
+        self.actor_t, self.q1_t, self.q2_t = map(copy.deepcopy, (self.actor, self.q1, self.q2))
+        self.actor_o, self.q1_o, self.q2_o = adam(self.actor), adam(self.q1), adam(self.q2)
+        self.it = 0
+
+    def train(self, batch: list[Tensor]) -> dict[str, float]:
+        self.it += 1
+        s, a, r, s2, d = batch
+        with torch.no_grad():
+            noise = (torch.randn_like(a) * 0.2).clamp(-0.5, 0.5)
+            a2 = (self.actor_t(s2) + noise).clamp(-1, 1)
+            y = r + 0.99 * (1 - d) * torch.min(self.q1_t(s2, a2), self.q2_t(s2, a2))
+        loss = F.mse_loss(self.q1(s, a), y) + F.mse_loss(self.q2(s, a), y)
+        log = {"critic_loss": loss.item()}
+        self.q1_o.zero_grad()
+        self.q2_o.zero_grad()
+        loss.backward()
+        self.q1_o.step()
+        self.q2_o.step()
+        if self.it % 2 == 0:
+            pi = self.actor(s)
+            q = self.q1(s, pi)
+            lam = 2.5 / q.abs().mean().detach()
+            actor_loss = -lam * q.mean() + F.mse_loss(pi, a)
+            log["actor_loss"] = actor_loss.item()
+            self.actor_o.zero_grad()
+            actor_loss.backward()
+            self.actor_o.step()
+            for t, n in ((self.q1_t, self.q1), (self.q2_t, self.q2), (self.actor_t, self.actor)):
+                soft_update(t, n, 0.005)
+        return log
+
+
+class GaussianActor(nn.Module):
+    def __init__(self, obs: int, act: int) -> None:
+        super().__init__()
+        self.net = mlp([obs, HIDDEN, HIDDEN, act], nn.Tanh())
+        self.log_std = nn.Parameter(torch.zeros(act))
+
+    def forward(self, s: Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.net(s), self.log_std.clamp(-20, 2).exp())
+
+
+class TwinQ(nn.Module):
+    def __init__(self, obs: int, act: int) -> None:
+        super().__init__()
+        self.q1, self.q2 = Q(obs, act), Q(obs, act)
+
+    def both(self, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q1(s, a), self.q2(s, a)
+
+    def forward(self, s: Tensor, a: Tensor) -> Tensor:
+        return torch.min(*self.both(s, a))
+
+
+class IQL:
+    def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
+        self.q, self.actor = TwinQ(obs, act).to(device), GaussianActor(obs, act).to(device)
+        self.v = mlp([obs, HIDDEN, HIDDEN, 1]).to(device)
+        self.q_t = copy.deepcopy(self.q).requires_grad_(False)
+        self.q_o, self.v_o, self.actor_o = adam(self.q), adam(self.v), adam(self.actor)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.actor_o, 1_000_000)
+
+    def train(self, batch: list[Tensor]) -> dict[str, float]:
+        s, a, r, s2, d = batch
+        log = {}
+        with torch.no_grad():
+            next_v = self.v(s2).squeeze(-1)
+            target_q = self.q_t(s, a)
+        adv = target_q - self.v(s).squeeze(-1)
+        v_loss = (torch.abs(0.7 - (adv < 0).float()) * adv**2).mean()
+        log["value_loss"] = v_loss.item()
+        self.v_o.zero_grad()
+        v_loss.backward()
+        self.v_o.step()
+        y = r + (1 - d) * 0.99 * next_v.detach()
+        qs = self.q.both(s, a)
+        q_loss = sum(F.mse_loss(q, y) for q in qs) / len(qs)
+        log["q_loss"] = q_loss.item()
+        self.q_o.zero_grad()
+        q_loss.backward()
+        self.q_o.step()
+        soft_update(self.q_t, self.q, 0.005)
+        weight = torch.exp(3.0 * adv.detach()).clamp(max=100.0)
+        bc = -self.actor(s).log_prob(a).sum(-1)
+        actor_loss = (weight * bc).mean()
+        log["actor_loss"] = actor_loss.item()
+        self.actor_o.zero_grad()
+        actor_loss.backward()
+        self.actor_o.step()
+        self.schedule.step()
+        return log
+
+
+class TanhActor(nn.Module):
+    def __init__(self, obs: int, act: int) -> None:
+        super().__init__()
+        self.net = mlp([obs, HIDDEN, HIDDEN, HIDDEN, 2 * act])
+        self.mult, self.shift = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, s: Tensor, repeat: int | None = None) -> tuple[Tensor, Tensor]:
+        if repeat is not None:
+            s = s.unsqueeze(1).repeat(1, repeat, 1)
+        mean, log_std = self.net(s).chunk(2, -1)
+        std = (self.mult * log_std + self.shift).clamp(-20, 2).exp()
+        normal = torch.distributions.Normal(mean, std)
+        u = normal.rsample()
+        correction = 2 * (math.log(2) - u - F.softplus(-2 * u))
+        return u.tanh(), (normal.log_prob(u) - correction).sum(-1)
+
+
+class CQL:
+    """CQL(H), importance-sampled, 10 actions, no Lagrange."""
+
+    def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
+        self.act_dim = act
+        self.actor = TanhActor(obs, act).to(device)
+        self.q1, self.q2 = Q(obs, act, 3).to(device), Q(obs, act, 3).to(device)
+        self.q1_t, self.q2_t = copy.deepcopy(self.q1), copy.deepcopy(self.q2)
+        self.log_alpha = nn.Parameter(torch.tensor(0.0, device=device))
+        self.actor_o = adam(self.actor, 3e-5)
+        self.q_o = torch.optim.Adam([*self.q1.parameters(), *self.q2.parameters()], lr=3e-4)
+        self.alpha_o = torch.optim.Adam([self.log_alpha], lr=3e-5)
+
+    def repeated(self, q: Q, s: Tensor, a: Tensor) -> Tensor:
+        n = a.shape[1]
+        s = s.unsqueeze(1).repeat(1, n, 1).reshape(-1, s.shape[-1])
+        return q(s, a.reshape(-1, a.shape[-1])).reshape(-1, n)
+
+    def train(self, batch: list[Tensor]) -> dict[str, float]:
+        s, a, r, s2, d = batch
+        new_a, log_pi = self.actor(s)
+        alpha_loss = -(self.log_alpha * (log_pi - self.act_dim).detach()).mean()
+        alpha = self.log_alpha.exp()
+        q_new = torch.min(self.q1(s, new_a), self.q2(s, new_a))
+        policy_loss = (alpha * log_pi - q_new).mean()
+        q1, q2 = self.q1(s, a), self.q2(s, a)
+        with torch.no_grad():
+            a2, _ = self.actor(s2)
+            y = r + 0.99 * (1 - d) * torch.min(self.q1_t(s2, a2), self.q2_t(s2, a2))
+        loss = F.mse_loss(q1, y) + F.mse_loss(q2, y)
+        u = torch.empty(len(s), 10, self.act_dim, device=s.device).uniform_(-1, 1)
+        with torch.no_grad():
+            c, c_log = self.actor(s, 10)
+            n, n_log = self.actor(s2, 10)
+        for q, q_data in ((self.q1, q1), (self.q2, q2)):
+            sampled = [
+                self.repeated(q, s, u) - math.log(0.5**self.act_dim),
+                self.repeated(q, s, n) - n_log,
+                self.repeated(q, s, c) - c_log,
+            ]
+            gap = torch.logsumexp(torch.cat(sampled, 1), 1) - q_data
+            loss = loss + 10.0 * gap.mean()
+        log = {"q_loss": loss.item(), "policy_loss": policy_loss.item()}
+        self.alpha_o.zero_grad()
+        alpha_loss.backward()
+        self.alpha_o.step()
+        self.actor_o.zero_grad()
+        policy_loss.backward(retain_graph=True)
+        actor_grads = [p.grad for p in self.actor.parameters()]
+        self.q_o.zero_grad()
+        loss.backward()
+        assert all(g is not None for g in actor_grads)
+        self.actor_o.step()
+        self.q_o.step()
+        soft_update(self.q1_t, self.q1, 0.005)
+        soft_update(self.q2_t, self.q2, 0.005)
+        return log
+
+
+BASELINES = {"td3_bc": TD3BC, "iql": IQL, "cql": CQL}

@@ -1,0 +1,195 @@
+"""Conservative Q-learning (CQL): a critic that thinks little of what the data does not show.
+
+Soft actor-critic whose critics pay a penalty for every action they prefer to the data's: a soft
+maximum of Q over sampled actions less Q at the data's. The weight is fixed, or learnt such that the
+penalty stays at `gap`.
+
+Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
+Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py) in that all losses
+         are taken at the old parameters, and max_target_backup is a max over actions of the min
+         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. From
+         tinkoff-ai/CORL, whose settings are the defaults, in that its second critic always has
+         3 layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, log
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
+from offline_rl.critics import Critic
+from offline_rl.optim import Adam
+from offline_rl.transform import Preprocessing
+from policies.actors import TanhGaussianActor
+from policies.networks import Scalar, orthogonal_init, torch_init
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
+
+    weight: float = 10.0  # >= 0: of the penalty (alpha in eq. 4)
+    variant: Literal["H", "H-raw", "rho"] = "H"  # see `soft_maximum`
+    samples: int = 10  # actions drawn from each proposal in each state (N)
+    temperature: float = 1.0  # > 0, of the soft maximum
+    gap: float | None = None  # learn a factor on `weight` that keeps the penalty here; null: none
+    gap_after_weight: bool = False  # see `excess`; only with a gap
+    clip_diff_min: float = -inf  # bounds of the penalty of one sample
+    clip_diff_max: float = inf
+    max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
+    backup_entropy: bool = False  # entropy in the target, as in SAC
+    bc_updates: int = 0  # preliminary updates in which the policy clones while the critics learn
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
+    policy_lr: float = 3e-5  # also of the temperature alpha
+    critic_lr: float = 3e-4  # also of the Lagrange multiplier
+    policy_hidden: tuple[int, ...] = (256, 256, 256)
+    critic_hidden: tuple[int, ...] = (256, 256, 256)
+    normalise_observations: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gap is None and self.gap_after_weight:
+            raise ValueError("gap_after_weight=true has no gap to count: give gap=… or set it to false")
+
+
+class CQL(Algorithm):
+    Config = Config
+    targets: ClassVar = {"critic_target": "critic"}
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        return {"clone": self.cfg.bc_updates} if self.cfg.bc_updates else {}
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        init, affine = orthogonal_init(last_gain=1e-2), (1.0, -1.0)
+        networks: dict[str, nn.Module] = {
+            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=near_zero),
+            "critic": Critic(obs, act, cfg.critic_hidden, init=init),
+            "log_alpha": Scalar(0),
+        }
+        if cfg.gap is not None:
+            networks["log_multiplier"] = Scalar(0 if cfg.gap_after_weight else 1)
+        return networks
+
+    def optimisers(self) -> dict[str, Adam]:
+        policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
+        adams = {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
+        return {name: adams[name] for name in self.modules if name in adams}
+
+    def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """`update` with a policy that clones: how the authors' code begins."""
+        return self.update(state, batch, i, clone=True)
+
+    def update(
+        self, state: State, batch: Batch, i: int, *, clone: bool = False
+    ) -> tuple[State, Metrics]:
+        """Policy, alpha, critics, multiplier, each loss at the old parameters; then the target."""
+        s, a, cfg, old = batch.observations, batch.actions, self.cfg, state
+        alpha = old.log_alpha().exp()
+
+        def policy_loss(policy):
+            pi, log_pi = policy.sample(s, old.random)
+            gain = policy.log_prob(s, a) if clone else old.critic(s, pi).amin(0)  # [B]
+            return (alpha * log_pi - gain).mean(), log_pi.mean()
+
+        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+
+        def alpha_loss(log_alpha):  # towards an entropy of -|A|, as SAC
+            return -log_alpha() * (log_pi - self.spec.action_dim)
+
+        state, _ = minimise(state, "log_alpha", alpha_loss)
+        y = self.target(old, batch, alpha)  # [B]
+        actions, log_density = self.proposals(old, batch)  # [M, B, A], [M, B]
+        actions = torch.cat([actions, a[None]])
+        factor = torch.ones_like(alpha)
+        if cfg.gap is not None:
+            factor = old.log_multiplier().exp().clamp(0, 1e6)
+
+        def critic_loss(critic):  # eq. 4, its TD error without the 1/2
+            q = critic(s.expand(len(actions), *s.shape), actions)  # [2, M + 1, B]
+            td = (q[:, -1] - y).square().mean(1)  # [2]
+            difference = self.soft_maximum(q, log_density) - q[:, -1]  # [2, B]
+            penalty = difference.clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max).mean(1)
+            return (td + factor * self.excess(penalty)).sum(), (td.sum(), penalty)
+
+        state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
+        state = track(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": td, "penalty": penalty.mean(), "policy_loss": policy_value}
+        metrics |= {"target": y.mean(), "entropy": -log_pi, "alpha": alpha}
+        if cfg.gap is None:
+            return state, metrics
+
+        def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
+            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean()
+
+        state, _ = minimise(state, "log_multiplier", multiplier_loss)
+        return state, metrics | {"multiplier": factor}
+
+    def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
+        """What the critics regress on, [B]; one next action, or the best of `samples`."""
+        s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
+        pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
+        q, best = state.critic_target(s.expand(count, *s.shape), pi).amin(0).max(0)  # [B]
+        if self.cfg.backup_entropy:
+            q = q - alpha * log_pi.gather(0, best[None])[0]
+        return batch.rewards + batch.discount * q
+
+    def proposals(self, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The penalised actions [M, B, A] and their log densities [M, B].
+
+        For rho N of the policy's (M = N), else also N uniform ones and N that the policy takes in
+        the *next* state (M = 3N); all are tried in the present state.
+        """
+        count, random = self.cfg.samples, state.random
+        here, log_here = state.policy.sample(batch.observations, random, count)
+        if self.cfg.variant == "rho":
+            return here, log_here
+        there, log_there = state.policy.sample(batch.next_observations, random, count)
+        uniform = 2 * random.uniform(here.shape) - 1
+        log_uniform = torch.full_like(log_here, -self.spec.action_dim * log(2))
+        return torch.cat([uniform, here, there]), torch.cat([log_uniform, log_here, log_there])
+
+    def soft_maximum(self, q: Tensor, log_density: Tensor) -> Tensor:
+        """The pushed-down value Z. q: [2, M + 1, B], the data's action last; -> [2, B].
+
+        H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in eq. 4 by
+               importance sampling, but for a constant log M (appendix F).
+        H-raw: the same without densities, the data's action included (`min_q_version=2` there).
+        rho:   E_mu[Q] with mu(a) in proportion to pi(a) exp(Q(s, a) / t), which solves the inner
+               problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), pi the policy before this update. By
+               its own samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t). As mu
+               is a maximum, no gradient goes through w (envelope theorem).
+        """
+        t, proposed = self.cfg.temperature, q[:, :-1]
+        if self.cfg.variant == "rho":
+            return ((proposed.detach() / t).softmax(1) * proposed).sum(1)
+        logits = q if self.cfg.variant == "H-raw" else proposed - log_density
+        return t * (logits / t).logsumexp(1)
+
+    def excess(self, penalty: Tensor) -> Tensor:
+        """What the critics pay, [2] -> [2]: the weighted penalty, less the gap where there is one.
+
+        weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
+        `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
+        """
+        cfg = self.cfg
+        if cfg.gap is None:
+            return cfg.weight * penalty
+        if cfg.gap_after_weight:
+            return cfg.weight * penalty - cfg.gap
+        return cfg.weight * (penalty - cfg.gap)
+
+
+def near_zero(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+    """torch's own initialisation, but an output near zero; tinkoff-ai/CORL's for the policy."""
+    torch_init(weight, bias, fan_in, is_last)
+    if is_last:
+        nn.init.xavier_uniform_(weight, 1e-2)
+        nn.init.zeros_(bias)

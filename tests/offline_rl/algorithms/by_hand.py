@@ -1,0 +1,186 @@
+"""What these tests share: made batches, updates driven by hand, and networks written out anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State
+from offline_rl.buffer import ReplayBuffer
+from offline_rl.data.dataset import Dataset
+from offline_rl.random import Random
+from policies.spec import Spec
+
+SPEC = Spec((3,), 2)
+SMALL = {"hidden": (16, 16)}
+
+
+class Recorded(Random):
+    """The engine's numbers, remembered in the order they were given."""
+
+    def __init__(self, update: int = 0) -> None:
+        super().__init__(torch.tensor(7), torch.tensor(update))
+        self.given: list[Tensor] = []
+
+    def uniform(self, shape):
+        self.given.append(super().uniform(shape))
+        return self.given[-1]
+
+    def normal(self, shape):
+        before = len(self.given)
+        numbers = super().normal(shape)
+        self.given[before:] = [numbers]  # instead of the uniform numbers it is made of
+        return numbers
+
+
+def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **config: Any) -> State:
+    """A new learner's state; its initial parameters are the same at each call."""
+    torch.manual_seed(0)
+    algorithm = cls(spec, cls.Config(**config), num_updates)
+    tree = algorithm.initial()
+    return State(algorithm, tree["params"], tree["optimiser"], Recorded())
+
+
+def opinionated(state: State) -> State:
+    """The same with critics whose values differ much between actions, and in sign."""
+    params = dict(state.params)
+    for name in ("critic", "critic_target"):
+        params[name] = {k: 3 * v for k, v in params[name].items()}
+    return replace(state, params=params)
+
+
+def advance(state: State, *batches: Batch, phase: str = "update") -> tuple[State, Metrics]:
+    """One update on each batch, with the numbers of updates 0, 1, …; -> also the last metrics."""
+    metrics: Metrics = {}
+    for count, batch in enumerate(batches):
+        state = replace(state, random=Recorded(count))
+        method = getattr(state.algorithm, phase)
+        state, metrics = method(state, batch, count % state.algorithm.period)
+    return state, metrics
+
+
+def made_batch(seed: int = 1, size: int = 32) -> Batch:
+    """Random transitions; a quarter ends in a terminal state."""
+    torch.manual_seed(seed)
+    return Batch(
+        observations=torch.randn(size, 3),
+        actions=torch.rand(size, 2) * 1.8 - 0.9,
+        rewards=torch.randn(size),
+        discount=torch.where(torch.arange(size) % 4 == 0, 0.0, 0.99),
+        next_observations=torch.randn(size, 3),
+    )
+
+
+def two_actions() -> Batch:
+    """One state, one step: +0.5 paid 1 and -0.5 paid 0, seen equally often."""
+    better = torch.arange(32) % 2
+    return Batch(
+        observations=torch.zeros(32, 1),
+        actions=better[:, None] - 0.5,
+        rewards=better.float(),
+        discount=torch.zeros(32),
+        next_observations=torch.zeros(32, 1),
+    )
+
+
+def hill(seed: int) -> Batch:
+    """One state, one step: uniform actions a, paid 1 - 4 (a - 0.3)^2."""
+    actions = Random(torch.tensor(11), torch.tensor(seed)).uniform((64, 1)) * 2 - 1
+    return Batch(
+        observations=torch.zeros(64, 1),
+        actions=actions,
+        rewards=1 - 4 * (actions[:, 0] - 0.3).square(),
+        discount=torch.zeros(64),
+        next_observations=torch.zeros(64, 1),
+    )
+
+
+def action(state: State) -> float:
+    """The deterministic action in the state of `two_actions` and `hill`."""
+    return state.policy.act(torch.zeros(1, 1)).item()
+
+
+def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> float:
+    """What the critic regresses on where reward 1 is followed by the end of the episode."""
+    row = np.ones((1, 3), np.float32)
+    ended = np.array([terminated])
+    data = Dataset.from_arrays(
+        row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
+    )
+    tensors = {k: v[0] for k, v in ReplayBuffer.from_dataset(data).tensors().items()}
+    batch = ReplayBuffer.sample(tensors, Recorded(), 8, 0.99)
+    return advance(start(cls, **config), batch)[1]["target"].item()
+
+
+# A second implementation's pieces: nn.Linear in float64, with the parameters of one of ours.
+
+
+def plain(params: Mapping[str, Tensor], prefix: str, member: int | None = None) -> nn.Sequential:
+    """The multilayer perceptron whose weights are called `<prefix>weights.0` and so on."""
+    layers: list[nn.Module] = []
+    for weight, bias, _, _ in layers_of(params, prefix, member):
+        linear = nn.Linear(*weight.shape, dtype=torch.float64)
+        linear.weight.data, linear.bias.data = weight.T.double(), bias.double()
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def layers_of(params: Mapping[str, Tensor], prefix: str, member: int | None):
+    """(weight [in, out], bias [out], their names) of each layer."""
+    for layer in range(sum(k.startswith(f"{prefix}weights.") for k in params)):
+        names = f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"
+        weight, bias = (params[name] for name in names)
+        weight, bias = (weight, bias) if member is None else (weight[member], bias[member, 0])
+        yield weight, bias, *names
+
+
+def assert_same(
+    state: State,
+    name: str,
+    net: nn.Sequential,
+    adam: torch.optim.Optimizer | None = None,
+    *,
+    prefix: str = "net.",
+    member: int | None = None,
+) -> None:
+    """`state`'s network has the parameters of `net`, and its Adam the first moments of `adam`.
+
+    Adam's steps hardly depend on the loss's scale; its moments do.
+    """
+    linears = [layer for layer in net if isinstance(layer, nn.Linear)]
+    ours = list(layers_of(state.params[name], prefix, member))
+    assert len(linears) == len(ours)
+    for linear, (weight, bias, _, _) in zip(linears, ours, strict=True):
+        close(weight, linear.weight.T)
+        close(bias, linear.bias)
+    if adam is None:
+        return
+    moments = layers_of(state.optimiser[name]["first"], prefix, member)
+    for linear, (weight, bias, _, _) in zip(linears, moments, strict=True):
+        close(weight, adam.state[linear.weight]["exp_avg"].T)
+        close(bias, adam.state[linear.bias]["exp_avg"])
+
+
+def assert_same_number(
+    state: State, name: str, number: Tensor, adam: torch.optim.Optimizer, *, key: str = "value"
+) -> None:
+    """`assert_same` for a parameter outside a perceptron."""
+    close(state.params[name][key], number)
+    close(state.optimiser[name]["first"][key], adam.state[number]["exp_avg"])
+
+
+def close(ours: Tensor, plain: Tensor | float) -> None:
+    """Equal but for what float32 cannot hold."""
+    other = torch.as_tensor(plain, dtype=torch.float64).detach()
+    torch.testing.assert_close(ours.detach().double(), other, atol=1e-5, rtol=1e-4)
+
+
+def doubles(batch: Batch) -> tuple[Tensor, ...]:
+    """(s, a, r, discount, s') in float64."""
+    columns = ("observations", "actions", "rewards", "discount", "next_observations")
+    return tuple(getattr(batch, name).double() for name in columns)

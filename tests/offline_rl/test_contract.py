@@ -1,0 +1,231 @@
+"""One suite over every algorithm file: what the engine and the trainer rely on."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from offline_rl.algorithm import Algorithm, State
+from offline_rl.buffer import ReplayBuffer
+from offline_rl.config import algorithm_class, algorithm_names, build, coerce
+from offline_rl.data import Dataset
+from offline_rl.engine import Engine, flatten
+from offline_rl.random import Random
+from offline_rl.train import batch_columns
+from policies import Spec
+
+SPEC = Spec((5,), 2)
+SMALL = {"hidden": [16, 16], "policy_hidden": [16, 16], "critic_hidden": [16, 16], "samples": 3}
+SEEDS = [3, 1, 7]
+
+
+def small_config(cls: type[Algorithm], **values: object) -> object:
+    fields = cls.Config.__dataclass_fields__
+    return build(cls.Config, {k: v for k, v in (SMALL | values).items() if k in fields})
+
+
+def dataset(rows: int = 300) -> Dataset:
+    draw = np.random.default_rng(0)
+    ends = np.arange(rows) % 30 == 29
+    return Dataset.from_arrays(
+        draw.normal(size=(rows, 5)),
+        draw.uniform(-1, 1, (rows, 2)),
+        draw.normal(size=rows),
+        ends & (np.arange(rows) % 60 == 29),
+        ends & (np.arange(rows) % 60 != 29),
+        draw.normal(size=(rows, 5)),
+    )
+
+
+def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
+    cls, data = algorithm_class(name), dataset()
+    cfg = small_config(cls)
+    buffer = ReplayBuffer.from_dataset(data, columns=batch_columns(cls, cfg, data))
+    return Engine(lambda _: cls(SPEC, cfg, 100), seeds, buffer, batch_size=32, **options)
+
+
+@cache
+def traced(name: str, count: int, options: tuple[tuple[str, object], ...]) -> Engine:
+    return new_engine(name, [*range(count)], **dict(options))
+
+
+def engine(name: str, seeds: list[int], **options: object) -> Engine:
+    """An engine at its start; tracing takes a second, so that it is done once for each kind."""
+    e, new = traced(name, len(seeds), tuple(options.items())), new_engine(name, seeds)
+    restore(e, [new.seed_state(s) for s in range(len(seeds))])
+    e.metrics()
+    return e
+
+
+def restore(e: Engine, states: list[dict[str, torch.Tensor]]) -> None:
+    for s, state in enumerate(states):
+        e.load_seed_state(s, state)
+
+
+def states(e: Engine) -> list[dict[str, torch.Tensor]]:
+    return [e.seed_state(s) for s in range(len(e.seeds))]
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[k].double() - b[k].double()).abs().max().item() for k in a)
+
+
+every_algorithm = pytest.mark.parametrize("name", algorithm_names())
+
+
+@every_algorithm
+def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scalars(name: str):
+    cls = algorithm_class(name)
+    algorithm = cls(SPEC, small_config(cls), 100)
+    tree = algorithm.initial()
+    random = Random(torch.tensor(0), torch.tensor(0))
+    data = {k: v[0] for k, v in engine(name, [0]).source.tensors().items()}
+    batch = ReplayBuffer.sample(data, random, 32, 0.99)
+    columns = {k: v.clone() for k, v in vars(batch).items() if v is not None}
+    before = {k: v.clone() for k, v in flatten(tree).items()}
+    for i in range(algorithm.period):
+        state = State(algorithm, tree["params"], tree["optimiser"], random)
+        new, metrics = algorithm.update(state, batch, i)
+        assert metrics
+        for value in metrics.values():
+            assert value.dim() == 0
+            assert value.isfinite()
+            assert not value.requires_grad
+    assert all(torch.equal(columns[k], getattr(batch, k)) for k in columns)
+    assert largest_difference(before, flatten(tree)) == 0
+    assert new.params.keys() == tree["params"].keys()
+
+
+@every_algorithm
+def test_every_trained_network_moves_and_targets_follow(name: str):
+    e = engine(name, [0])
+    before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
+    e.run(4 * e.algorithm.period)
+    moved = {k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()}
+    assert moved == set(e.state["params"])
+
+
+@every_algorithm
+def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_explore(name: str):
+    e = engine(name, SEEDS)
+    observations = 100 * torch.randn(len(SEEDS), 8, 5)
+    actions = e.actor(8)(observations)
+    assert actions.shape == (len(SEEDS), 8, 2)
+    assert actions.abs().max() <= 1
+    assert torch.equal(actions, e.actor(8)(observations, 5))
+    if e.algorithm.online:
+        explore = e.actor(8, explore=True)
+        assert explore(observations, 1).abs().max() <= 1
+        assert torch.equal(explore(observations, 1), explore(observations, 1))
+        assert not torch.equal(explore(observations, 1), explore(observations, 2))
+
+
+@every_algorithm
+def test_twenty_updates_equal_ten_saved_loaded_and_ten_more_to_the_bit(name: str):
+    e = engine(name, SEEDS)
+    e.run(20)
+    whole = states(e)
+    e = engine(name, SEEDS)
+    e.run(10)
+    saved = states(e)
+    e = engine(name, [8, 9, 10])  # other seeds, so that whatever is not restored shows
+    e.run(4)
+    restore(e, saved)
+    e.run(10)
+    assert e.updates == 20
+    for first, second in zip(whole, states(e), strict=True):
+        assert largest_difference(first, second) == 0
+
+
+@every_algorithm
+def test_stacked_seeds_equal_their_single_runs(name: str):
+    """After 100 updates in float32: only the order of sums inside matrix products differs."""
+    e = engine(name, SEEDS)
+    e.run(100)
+    stacked = states(e)
+    for s, seed in enumerate(SEEDS):
+        single = engine(name, [seed])
+        single.run(100)
+        assert largest_difference(single.seed_state(0), stacked[s]) < 2e-4
+
+
+@every_algorithm
+def test_metrics_are_one_finite_number_per_seed(name: str):
+    e = engine(name, SEEDS)
+    e.run(4 * e.algorithm.period)
+    metrics = e.metrics()
+    assert metrics
+    assert all(v.shape == (3,) and np.isfinite(v).all() for v in metrics.values())
+    assert e.metrics() == {}
+
+
+@pytest.mark.parametrize("name", ["td3_bc"])
+def test_compiled_equals_eager(name: str):
+    check_compiled(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in algorithm_names() if n != "td3_bc"])
+def test_compiled_equals_eager_for_the_rest(name: str):
+    check_compiled(name)
+
+
+def check_compiled(name: str) -> None:
+    """After 20 updates in float32; fused kernels sum in another order."""
+    eager, compiled = engine(name, SEEDS), engine(name, SEEDS, compile=True)
+    eager.run(20)
+    compiled.run(20)
+    for a, b in zip(states(eager), states(compiled), strict=True):
+        assert largest_difference(a, b) < 5e-5
+
+
+@every_algorithm
+def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
+    exact, rough = engine(name, [2]), engine(name, [2], precision="bf16")
+    exact.run(10)
+    rough.run(10)
+    for leaf in flatten(rough.state["params"]).values():
+        assert leaf.dtype == torch.float32
+    assert 0 < largest_difference(exact.seed_state(0), rough.seed_state(0)) < 0.05
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@every_algorithm
+def test_a_gpu_gives_what_the_cpu_gives(name: str):
+    cpu, gpu = engine(name, SEEDS), engine(name, SEEDS, device="cuda")
+    cpu.run(20)
+    gpu.run(20)
+    for s in range(3):
+        assert largest_difference(cpu.seed_state(s), gpu.seed_state(s)) < 1e-3
+
+
+@every_algorithm
+def test_config_floats_may_be_stacked_values(name: str):
+    """Two learning rates side by side equal the two runs apart."""
+    cls, data = algorithm_class(name), dataset()
+    rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
+    cfg = small_config(cls)
+    buffer = ReplayBuffer.from_dataset(data, columns=batch_columns(cls, cfg, data))
+    values = [1e-3, 1e-4]
+
+    def make(s: int) -> Algorithm:
+        return cls(SPEC, small_config(cls, **{rate: values[s]}), 100)
+
+    both = Engine(make, [5, 5], buffer, batch_size=32, values={rate: values})
+    both.run(10)
+    alone = Engine(lambda _: make(1), [5], buffer, batch_size=32)
+    alone.run(10)
+    assert largest_difference(alone.seed_state(0), both.seed_state(1)) < 2e-5
+    names = ("params", "optimiser")
+    a, b = ({k: v for k, v in both.seed_state(s).items() if k.startswith(names)} for s in (0, 1))
+    assert largest_difference(a, b) > 1e-4
+
+
+def test_types_of_options_are_not_guessed():
+    assert coerce(3, float, "x") == 3.0
+    assert coerce([8, 8], tuple[int, ...], "hidden") == (8, 8)
+    for value, hint in ((1.5, int), ("false", bool), (True, float), ([1.5], tuple[int, ...])):
+        with pytest.raises(Exception, match="expected"):
+            coerce(value, hint, "x")

@@ -1,0 +1,150 @@
+"""The plan of the house: imports go one way, light doors stay light, one fact has one place."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from offline_rl import config
+from offline_rl.generate import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+ARROWS = {
+    "policies": set(),
+    "envs": set(),
+    "real_robot": {"policies"},
+    "offline_rl": {"policies", "envs"},
+}
+ALGORITHMS = config.algorithm_names()
+CONFIGS = {f.stem: f for f in (ROOT / "configs" / "algorithm").glob("*.yaml")}
+RECIPES = sorted((ROOT / "configs" / "recipe").glob("*.yaml"))
+
+
+def imports(tree: ast.AST, *, everywhere: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, imported names); not everywhere: without functions and TYPE_CHECKING blocks."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            yield node.module or "", tuple(alias.name for alias in node.names)
+        elif everywhere or not (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ):
+            yield from imports(node, everywhere=everywhere)
+
+
+def python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in `folder` with this clone's packages on the path, after the folder itself."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True
+    )
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages outside the standard library that a new interpreter loads for it."""
+    found = python(
+        f"import sys; before = set(sys.modules); {statement}; "
+        "print(*{m.split('.')[0] for m in set(sys.modules) - before})"
+    )
+    assert found.returncode == 0, found.stderr
+    return set(found.stdout.split()) - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_imports_follow_the_arrows(package: str) -> None:
+    for file in (ROOT / package).rglob("*.py"):
+        for module, _ in imports(ast.parse(file.read_text()), everywhere=True):
+            name = module.split(".")[0]
+            assert name not in ARROWS or name in ARROWS[package] | {package}, (
+                f"{file} imports {name}"
+            )
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    files = {
+        ".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
+        for package in ARROWS
+        for f in (ROOT / package).rglob("*.py")
+    }
+    graph = {}
+    for module, file in files.items():
+        found = imports(ast.parse(file.read_text()), everywhere=False)
+        wanted = {
+            f"{m}.{n}" if f"{m}.{n}" in files else m for m, names in found for n in names or "-"
+        }
+        graph[module] = {name for name in wanted if name in files}
+    TopologicalSorter(graph).prepare()  # raises CycleError, naming the modules
+
+
+def test_policies_need_numpy_and_safetensors_only() -> None:
+    loaded = loaded_by("import policies, policies.bundle, policies.spec, policies.policy")
+    assert loaded <= {"policies", "numpy", "safetensors"}
+
+
+def test_envs_know_nothing_of_learning() -> None:
+    assert not loaded_by("import envs; envs.task('hopper-medium-v2')") & {
+        "torch",
+        "policies",
+        "offline_rl",
+    }
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    assert "torch" not in loaded_by("import offline_rl.cli, offline_rl.verbs")
+
+
+@pytest.mark.parametrize("name", ["envs", "policies"])
+def test_a_folder_of_the_users_does_not_stand_in_for_ours(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    refused = python("import offline_rl", tmp_path)
+    assert refused.returncode == 1
+    assert "ImportError" in refused.stderr
+    assert str(tmp_path) in refused.stderr
+    assert str(ROOT) in refused.stderr
+
+
+@pytest.mark.parametrize("folder", ["datasets", "configs"])
+def test_data_folders_hold_no_python(folder: str) -> None:
+    assert not list((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_a_page_with_a_config_and_a_test(name: str) -> None:
+    page = ROOT / "offline_rl" / "algorithms" / f"{name}.py"
+    assert len(page.read_text().splitlines()) <= 150
+    assert name in CONFIGS
+    assert (ROOT / "tests" / "offline_rl" / "algorithms" / f"test_{name}.py").is_file()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_says_only_what_differs(name: str) -> None:
+    assert name in ALGORITHMS
+    assert config.algorithm_yaml(name).keys() <= {"tuned", "parity"}
+    cls = config.algorithm_class(name).Config
+    for pattern, row in (config.algorithm_yaml(name).get("tuned") or {}).items():
+        assert_differs(cls, row, f"{name}.yaml, {pattern}")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_only_what_differs(path: Path) -> None:
+    assert_differs(Recipe, OmegaConf.to_container(OmegaConf.load(path)), path.name)
+
+
+def assert_differs(cls: type, values: dict[str, object], where: str) -> None:
+    """Every value is of a field (config.build refuses others) and is not its default."""
+    built = config.build(cls, values)
+    for field in fields(cls):
+        if field.name in values:
+            value = getattr(built, field.name)
+            assert value != field.default, f"{where}: {field.name}={value} is the default"

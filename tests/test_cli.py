@@ -1,0 +1,309 @@
+"""The command line from end to end: what it prints, leaves behind, refuses and takes up again."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from small_data import save_small
+
+from offline_rl.cli import main, verbs
+from offline_rl.engine import Engine
+
+LAUNCH = [sys.executable, "-u", "-c", "from offline_rl.cli import main; raise SystemExit(main())"]
+RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
+RESULT = {  # what scripts rely on
+    *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
+    *("num_env_steps", "seconds", "compile_seconds", "updates_per_second", "device", "precision"),
+    *("returns", "success", "score", "behaviour_score", "score_reference", "last_checkpoint"),
+    *("version", "commit"),
+}
+
+
+def train(**changes: Any) -> list[str]:
+    """The arguments of a training that takes about a second; None leaves a key out."""
+    options = {
+        "algorithm": "td3_bc",
+        "task": "neorl2/DMSD",
+        "dataset": "small.npz",
+        "num_updates": 20,
+        "eval_episodes": 1,
+        "compile": "never",
+        "tracker": "none",
+        "algorithm.hidden": "[8,8]",
+    }
+    options |= {key.replace("__", "."): value for key, value in changes.items()}
+    return ["train", *(f"{k}={v}" for k, v in options.items() if v is not None)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder but for small.npz, and no data of this machine's within reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path / "nothing"))
+    save_small(tmp_path / "small.npz")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `train()` was run."""
+    place = tmp_path_factory.mktemp("finished")
+    save_small(place / "small.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert main(train()) == 0
+    return place
+
+
+@pytest.fixture
+def run(finished: Path, folder: Path) -> Path:
+    """A copy of the finished run, where the same command would leave it."""
+    shutil.copytree(finished / "runs", folder / "runs")
+    return folder / RUN
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int] | None]:
+    """Every path below `folder`, with size and time of files."""
+    stats = {str(p.relative_to(folder)): p.stat() for p in folder.rglob("*") if p.is_file()}
+    paths = dict.fromkeys(str(p.relative_to(folder)) for p in folder.rglob("*"))
+    return paths | {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()}
+
+
+def rows(seed_folder: Path) -> list[dict[str, Any]]:
+    """The evaluations of a seed."""
+    return [
+        json.loads(line) for line in (seed_folder / "evaluations.jsonl").read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize("verb", sorted(verbs()))
+def test_every_verb_has_a_page_of_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert f"usage: offline-rl {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_is_there_at_once(arguments: list[str]) -> None:
+    seconds = []
+    for _ in range(3):  # the best of three: other work on this machine is not meant
+        started = time.perf_counter()
+        subprocess.run([*LAUNCH, *arguments], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 1
+
+
+MISTAKES = {
+    "verb": (["trian"], ["'trian'", "train"]),
+    "algorithm": (train(algorithm="td3bc"), ["'td3bc'", "td3_bc"]),
+    "task": (train(task="neorl2/DMSB"), ["neorl2/DMSB", "neorl2/DMSD"]),
+    "key": (train(num_update=5), ["num_update", "num_updates"]),
+    "hyper-parameter": (train(algorithm__alhpa=1), ["algorithm.alhpa", "algorithm.alpha"]),
+    "word for integer": (train(num_updates="many"), ["num_updates", "many", "an integer"]),
+    "fraction for integer": (train(batch_size=1.5), ["batch_size", "1.5", "an integer"]),
+    "truth for number": (train(algorithm__alpha="true"), ["algorithm.alpha", "a number"]),
+    "number for list": (train(algorithm__hidden=8), ["algorithm.hidden", "a list"]),
+    "choice": (train(tracker="tensorbord"), ["tracker", "tensorboard, wandb, none"]),
+    "device": (train(device="gpu"), ["device=gpu", "cuda"]),
+    "range": (train(eval_episodes=0), ["eval_episodes=0", "at least 1"]),
+    "range of a hyper-parameter": (train(algorithm__policy_delay=0), ["policy_delay"]),
+    "half a period": (train(num_updates=21), ["num_updates=21", "2"]),
+    "same seed": (train(seeds="[1,1]"), ["seeds", "different"]),
+    "key twice": ([*train(seeds=1), "seeds=2"], ["seeds", "twice"]),
+    "no value": ([*train(), "seeds"], ["'seeds'", "key=value"]),
+    "not online": (train(num_env_steps=10), ["td3_bc", "num_env_steps"]),
+    "no algorithm": (train(algorithm=None), ["algorithm=", "missing"]),
+    "no data": (train(task="none", dataset=None), ["none", "dataset="]),
+    "no such file": (train(dataset="big.npz"), ["big.npz", "no such file"]),
+    "not downloaded": (train(dataset=None), ["neorl2/DMSD", "data_dir="]),
+    "unwritable": (train(out="small.npz/runs"), ["small.npz", "out="]),
+    "no run": (["evaluate", "run=nowhere"], ["nowhere"]),
+    "no runs": (["report", "nowhere"], ["nowhere"]),
+    "recipe": (["generate", "recipe=hoper"], ["hoper", "hopper"]),
+    "card": (["data", "info", "neorl2/DMSB"], ["neorl2/DMSB", "neorl2/DMSD"]),
+    "no file to describe": (["data", "info", "small.hdf5"], ["small.hdf5", "no such file"]),
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """The one sentence of the user's mistake, with nothing printed or written besides it."""
+    before = tree(folder)
+    capsys.readouterr()
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert tree(folder) == before
+    assert out == ""
+    assert err.startswith("offline-rl: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_costs_one_sentence(
+    mistake: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    arguments, words = MISTAKES[mistake]
+    sentence = refused(arguments, capsys, folder)
+    for word in words:
+        assert word in sentence
+
+
+def test_data_of_another_task_is_refused(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    save_small(folder / "other.npz", obs=5, act=3)
+    sentence = refused(train(dataset="other.npz"), capsys, folder)
+    assert "other.npz has observations [5] and 3 actions" in sentence
+    assert "[6] and 2" in sentence
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def test_pickled_objects_are_never_loaded(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    arrays = dict(np.load(folder / "small.npz"))
+    arrays["obs"] = np.array([Trap()] * len(arrays["obs"]), object)
+    np.savez(folder / "trap.npz", **arrays)
+    sentence = refused(train(dataset="trap.npz"), capsys, folder)
+    assert "trap.npz: obs holds pickled Python objects" in sentence
+    assert not (folder / "sprung").exists()
+
+
+def test_a_run_leaves_what_scripts_rely_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train(seeds="[3,5]", tracker="tensorboard")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(RUN)
+    for seed in (3, 5):
+        here = folder / RUN / f"seed_{seed}"
+        result = json.loads((here / "result.json").read_text())
+        assert result.keys() >= RESULT
+        assert (result["seed"], result["seeds_stacked"], result["num_updates"]) == (seed, 2, 20)
+        assert result["score_reference"].keys() == {"min", "max", "source", "environment"}
+        assert (here / result["last_checkpoint"]).is_file()
+        assert [row["updates"] for row in rows(here)] == [0, 20]
+        assert rows(here)[-1]["returns"] == result["returns"]
+        for name in ("config.json", "environment.json", "metrics.jsonl", "policy.bundle"):
+            assert (here / name).is_file()
+        assert list((here / "tensorboard").iterdir())
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_run_without_an_environment_says_so_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train(task="none")) == 0
+    assert capsys.readouterr().out.count("without evaluation") == 1
+    (path,) = folder.rglob("result.json")
+    result = json.loads(path.read_text())
+    assert result["returns"] is None
+    assert result["score"] is None
+
+
+def test_a_finished_run_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(run / "seed_0")
+    assert main(train()) == 0
+    out = capsys.readouterr().out
+    assert "already finished" in out
+    assert out.splitlines()[-1] == str(RUN)
+    assert tree(run / "seed_0") == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 40}], ids=str
+)
+def test_another_value_on_an_existing_run_is_refused_by_name(
+    changes: dict[str, Any], run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (key,) = changes
+    sentence = refused(train(**changes), capsys, folder)
+    assert key.removeprefix("algorithm__") in sentence
+    assert "name=" in sentence
+
+
+def test_another_file_under_the_same_name_is_refused(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_small(folder / "small.npz", num_rows=600)
+    assert "data" in refused(train(), capsys, folder)
+
+
+def test_a_seed_added_later_is_all_that_is_trained(run: Path) -> None:
+    before = tree(run / "seed_0")
+    assert main(train(seeds=2)) == 0
+    assert tree(run / "seed_0") == before
+    assert (run / "seed_1" / "result.json").is_file()
+
+
+def test_an_interrupted_run_ends_as_the_undisturbed_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"num_updates": 40, "checkpoint_every": 10, "eval_every": 20}
+    assert main(train(**plan, name="whole")) == 0
+    true_run = Engine.run
+
+    def stop_after_30(self: Engine, *args: Any) -> None:
+        if self.updates >= 30:
+            raise KeyboardInterrupt
+        true_run(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", stop_after_30)
+        assert main(train(**plan, name="cut")) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    whole, cut = (folder / RUN.with_name(name) / "seed_0" for name in ("whole", "cut"))
+    assert not (cut / "result.json").exists()
+    assert main(train(**plan, name="cut")) == 0
+
+    assert [row["updates"] for row in rows(cut)] == [0, 20, 40]
+    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
+    last = [load_file(seed / "checkpoints" / "0000000040.safetensors") for seed in (whole, cut)]
+    assert last[0].keys() == last[1].keys()
+    for name, value in last[0].items():
+        assert value.equal(last[1][name]), name
+
+
+def test_a_folder_belongs_to_one_process_at_a_time(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*LAUNCH, *train(num_updates=1_000_000)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as first:
+        try:
+            assert "td3_bc on neorl2/DMSD" in first.stdout.readline()  # it has begun
+            assert main(train(num_updates=1_000_000)) == 2
+            assert "in use by another process" in capsys.readouterr().err
+            first.send_signal(signal.SIGINT)
+            _, err = first.communicate(timeout=60)
+        finally:
+            first.kill()
+    assert first.returncode == 130
+    assert "Traceback" not in err
+    assert err.rstrip().endswith("the same command continues")
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_trained_policy_is_evaluated_and_reported(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", f"run={RUN}", "episodes=2"]) == 0
+    assert main(["report", "runs", "out=page"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(Path("page", "report.md"))
+    assert "td3_bc" in Path("page", "report.md").read_text()
+
+
+def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    assert "neorl2/DMSD" in capsys.readouterr().out
+    assert main(["data", "info", "small.npz"]) == 0
+    assert "300" in capsys.readouterr().out
+    assert main(["data", "check", "small.npz"]) == 0

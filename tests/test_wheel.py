@@ -1,0 +1,99 @@
+"""The package as a user gets it: built, installed elsewhere, and run far from the clone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from small_data import save_small
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = [
+    "num_updates=20",
+    "eval_episodes=1",
+    "compile=never",
+    "tracker=none",
+    "algorithm.hidden=[8]",
+]
+START = "from offline_rl.cli import main; raise SystemExit(main())"  # --target writes no scripts
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel, built from the source distribution, is installed into."""
+    pytest.importorskip("build", reason="building needs the dev extra")
+    pytest.importorskip("hatchling", reason="building needs the dev extra")
+    made, target = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("installed")
+    here(["-m", "build", "--no-isolation", "--outdir", str(made), str(ROOT)], made)
+    (wheel,) = made.glob("*.whl")
+    here(["-m", "pip", "install", "-qq", "--no-deps", "--target", str(target), str(wheel)], made)
+    return target
+
+
+@pytest.fixture
+def elsewhere(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder outside the clone, in which Python finds the installed packages first."""
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.delenv("OFFLINE_RL_DATA", raising=False)
+    return tmp_path
+
+
+def here(arguments: list[str], folder: Path) -> str:
+    """What Python prints for `arguments`, run in `folder`."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def offline_rl(arguments: list[str], folder: Path) -> str:
+    """What the console script's entry point prints."""
+    return here(["-c", START, *arguments], folder)
+
+
+def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> None:
+    code = (
+        "import offline_rl, policies, envs, real_robot, envs.paths, offline_rl.paths\n"
+        "for m in (offline_rl, policies, envs, real_robot): print(m.__file__)\n"
+        "print(envs.paths.share('datasets'), offline_rl.paths.share('configs'), sep='\\n')"
+    )
+    places = [Path(line) for line in here(["-c", code], elsewhere).splitlines()]
+    for place in places:
+        assert place.is_relative_to(installed)
+    datasets, configs = places[-2:]
+    for source, shipped in (("datasets", datasets), ("configs", configs)):
+        files = [p.relative_to(ROOT / source) for p in (ROOT / source).rglob("*") if p.is_file()]
+        for file in files:
+            assert (shipped / file).is_file(), f"{source}/{file} is not in the wheel"
+    for package in ("offline_rl", "policies", "envs", "real_robot"):
+        assert (installed / package / "py.typed").is_file()
+    assert not (installed / "tests").exists()
+
+
+def test_the_command_line_starts(elsewhere: Path) -> None:
+    page = offline_rl(["--help"], elsewhere)
+    for verb in ("train", "evaluate", "report", "data", "generate"):
+        assert verb in page
+    assert "neorl2/DMSD" in offline_rl(["data", "list"], elsewhere)
+
+
+def test_a_task_of_the_cards_is_trained(elsewhere: Path) -> None:
+    file = save_small(elsewhere / "small.npz")
+    task = ["algorithm=td3_bc", "task=neorl2/DMSD", f"dataset={file}"]
+    folder = Path(offline_rl(["train", *task, *QUICK], elsewhere).splitlines()[-1])
+    result = json.loads((elsewhere / folder / "seed_0" / "result.json").read_text())
+    assert result["score"] is not None
+    assert result["commit"] is None  # there is no clone to speak of
+
+
+def test_a_file_without_a_task_is_trained(elsewhere: Path) -> None:
+    arrays = np.load(save_small(elsewhere / "small.npz"))
+    words = {"observations": "obs", "actions": "action", "rewards": "reward", "terminals": "done"}
+    with h5py.File(elsewhere / "own.hdf5", "w") as file:
+        for key, name in {**words, "timeouts": "truncated"}.items():
+            file[key] = arrays[name]
+    data = ["algorithm=td3_bc", "task=none", "dataset=own.hdf5"]
+    folder = Path(offline_rl(["train", *data, *QUICK], elsewhere).splitlines()[-1])
+    assert (elsewhere / folder / "seed_0" / "policy.bundle").is_file()
