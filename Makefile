@@ -14,7 +14,7 @@ setup: $(READY)
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	@echo "installing the pinned packages into .venv (a few minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
 	@$(PIP) install -r requirements.lock
 	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@

@@ -1,8 +1,6 @@
-"""A trained policy at work: load its bundle and step an environment.
+"""A trained policy at work in an environment, without the training code.
 
-python examples/act_with_a_policy.py <policy.bundle> [<task>]
-
-Without the training stack: `policies` needs numpy and safetensors, and torch for this policy.
+python examples/act_with_a_policy.py runs/env_Pendulum-v1/iql/default/seed_0/policy.bundle
 """
 
 import sys
@@ -10,18 +8,14 @@ import sys
 import envs
 import policies
 
-policy = policies.load(sys.argv[1])  # verifies the file and executes nothing from it
+policy = policies.load(sys.argv[1])  # checks the whole file and runs nothing that is in it
 task = sys.argv[2] if len(sys.argv) > 2 else policy.bundle.provenance["task"]
 env = envs.make(task)
 
 observation, _ = env.reset(seed=0)
 state, total, over = None, 0.0, False
 while not over:
-    chunk, state = policy.act(observation, state)  # [horizon, actions], in [-1, 1]
-    for action in chunk:
-        observation, reward, terminated, truncated, _ = env.step(action)
-        total += float(reward)
-        over = terminated or truncated
-        if over:
-            break
+    chunk, state = policy.act(observation, state)  # actions in [-1, 1], [horizon, A]; here [1, A]
+    observation, reward, terminated, truncated, _ = env.step(chunk[0])
+    total, over = total + float(reward), terminated or truncated
 print(f"{task}: return {total:.1f}")

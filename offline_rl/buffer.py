@@ -42,12 +42,16 @@ class ReplayBuffer:
         capacity: int,
         *,
         streams: int = 1,
+        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
+        """n_step: steps after which a transition bootstraps."""
+
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((streams, *shape), dtype=dtype, device=device)
 
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
+        self.n_step = n_step
         self.data: Tensors = {
             "observations": zeros(2 * capacity, *observation_shape),
             "next_index": zeros(capacity, dtype=torch.int64),
@@ -56,6 +60,7 @@ class ReplayBuffer:
             "terminated": zeros(capacity),
             "truncated": zeros(capacity),
             "size": zeros(dtype=torch.int64),
+            "newest": zeros(dtype=torch.int64),
         }
         self.data["next_index"] += torch.arange(capacity, 2 * capacity, device=device)
         self.added = 0  # rows ever appended to each stream
@@ -66,6 +71,7 @@ class ReplayBuffer:
         dataset: Dataset,
         *,
         columns: Mapping[str, np.ndarray] | None = None,
+        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> ReplayBuffer:
         """All usable rows of `dataset`, one stream. columns: further batch columns, [N, …] each."""
@@ -75,12 +81,14 @@ class ReplayBuffer:
         rows = np.flatnonzero(usable)
         # a dropped row's observation may still be its predecessor's next: keep all observations,
         # reorder so that the usable rows come first
+        # and it ends the episode for that predecessor
+        cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         order = np.concatenate([rows, np.setdiff1d(np.arange(len(dataset.observations)), rows)])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         self = cls.__new__(cls)
         self.capacity, self.streams, self.device = len(rows), 1, torch.device(device)
-        self.added = len(rows)
+        self.added, self.n_step = len(rows), n_step
 
         def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
@@ -92,8 +100,9 @@ class ReplayBuffer:
             "actions": put(dataset.actions[rows]),
             "rewards": put(dataset.rewards[rows]),
             "terminated": put(dataset.terminated[rows]),
-            "truncated": put(dataset.truncated[rows]),
+            "truncated": put(cut[rows]),
             "size": torch.full((1,), len(rows), dtype=torch.int64, device=self.device),
+            "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
         for name, values in (columns or {}).items():
             self.data[name] = put(values[rows])
@@ -119,11 +128,12 @@ class ReplayBuffer:
         self.data["truncated"][:, row] = put(truncated.astype(np.float32))
         self.added += 1
         self.data["size"].fill_(min(self.added, self.capacity))
+        self.data["newest"].fill_(row)
 
     def filled(self) -> Tensors:
         """The rows in use, [S, …] each: what a checkpoint of an online buffer holds."""
         rows = min(self.added, self.capacity)
-        kept = {k: v[:, :rows] for k, v in self.data.items() if k not in ("size", "next_index")}
+        kept = {k: v[:, :rows] for k, v in self.data.items() if k not in ("size", "newest", "next_index")}
         ends = self.data["observations"][:, self.capacity : self.capacity + rows]
         added = torch.full((self.streams,), self.added)
         return kept | {"next_observations": ends, "added": added}
@@ -138,24 +148,127 @@ class ReplayBuffer:
             elif name != "added":
                 self.data[name][stream, :count] = value
         self.data["size"].fill_(count)
+        self.data["newest"].fill_((self.added - 1) % self.capacity)
 
     def tensors(self) -> Tensors:
         """The tensors that `sample` reads, [S, …] each; their addresses never change."""
         return self.data
 
-    @staticmethod
-    def sample(data: Tensors, random: Random, batch_size: int, discount: float | Tensor) -> Batch:
+    def sample(
+        self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
         """`batch_size` transitions of one stream, uniformly with replacement.
 
         data: `tensors()` without the leading axis.
         """
         rows = random.integers(data["size"], (batch_size,))
         columns = {name: data[name][rows] for name in COLUMNS if name in data}
+        rewards, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(
             observations=data["observations"][rows],
             actions=data["actions"][rows],
-            rewards=data["rewards"][rows],
-            discount=discount * (1 - data["terminated"][rows]),
-            next_observations=data["observations"][data["next_index"][rows]],
+            rewards=rewards,
+            discount=factor,
+            next_observations=data["observations"][data["next_index"][last]],
             **columns,
         )
+
+
+def n_step(
+    data: Tensors, rows: Tensor, n: int, discount: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From each of `rows` [B] up to n steps on, or to the episode's or the data's last row.
+
+    Returns the discounted sum of the m <= n rewards, discount**m or 0 where the last of these rows
+    terminated, and that last row; [B] each.
+    """
+    if n == 1:
+        return data["rewards"][rows], discount * (1 - data["terminated"][rows]), rows
+    last, total = rows, torch.zeros_like(data["rewards"][rows])
+    factor = torch.ones_like(total)
+    for row, inside in steps(data, rows, n):
+        total = total + inside * factor * data["rewards"][row]
+        factor = torch.where(inside, factor * discount, factor)
+        last = torch.where(inside, row, last)
+    return total, factor * (1 - data["terminated"][last]), last
+
+
+def steps(data: Tensors, rows: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+    """The n rows from each of `rows` on, [B] each, and whether each still is of the same episode."""
+    capacity, inside, found = len(data["rewards"]), torch.ones_like(rows, dtype=torch.bool), []
+    for k in range(n):
+        row = (rows + k) % capacity
+        found.append((row, inside))
+        ended = (data["terminated"][row] + data["truncated"][row]) > 0
+        inside = inside & ~ended & (row != data["newest"])
+    return found
+
+
+def windows(
+    data: Tensors, rows: Tensor, history: int, horizon: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of sequences around each of `rows` [B], never across an episode.
+
+        time        t-history+1 … t | t … t+horizon-1
+                    observations    | actions
+
+    Returns rows of observations [B, history], the episode's first repeated before its start; rows of
+    actions [B, horizon], its last repeated after its end; and whether the latter are real ones.
+    """
+    capacity = len(data["rewards"])
+    ahead = steps(data, rows, horizon)
+    inside = torch.stack([i for _, i in ahead], 1)
+    count = inside.sum(1, keepdim=True)
+    offset = torch.arange(horizon, device=rows.device)
+    future = (rows[:, None] + offset.minimum(count - 1)) % capacity
+    behind, first, going = [rows], rows, torch.ones_like(rows, dtype=torch.bool)
+    oldest = (data["newest"] + 1) % data["size"]
+    for _ in range(history - 1):
+        before = (first - 1) % capacity
+        ended = (data["terminated"][before] + data["truncated"][before]) > 0
+        going = going & ~ended & (first != oldest)
+        first = torch.where(going, before, first)
+        behind.insert(0, first)
+    return torch.stack(behind, 1), future, inside
+
+
+class Mixture:
+    """Every batch a share `ratio` from `first`, the rest from `second`, interleaved.
+
+    So every slice of a batch keeps the ratio, as RLPD needs it (Ball et al., arXiv:2302.02948).
+    """
+
+    def __init__(self, first: ReplayBuffer, second: ReplayBuffer, ratio: float = 0.5) -> None:
+        """ratio: in [0, 1]."""
+        if not 0 <= ratio <= 1:
+            raise UserError(f"a mixing ratio is between 0 and 1, found {ratio}")
+        self.first, self.second, self.ratio = first, second, ratio
+
+    def tensors(self) -> dict[str, Tensors]:
+        """See `Source`."""
+        return {"first": self.first.tensors(), "second": self.second.tensors()}
+
+    def sample(
+        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """round(ratio * batch_size) transitions from the first, the rest from the second."""
+        # place k is the first's where the running share passes a whole number
+        share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
+        is_first = np.diff(share) > 0
+        count = int(is_first.sum())
+        parts = []
+        if count:
+            parts.append(self.first.sample(data["first"], random, count, discount))
+        if count < batch_size:
+            rest = batch_size - count
+            parts.append(self.second.sample(data["second"], random, rest, discount))
+        order = np.empty(batch_size, int)
+        order[np.flatnonzero(is_first)] = np.arange(count)
+        order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
+        index = torch.from_numpy(order).to(parts[0].rewards.device)
+        columns = {
+            name: torch.cat([getattr(part, name) for part in parts])[index]
+            for name in parts[0].__dataclass_fields__
+            if all(getattr(part, name) is not None for part in parts)
+        }
+        return Batch(**columns)

@@ -3,8 +3,7 @@
 The update of one seed is traced into a graph of tensor operations: sampling, losses, gradients,
 optimisers and targets of one whole period, with a leading axis for S stacked seeds
 (`torch.func.vmap`) and the new state copied into the old one's storage. That graph is run as it is
-(eager) or compiled; on a GPU several calls are replayed as one CUDA graph. Nothing in it waits for
-the host.
+(eager) or compiled; on a GPU it is replayed as a CUDA graph. Nothing in it waits for the host.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ from policies.networks import MLP
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Compile = Literal["auto", "always", "never"]
-REPLAY = 50  # calls in one CUDA graph
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
 
 
 class Source(Protocol):
-    """Where batches come from: a replay buffer or a mixture of them."""
+    """Where batches come from: a replay buffer or a mixture of them.
 
-    streams: int
+    `tensors()` have a leading axis: of one for each seed, or of 1 where all seeds share them; their
+    addresses never change. `sample` gets them without it.
+    """
 
-    def tensors(self) -> dict[str, Tensor]: ...
+    def tensors(self) -> Any: ...
 
     def sample(
-        self, data: dict[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
+        self, data: Any, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch: ...
 
 
@@ -142,17 +142,16 @@ class Engine:
     def _build(self, phase: str) -> Callable[[], Tensor]:
         one, leaves, form = self._one_seed(phase), *tree_flatten(self.state)
         inputs, inputs_form = tree_flatten((self.values, self.source.tensors()))
-        shared = self.source.streams == 1
-
         def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
             tree = tree_unflatten(leaves, form)
             values, data = tree_unflatten(inputs, inputs_form)
             if len(self.seeds) == 1:
                 tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
                 new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
-            else:
-                data = tree_map(lambda x: x[0], data) if shared else data
-                new, metrics = vmap(one, in_dims=(0, 0, None if shared else 0))(tree, values, data)
+            else:  # what all seeds share has a leading axis of 1
+                axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, data)
+                data = tree_map(lambda x: x if len(x) == len(self.seeds) else x[0], data)
+                new, metrics = vmap(one, in_dims=(0, 0, axes))(tree, values, data)
             for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
                 if old is not value:
                     old.copy_(value)
@@ -167,6 +166,8 @@ class Engine:
             if self.compiled:
                 run = torch.compile(graph, fullgraph=True, dynamic=False)
                 run(leaves, inputs)
+            if self.device.type == "cuda":
+                run = captured(run, leaves, inputs)
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
 
@@ -246,6 +247,25 @@ class Engine:
                     f"{tuple(own[name][s].shape)} {own[name].dtype} here"
                 )
             own[name][s] = value.to(self.device)
+
+
+def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
+    """`run(*arguments)` as a CUDA graph; its result is always the same tensor."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
+        for _ in range(3):
+            run(*arguments)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(*arguments)
+
+    def replay(*_: Any) -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
 
 
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:

@@ -129,6 +129,7 @@ def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
         eval_episodes=plan.eval_episodes,
         checkpoint_every=20_000,
         precision="fp32",
+        compile="always",  # not by measurement: the same bytes again
         device="cpu",
         out=runs,
         name=f"recipe-{name}",

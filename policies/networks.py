@@ -34,6 +34,18 @@ def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) 
     return init
 
 
+def small_output_init(gain: float) -> Init:
+    """`torch_init`, but an output layer of Xavier's weights times `gain` and without bias."""
+
+    def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+        torch_init(weight, bias, fan_in, is_last)
+        if is_last:
+            nn.init.xavier_uniform_(weight, gain)
+            nn.init.zeros_(bias)
+
+    return init
+
+
 class MLP(nn.Module):
     """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
 

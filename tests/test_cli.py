@@ -1,11 +1,13 @@
 """The command line from end to end: what it prints, leaves behind, refuses and takes up again."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from safetensors.torch import load_file
 from small_data import save_small
 
 from offline_rl.cli import main, verbs
+from offline_rl.config import algorithm_class, algorithm_names
 from offline_rl.engine import Engine
 
 LAUNCH = [sys.executable, "-u", "-c", "from offline_rl.cli import main; raise SystemExit(main())"]
+METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
 RESULT = {  # what scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
@@ -48,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder but for small.npz, and no data of this machine's within reach."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of subprocesses
     save_small(tmp_path / "small.npz")
     return tmp_path
 
@@ -196,6 +201,24 @@ def test_a_run_leaves_what_scripts_rely_on(
             assert (here / name).is_file()
         assert list((here / "tensorboard").iterdir())
     assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder: Path) -> None:
+    """On a task without a table of settings; small networks, whatever a config calls them."""
+    known = {field.name for field in fields(algorithm_class(name).Config)}
+    small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
+    task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
+    save_small(folder / "pendulum.npz", obs=3, act=1)
+    assert main(train(**({"algorithm__hidden": None} | small | task))) == 0
+    (here,) = folder.glob("runs/*/*/*/seed_0")
+    lines = [
+        *(here / "metrics.jsonl").read_text().splitlines(),
+        *(here / "evaluations.jsonl").read_text().splitlines(),
+    ]
+    logged = {key for line in lines for key in json.loads(line) if "/" in key}
+    documented = set(re.findall(r"^\| `(\w+/\w+)`", METRICS.read_text(), re.MULTILINE))
+    assert {"train/policy_loss", "eval/return", "time/updates_per_second"} <= logged <= documented
 
 
 def test_a_run_without_an_environment_says_so_once(

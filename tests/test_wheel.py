@@ -37,6 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def elsewhere(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder outside the clone, in which Python finds the installed packages first."""
     monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OFFLINE_RL_DATA", raising=False)
     return tmp_path
 

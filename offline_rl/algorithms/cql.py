@@ -7,27 +7,27 @@ penalty stays at `gap`.
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
 Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py) in that all losses
          are taken at the old parameters, and max_target_backup is a max over actions of the min
-         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. From
-         tinkoff-ai/CORL, whose settings are the defaults, in that its second critic always has
-         3 layers.
+         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. From the defaults'
+         source, tinkoff-ai/CORL, in that its second critic always has three hidden layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, log
-from typing import ClassVar, Literal
+from functools import partialmethod
+from math import inf
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
-from offline_rl.critics import Critic
+from offline_rl.critics import Critic, Variant, proposals, soft_maximum
 from offline_rl.optim import Adam
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
-from policies.networks import Scalar, orthogonal_init, torch_init
+from policies.networks import Scalar, orthogonal_init, small_output_init
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Config(Preprocessing):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
     weight: float = 10.0  # >= 0: of the penalty (alpha in eq. 4)
-    variant: Literal["H", "H-raw", "rho"] = "H"  # see `soft_maximum`
+    variant: Variant = "H"  # see soft_maximum in critics.py
     samples: int = 10  # actions drawn from each proposal in each state (N)
     temperature: float = 1.0  # > 0, of the soft maximum
     gap: float | None = None  # learn a factor on `weight` that keeps the penalty here; null: none
@@ -55,7 +55,7 @@ class Config(Preprocessing):
 
     def __post_init__(self) -> None:
         if self.gap is None and self.gap_after_weight:
-            raise ValueError("gap_after_weight=true has no gap to count: give gap=… or set it to false")
+            raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
 
 
 class CQL(Algorithm):
@@ -68,10 +68,10 @@ class CQL(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        init, affine = orthogonal_init(last_gain=1e-2), (1.0, -1.0)
+        affine, init = (1.0, -1.0), small_output_init(1e-2)
         networks: dict[str, nn.Module] = {
-            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=near_zero),
-            "critic": Critic(obs, act, cfg.critic_hidden, init=init),
+            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=init),
+            "critic": Critic(obs, act, cfg.critic_hidden, init=orthogonal_init(last_gain=1e-2)),
             "log_alpha": Scalar(0),
         }
         if cfg.gap is not None:
@@ -82,10 +82,6 @@ class CQL(Algorithm):
         policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
         adams = {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
         return {name: adams[name] for name in self.modules if name in adams}
-
-    def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """`update` with a policy that clones: how the authors' code begins."""
-        return self.update(state, batch, i, clone=True)
 
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False
@@ -106,18 +102,16 @@ class CQL(Algorithm):
 
         state, _ = minimise(state, "log_alpha", alpha_loss)
         y = self.target(old, batch, alpha)  # [B]
-        actions, log_density = self.proposals(old, batch)  # [M, B, A], [M, B]
-        actions = torch.cat([actions, a[None]])
-        factor = torch.ones_like(alpha)
-        if cfg.gap is not None:
-            factor = old.log_multiplier().exp().clamp(0, 1e6)
+        drawn, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
+        actions = torch.cat([drawn, a[None]])
+        factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [2, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [2]
-            difference = self.soft_maximum(q, log_density) - q[:, -1]  # [2, B]
-            penalty = difference.clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max).mean(1)
-            return (td + factor * self.excess(penalty)).sum(), (td.sum(), penalty)
+            z = soft_maximum(q, log_density, cfg.variant, cfg.temperature)  # [2, B]
+            bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
+            return (td + factor * self.excess(bounded.mean(1))).sum(), (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
         state = track(state, "critic_target", "critic", cfg.tau)
@@ -132,6 +126,8 @@ class CQL(Algorithm):
         state, _ = minimise(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
 
+    clone = partialmethod(update, clone=True)  # the preliminary phase, as in the authors' code
+
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """What the critics regress on, [B]; one next action, or the best of `samples`."""
         s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
@@ -141,55 +137,11 @@ class CQL(Algorithm):
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 
-    def proposals(self, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The penalised actions [M, B, A] and their log densities [M, B].
-
-        For rho N of the policy's (M = N), else also N uniform ones and N that the policy takes in
-        the *next* state (M = 3N); all are tried in the present state.
-        """
-        count, random = self.cfg.samples, state.random
-        here, log_here = state.policy.sample(batch.observations, random, count)
-        if self.cfg.variant == "rho":
-            return here, log_here
-        there, log_there = state.policy.sample(batch.next_observations, random, count)
-        uniform = 2 * random.uniform(here.shape) - 1
-        log_uniform = torch.full_like(log_here, -self.spec.action_dim * log(2))
-        return torch.cat([uniform, here, there]), torch.cat([log_uniform, log_here, log_there])
-
-    def soft_maximum(self, q: Tensor, log_density: Tensor) -> Tensor:
-        """The pushed-down value Z. q: [2, M + 1, B], the data's action last; -> [2, B].
-
-        H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in eq. 4 by
-               importance sampling, but for a constant log M (appendix F).
-        H-raw: the same without densities, the data's action included (`min_q_version=2` there).
-        rho:   E_mu[Q] with mu(a) in proportion to pi(a) exp(Q(s, a) / t), which solves the inner
-               problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), pi the policy before this update. By
-               its own samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t). As mu
-               is a maximum, no gradient goes through w (envelope theorem).
-        """
-        t, proposed = self.cfg.temperature, q[:, :-1]
-        if self.cfg.variant == "rho":
-            return ((proposed.detach() / t).softmax(1) * proposed).sum(1)
-        logits = q if self.cfg.variant == "H-raw" else proposed - log_density
-        return t * (logits / t).logsumexp(1)
-
     def excess(self, penalty: Tensor) -> Tensor:
         """What the critics pay, [2] -> [2]: the weighted penalty, less the gap where there is one.
 
         weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
         `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
         """
-        cfg = self.cfg
-        if cfg.gap is None:
-            return cfg.weight * penalty
-        if cfg.gap_after_weight:
-            return cfg.weight * penalty - cfg.gap
-        return cfg.weight * (penalty - cfg.gap)
-
-
-def near_zero(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """torch's own initialisation, but an output near zero; tinkoff-ai/CORL's for the policy."""
-    torch_init(weight, bias, fan_in, is_last)
-    if is_last:
-        nn.init.xavier_uniform_(weight, 1e-2)
-        nn.init.zeros_(bias)
+        weight, gap = self.cfg.weight, self.cfg.gap or 0.0
+        return weight * penalty - (gap if self.cfg.gap_after_weight else weight * gap)

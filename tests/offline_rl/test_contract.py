@@ -81,8 +81,9 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     algorithm = cls(SPEC, small_config(cls), 100)
     tree = algorithm.initial()
     random = Random(torch.tensor(0), torch.tensor(0))
-    data = {k: v[0] for k, v in engine(name, [0]).source.tensors().items()}
-    batch = ReplayBuffer.sample(data, random, 32, 0.99)
+    source = engine(name, [0]).source
+    data = {k: v[0] for k, v in source.tensors().items()}
+    batch = source.sample(data, random, 32, 0.99)
     columns = {k: v.clone() for k, v in vars(batch).items() if v is not None}
     before = {k: v.clone() for k, v in flatten(tree).items()}
     for i in range(algorithm.period):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, State
+from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State
 from offline_rl.buffer import ReplayBuffer
 from offline_rl.data.dataset import Dataset
 from offline_rl.random import Random
@@ -48,9 +48,11 @@ def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **confi
 
 def opinionated(state: State) -> State:
     """The same with critics whose values differ much between actions, and in sign."""
-    params = dict(state.params)
-    for name in ("critic", "critic_target"):
-        params[name] = {k: 3 * v for k, v in params[name].items()}
+    critic, batch = {k: 3 * v for k, v in state.params["critic"].items()}, made_batch(0)
+    q = Network(state.algorithm.modules["critic"], critic)(batch.observations, batch.actions)
+    last = [k for k in critic if "biases" in k][-1]
+    critic[last] = critic[last] - q.mean(1)[:, None, None]
+    params = {**state.params, "critic": critic, "critic_target": critic}
     return replace(state, params=params)
 
 
@@ -112,8 +114,9 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
     data = Dataset.from_arrays(
         row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
     )
-    tensors = {k: v[0] for k, v in ReplayBuffer.from_dataset(data).tensors().items()}
-    batch = ReplayBuffer.sample(tensors, Recorded(), 8, 0.99)
+    buffer = ReplayBuffer.from_dataset(data)
+    tensors = {k: v[0] for k, v in buffer.tensors().items()}
+    batch = buffer.sample(tensors, Recorded(), 8, 0.99)
     return advance(start(cls, **config), batch)[1]["target"].item()
 
 

@@ -1,0 +1,1 @@
+"""Every claim of this project, and the program that measures it."""
