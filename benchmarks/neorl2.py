@@ -1,6 +1,6 @@
 """Evidence on NeoRL-2: BC, TD3+BC, IQL and CQL, three stacked seeds, beside the published numbers.
 
-    python -m benchmarks.neorl2 [tasks=DMSD,SafetyHalfCheetah,Pipeline] [algorithms=bc,td3_bc,iql,cql]
+    python -m benchmarks.neorl2 [tasks=DMSD,Pipeline] [algorithms=bc,iql]
 
 Runs go to runs/neorl2 and resume; the tables are made from them by `offline-rl report runs/neorl2`.
 """
@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> None:
         for task in options["tasks"].split(","):
             updates = UPDATES.get(algorithm, 50_000)
             keys = {}
-            if task == "Pipeline":  # the published file is not to be had: substitute data, so labelled
+            if (
+                task == "Pipeline"
+            ):  # the published file is not to be had: substitute data, so labelled
                 keys["dataset"] = str(
                     Path(data_folder()) / "neorl2/Pipeline/Pipeline-substitute-train.npz"
                 )

@@ -13,7 +13,7 @@ from envs.vector import Step, VectorEnv
 class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """A VectorEnv of one as a Gymnasium environment. The time limit is inside: `truncated`."""
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's convention)
+    metadata = {"render_modes": ["rgb_array"]}
 
     def __init__(self, vector: VectorEnv, *, render_mode: str | None = None) -> None:
         if vector.num_envs != 1:

@@ -133,7 +133,11 @@ class ReplayBuffer:
     def filled(self) -> Tensors:
         """The rows in use, [S, …] each: what a checkpoint of an online buffer holds."""
         rows = min(self.added, self.capacity)
-        kept = {k: v[:, :rows] for k, v in self.data.items() if k not in ("size", "newest", "next_index")}
+        kept = {
+            k: v[:, :rows]
+            for k, v in self.data.items()
+            if k not in ("size", "newest", "next_index")
+        }
         ends = self.data["observations"][:, self.capacity : self.capacity + rows]
         added = torch.full((self.streams,), self.added)
         return kept | {"next_observations": ends, "added": added}
@@ -194,7 +198,7 @@ def n_step(
 
 
 def steps(data: Tensors, rows: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
-    """The n rows from each of `rows` on, [B] each, and whether each still is of the same episode."""
+    """The n rows from each of `rows` on, [B] each, and whether each is of the same episode."""
     capacity, inside, found = len(data["rewards"]), torch.ones_like(rows, dtype=torch.bool), []
     for k in range(n):
         row = (rows + k) % capacity
@@ -212,8 +216,8 @@ def windows(
         time        t-history+1 … t | t … t+horizon-1
                     observations    | actions
 
-    Returns rows of observations [B, history], the episode's first repeated before its start; rows of
-    actions [B, horizon], its last repeated after its end; and whether the latter are real ones.
+    Returns rows of observations [B, history], the episode's first repeated before its start; rows
+    of actions [B, horizon], its last repeated after its end; and whether the latter are real ones.
     """
     capacity = len(data["rewards"])
     ahead = steps(data, rows, horizon)

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from offline_rl.algorithm import Algorithm, Batch, Network, State
@@ -142,6 +144,7 @@ class Engine:
     def _build(self, phase: str) -> Callable[[], Tensor]:
         one, leaves, form = self._one_seed(phase), *tree_flatten(self.state)
         inputs, inputs_form = tree_flatten((self.values, self.source.tensors()))
+
         def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
             tree = tree_unflatten(leaves, form)
             values, data = tree_unflatten(inputs, inputs_form)
@@ -164,7 +167,7 @@ class Engine:
             graph.recompile()
             run: Callable[..., Tensor] = graph
             if self.compiled:
-                run = torch.compile(graph, fullgraph=True, dynamic=False)
+                run = compiled(graph, self._drawing(leaves, inputs))
                 run(leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
@@ -177,22 +180,36 @@ class Engine:
 
         return program
 
-    def seconds_per_update(self, calls: int = 3, phase: str = "update") -> float:
-        """Measures the uncompiled program on a copy of the state; what is learnt is thrown away."""
+    def _drawing(self, leaves: list[Tensor], inputs: list[Tensor]) -> set[int]:
+        """Places among the program's inputs of what random numbers are made from."""
+        counters = {id(x) for x in tree_flatten(self.state["counters"])[0]}
+        sizes = {id(x) for x in inputs if x.dtype == torch.int64 and x.dim() == 1}
+        return {k for k, x in enumerate([*leaves, *inputs]) if id(x) in counters | sizes}
+
+    def measure(self, cores: int, calls: int = 3) -> tuple[float, int]:
+        """(seconds per update, threads) of the uncompiled program at its best number of threads.
+
+        On a copy of the state: what is learnt is thrown away. Leaves torch at that many threads.
+        """
         compiled, self.compiled = self.compiled, False
-        program, leaves = self._build(phase), tree_flatten(self.state)[0]
+        program, leaves = self._build("update"), tree_flatten(self.state)[0]
         self.compiled = compiled
         before = [x.clone() for x in leaves]
-        program()
-        started = time.perf_counter()
-        for _ in range(calls):
+        seconds = {}
+        for threads in sorted({1, cores} if self.device.type == "cpu" else {cores}):
+            torch.set_num_threads(threads)
             program()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - started) / calls / self.algorithm.period
+            started = time.perf_counter()
+            for _ in range(calls):
+                program()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[threads] = (time.perf_counter() - started) / calls / self.algorithm.period
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
-        return seconds
+        best = min(seconds, key=seconds.__getitem__)
+        torch.set_num_threads(best)
+        return seconds[best], best
 
     def actor(self, batch: int, *, explore: bool = False) -> Callable[..., Tensor]:
         """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
@@ -247,6 +264,26 @@ class Engine:
                     f"{tuple(own[name][s].shape)} {own[name].dtype} here"
                 )
             own[name][s] = value.to(self.device)
+
+
+def compiled(graph: GraphModule, drawing: set[int]) -> Callable[..., Tensor]:
+    """`graph` compiled in two parts: what depends on the inputs in `drawing` alone, and the rest.
+
+    The first are the random numbers. Compiled with the rest, their hashes would be inlined, and
+    computed again, wherever one is used.
+    """
+    part: dict[Node, int] = {}
+    for place, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
+        part[node] = 0 if place in drawing else 1
+    for node in graph.graph.nodes:
+        if node not in part:
+            part[node] = max((part[n] for n in node.all_input_nodes), default=0)
+            if node.target is torch.ops.aten.copy_.default:  # what changes an input comes last
+                part[node] = 1
+    split = split_module(graph, graph, lambda node: part[node])
+    for name, module in list(split.named_children()):
+        setattr(split, name, torch.compile(module, fullgraph=True, dynamic=False))
+    return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
 
 
 def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def has_bf16(on: torch.device) -> bool:
     if on.type == "cuda":
         return torch.cuda.is_bf16_supported()
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
+
+
+def compiler_missing() -> str | None:
+    """What torch.compile lacks on this machine, in words; None where it lacks nothing."""
+    wanted = os.environ.get("CXX")
+    if any(shutil.which(name) for name in ((wanted,) if wanted else ("g++", "clang++", "c++"))):
+        return None
+    return f"no C++ compiler ({wanted or 'g++'}) is installed"
 
 
 def compiling_pays(seconds_per_update: float, updates: int) -> bool:

@@ -94,7 +94,7 @@ class SeedFolder:
 
     def agree(self, config: dict[str, Any]) -> None:
         """Stores `config`, or refuses where the run was begun with another, naming the option."""
-        config = json.loads(json.dumps(config))
+        config = plain(config)
         if not self.config.is_file():
             write_json(self.config, config)
             return

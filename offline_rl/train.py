@@ -120,6 +120,12 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     spec = specification(task, env, dataset)
     if env is not None:
         env.close()
+    period = algorithm(spec, cfg).period
+    if options.num_updates % period:
+        raise UserError(
+            f"num_updates={options.num_updates}: {options.algorithm} repeats every {period}; "
+            f"give a multiple of {period}"
+        )
     return Plan(options, algorithm, cfg, pattern, task, dataset, spec, seeds)
 
 
@@ -212,7 +218,8 @@ def train_group(
     )
     if choices["compile"] is None:
         updates = o.num_updates or int(o.num_env_steps * o.utd)
-        engine.compiled = hardware.compiling_pays(engine.seconds_per_update(), updates)
+        seconds, choices["threads"] = engine.measure(hardware.cores())
+        engine.compiled = hardware.compiling_pays(seconds, updates)
         choices["compile"] = engine.compiled
     phases = {
         name: n if o.pretrain_updates is None else o.pretrain_updates
@@ -291,6 +298,11 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
         passed = config.algorithm_yaml(o.algorithm).get("parity") or {}
         precision = "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
     compiled = {"auto": None, "always": True, "never": False}[o.compile]
+    if compiled is not False and (missing := hardware.compiler_missing()):
+        if compiled:
+            raise UserError(f"compile=always: {missing}")
+        print(f"not compiling: {missing}")
+        compiled = False
     return {"precision": precision, "compile": compiled, "threads": torch.get_num_threads()}
 
 

@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 
+RANGES = {  # of the fields that algorithms' configs share: (name or its ending, low, high)
+    "discount": (0, 1),
+    "tau": (0, 1),
+    "expectile": (0, 1),
+    "lr": (0, 1e3),
+    "clip_actions": (1e-3, 1),
+    "top_fraction": (1e-9, 1),
+    "dropout": (0, 0.999),
+    "policy_delay": (1, 1e6),
+    "samples": (1, 1e6),
+    "hidden": (1, 1e6),
+    "noise": (0, 1e3),
+    "clip": (0, 1e3),
+    "updates": (0, 1e12),
+    "steps": (0, 1e12),
+    "temperature": (1e-9, 1e9),
+    "initial_alpha": (1e-9, 1e9),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """The options that every algorithm's config has; the defaults leave the data as it is."""
@@ -28,6 +48,15 @@ class Preprocessing:
     reward_scale: float = 1.0  # rewards * scale + shift
     reward_shift: float = 0.0
     clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming a field that is out of range."""
+        for name, value in vars(self).items():
+            limits = RANGES.get(name) or RANGES.get(name.rsplit("_", 1)[-1])
+            numbers = value if isinstance(value, tuple) else (value,)
+            plain = [x for x in numbers if isinstance(x, int | float) and not isinstance(x, bool)]
+            if limits and not all(limits[0] <= x <= limits[1] for x in plain):
+                raise ValueError(f"{name}={value} is not between {limits[0]:g} and {limits[1]:g}")
 
 
 @dataclass(frozen=True)

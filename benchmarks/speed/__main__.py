@@ -93,7 +93,9 @@ def eager(name: str, device: torch.device) -> Callable[[int], None]:
         "rewards": data.rewards,
         "dones": data.terminated.astype(np.float32),
     }
-    buffer = Buffer({k: torch.from_numpy(np.ascontiguousarray(v)).to(device) for k, v in tensors.items()})
+    buffer = Buffer(
+        {k: torch.from_numpy(np.ascontiguousarray(v)).to(device) for k, v in tensors.items()}
+    )
     learner = BASELINES[name](OBS, ACT, device)
 
     def run(updates: int) -> None:
@@ -171,7 +173,9 @@ def main(arguments: list[str]) -> None:
     rows: list[dict[str, Any]] = []
     for name in options["algorithms"].split(","):
         seeds = [int(s) for s in options["seeds"].split(",")]
-        rows += compare(name, seeds, options["precisions"].split(","), device, int(options["blocks"]))
+        rows += compare(
+            name, seeds, options["precisions"].split(","), device, int(options["blocks"])
+        )
     rates = {
         str(dtype).removeprefix("torch."): round(matmul_rate(device, dtype), 1)
         for dtype in (torch.float32, torch.bfloat16)
@@ -185,7 +189,9 @@ def main(arguments: list[str]) -> None:
     text = f"# Speed on {device.type}\n\n`{result['command']}`\n\n{table(rows)}\n\n"
     text += f"Matrix products 2048 x 256 x 256 in the same minutes, GFLOP/s: {rates}. "
     text += f"Cores {machine['cores']}, threads {machine['threads']}, torch {machine['torch']}, "
-    text += f"bf16 units {machine['bf16_units']}, GPU {machine['gpu']}, commit {machine['commit']}.\n"
+    text += (
+        f"bf16 units {machine['bf16_units']}, GPU {machine['gpu']}, commit {machine['commit']}.\n"
+    )
     out.with_suffix(".md").write_text(text)
     print(text)
 

@@ -1,8 +1,8 @@
 """The baseline: TD3+BC, IQL and CQL in eager single-seed PyTorch, written the way CORL writes them.
 
-One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target networks
-updated parameter by parameter, batches gathered from tensors by random indices. Nothing is compiled.
-Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql}.py; CORL's CQL settings (three hidden layers).
+One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target
+networks updated parameter by parameter, batches gathered by random indices. Nothing is compiled.
+Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql}.py; CQL with its three hidden layers.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class Config(Preprocessing):
     normalise_observations: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.gap is None and self.gap_after_weight:
             raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
 

@@ -135,7 +135,9 @@ def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
     assert past.tolist() == [[2, 2, 2], [2, 2, 3]]
 
 
-@pytest.mark.parametrize(("ratio", "size", "count"), [(0.5, 8, 4), (0.25, 8, 2), (1, 4, 4), (0, 4, 0)])
+@pytest.mark.parametrize(
+    ("ratio", "size", "count"), [(0.5, 8, 4), (0.25, 8, 2), (1, 4, 4), (0, 4, 0)]
+)
 def test_a_mixture_keeps_its_ratio_in_every_part_of_the_batch(ratio: float, size: int, count: int):
     online = ReplayBuffer((1,), 1, 10)
     for t in range(100, 110):

@@ -104,7 +104,9 @@ def test_every_trained_network_moves_and_targets_follow(name: str):
     e = engine(name, [0])
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
     e.run(4 * e.algorithm.period)
-    moved = {k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()}
+    moved = {
+        k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
+    }
     assert moved == set(e.state["params"])
 
 
