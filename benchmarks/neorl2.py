@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from offline_rl.data.find import data_folder
 from offline_rl.train import train
@@ -26,7 +27,9 @@ def main(arguments: list[str]) -> None:
     for algorithm in options["algorithms"].split(","):
         for task in options["tasks"].split(","):
             updates = UPDATES.get(algorithm, 50_000)
-            keys = {}
+            keys: dict[str, Any] = {}
+            if algorithm == "cql":  # cloning first for 4 % of the updates, as in the published runs
+                keys["pretrain_updates"] = updates // 25
             if (
                 task == "Pipeline"
             ):  # the published file is not to be had: substitute data, so labelled

@@ -167,7 +167,7 @@ class Engine:
             graph.recompile()
             run: Callable[..., Tensor] = graph
             if self.compiled:
-                run = compiled(graph, self._drawing(leaves, inputs))
+                run = compiled(graph, self._drawing(leaves, inputs), len(self.seeds))
                 run(leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
@@ -266,20 +266,24 @@ class Engine:
             own[name][s] = value.to(self.device)
 
 
-def compiled(graph: GraphModule, drawing: set[int]) -> Callable[..., Tensor]:
-    """`graph` compiled in two parts: what depends on the inputs in `drawing` alone, and the rest.
+def compiled(graph: GraphModule, drawing: set[int], seeds: int) -> Callable[..., Tensor]:
+    """`graph` compiled in three parts: the keys of the random numbers, the numbers, and the rest.
 
-    The first are the random numbers. Compiled with the rest, their hashes would be inlined, and
-    computed again, wherever one is used.
+    The numbers depend on the inputs in `drawing` alone, the keys are what of that has one element
+    per seed. Compiled as one, the hashes would be inlined, and computed again, wherever used.
     """
+    keys, numbers, rest = range(3)
     part: dict[Node, int] = {}
     for place, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
-        part[node] = 0 if place in drawing else 1
+        part[node] = keys if place in drawing else rest
     for node in graph.graph.nodes:
         if node not in part:
-            part[node] = max((part[n] for n in node.all_input_nodes), default=0)
+            part[node] = max((part[n] for n in node.all_input_nodes), default=keys)
+            value = node.meta.get("val")
+            if part[node] == keys and isinstance(value, Tensor) and value.numel() > seeds:
+                part[node] = numbers
             if node.target is torch.ops.aten.copy_.default:  # what changes an input comes last
-                part[node] = 1
+                part[node] = rest
     split = split_module(graph, graph, lambda node: part[node])
     for name, module in list(split.named_children()):
         setattr(split, name, torch.compile(module, fullgraph=True, dynamic=False))

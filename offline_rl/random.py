@@ -1,10 +1,10 @@
 """Random numbers that are a pure function of (seed, update, call site, element).
 
-No generator state: a 64-bit key is made from the seed, the update and the place of the call within
-the update, and each element's number is a hash of its position under that key. So stacked seeds
-draw what single ones draw, compiled code what eager code draws, and a resumed run what the
-undisturbed one would have drawn. Integers are 32-bit values held in int64;
-every product stays below 2**63.
+No generator state: a 64-bit key is made from the seed and the update, varied by the place of the
+call within the update, and each element's number is a hash of its position under that key. So
+stacked seeds draw what single ones draw, compiled code what eager code draws, and a resumed run
+what the undisturbed one would have drawn. Integers are 32-bit values held in int64; every product
+stays below 2**63.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ class Random:
     """The numbers of one update of one seed; each call is the next call site."""
 
     def __init__(self, seed: Tensor, update: Tensor) -> None:
-        """seed, update: 0-d int64, >= 0."""
-        low = mix((seed & MASK) ^ mix((seed >> 32) + 0x5BD1E995))
-        self.key = mix(low + (update & MASK) & MASK)
-        self.key2 = mix((low ^ mix(update + 0x2545F491 & MASK)) & MASK)
+        """seed, update: 0-d int64, in [0, 2**31); a seed's bits from 32 on tell streams apart."""
+        low, high = seed & 0x7FFFFFFF, seed >> 32
+        self.key = mix((low * 0x1E3779B1 + update + high * 0x5BD1E995) & MASK)
+        self.key2 = mix((update * 0x2545F491 + low * 0x3C6EF372 + high) & MASK)
         self.site = 0
 
     def bits(self, shape: Sequence[int]) -> Tensor:
         """Uniform integers in [0, 2**32), int64."""
         self.site += 1
-        offset = self.site * 0x9E3779B1 & MASK
         element = torch.arange(math.prod(shape), device=self.key.device).reshape(tuple(shape))
-        first = mix((element + mix((self.key + offset) & MASK)) & MASK)
-        return mix(first ^ mix((self.key2 ^ offset) & MASK))
+        first = mix((element + self.key + (self.site * 0x9E3779B1 & MASK)) & MASK)
+        return mix(first ^ self.key2 ^ (self.site * 0x85EBCA6B & MASK))
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
         """Float32 in [0, 1), multiples of 2**-24."""

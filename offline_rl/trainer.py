@@ -61,7 +61,7 @@ class Trainer:
 
         watch: called after each evaluation.
         """
-        self.watch = watch
+        self.watch, self.show = watch, show
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.evaluation, self.phases, self.progress = evaluation, phases, Progress()
@@ -220,7 +220,10 @@ class Trainer:
             folder.append("evaluations", row)
             tracker.log(values, updates)
         word = "return" if self.task.reference is None else "score"
-        self.bar.set_postfix_str(f"{word} {np.mean(scores):.1f}")
+        line = f"{word} {np.mean(scores):.1f}"
+        self.bar.set_postfix_str(line)
+        if self.show and self.bar.disable:  # no terminal: a line an evaluation instead of a bar
+            print(f"{self.clock:>10,} of {self.total:,}: {line}", flush=True)
         if self.watch is not None:
             self.watch(self)
 
