@@ -191,7 +191,8 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     rough.run(10)
     for leaf in flatten(rough.state["params"]).values():
         assert leaf.dtype == torch.float32
-    assert 0 < largest_difference(exact.seed_state(0), rough.seed_state(0)) < 0.05
+    a, b = flatten(exact.state["params"]), flatten(rough.state["params"])
+    assert 0 < largest_difference(a, b) < 10 * 2 * 1e-3  # ten Adam steps apart at the very most
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
