@@ -63,6 +63,7 @@ class Engine:
 
         values: float fields of the config with one value for each seed, trained side by side.
         """
+        torch.set_flush_denormal(True)  # dead units' moments decay to numbers 100 times slower
         self.seeds, self.source, self.batch_size = list(seeds), source, batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
         self.compile_seconds, self.metric_names = 0.0, dict[str, list[str]]()
@@ -167,7 +168,9 @@ class Engine:
             graph.recompile()
             run: Callable[..., Tensor] = graph
             if self.compiled:
-                run = compiled(graph, self._drawing(leaves, inputs), len(self.seeds))
+                both = enumerate([*leaves, *inputs])
+                counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
+                run = compiled(graph, counts, len(self.seeds))
                 run(leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
@@ -179,12 +182,6 @@ class Engine:
                 return run(leaves, inputs)
 
         return program
-
-    def _drawing(self, leaves: list[Tensor], inputs: list[Tensor]) -> set[int]:
-        """Places among the program's inputs of what random numbers are made from."""
-        counters = {id(x) for x in tree_flatten(self.state["counters"])[0]}
-        sizes = {id(x) for x in inputs if x.dtype == torch.int64 and x.dim() == 1}
-        return {k for k, x in enumerate([*leaves, *inputs]) if id(x) in counters | sizes}
 
     def measure(self, cores: int, calls: int = 3) -> tuple[float, int]:
         """(seconds per update, threads) of the uncompiled program at its best number of threads.
@@ -266,16 +263,17 @@ class Engine:
             own[name][s] = value.to(self.device)
 
 
-def compiled(graph: GraphModule, drawing: set[int], seeds: int) -> Callable[..., Tensor]:
-    """`graph` compiled in three parts: the keys of the random numbers, the numbers, and the rest.
+def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., Tensor]:
+    """`graph` compiled in three parts: keys, random numbers and the rest.
 
-    The numbers depend on the inputs in `drawing` alone, the keys are what of that has one element
-    per seed. Compiled as one, the hashes would be inlined, and computed again, wherever used.
+    Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimisers' steps,
+    sizes); keys have one element per seed: random keys, bias corrections, learning rates. Compiled
+    as one, all of these would be inlined, and computed again, at every element that uses them.
     """
     keys, numbers, rest = range(3)
     part: dict[Node, int] = {}
     for place, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
-        part[node] = keys if place in drawing else rest
+        part[node] = keys if place in counts else rest
     for node in graph.graph.nodes:
         if node not in part:
             part[node] = max((part[n] for n in node.all_input_nodes), default=keys)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Recipe:
     rows: int = 1_000_000  # of random, medium and expert
     seed: int = 0
     utd: float = 1.0
+    precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; bytes differ between the two
     eval_every: int = 5_000  # environment steps
     eval_episodes: int = 10
 
@@ -128,7 +129,7 @@ def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
         eval_every=plan.eval_every,
         eval_episodes=plan.eval_episodes,
         checkpoint_every=20_000,
-        precision="fp32",
+        precision=plan.precision,
         compile="always",  # not by measurement: the same bytes again
         device="cpu",
         out=runs,

@@ -45,14 +45,16 @@ class Adam:
         done = state["count"]["steps"]
         count = (done + 1).float()
         lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
-        correction1 = -(count * log(self.beta1)).expm1()  # 1 - beta**count, without cancellation
-        correction2 = (-(count * log(self.beta2)).expm1()).sqrt()
+        # 1 - beta**count without cancellation; scalars first: one division an element, not three
+        size = lr / -(count * log(self.beta1)).expm1()
+        scale = (-(count * log(self.beta2)).expm1()).rsqrt()
         first, second, new = {}, {}, {}
         for k, p in params.items():
             m = first[k] = torch.lerp(grads[k], state["first"][k], self.beta1)
             v = second[k] = self.beta2 * state["second"][k] + (1 - self.beta2) * grads[k].square()
-            step = m / (v.sqrt() / correction2 + self.eps) / correction1
-            new[k] = p - lr * (step + self.weight_decay * p)
+            new[k] = p - size * (m / (v.sqrt() * scale + self.eps))
+            if isinstance(self.weight_decay, Tensor) or self.weight_decay:
+                new[k] = new[k] - lr * self.weight_decay * p
         return new, {"first": first, "second": second, "count": {"steps": done + 1}}
 
 

@@ -1,0 +1,89 @@
+"""Do scores hold in bf16? The same seeds in float32 and in bf16, on two tasks for each algorithm.
+
+    python -m benchmarks.parity [algorithms=bc,td3_bc,iql,cql] [tasks=neorl2/DMSD,gym/hopper-medium-replay]
+
+Five stacked seeds a cell. bf16 passes where the 95 % interval of the difference of mean scores (Welch)
+reaches 0 or above on every task: no loss that these runs can see. Runs go to runs/parity and resume.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from offline_rl import hardware
+from offline_rl.train import train
+
+SEEDS = [0, 1, 2, 3, 4]
+UPDATES = {"cql": 10_000}
+STUDENT = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}  # 97.5 % quantiles by degrees of freedom
+
+
+def scores(algorithm: str, task: str, precision: str) -> list[float]:
+    """The mean of each seed's last three evaluations: one evaluation of ten episodes is too noisy."""
+    updates = UPDATES.get(algorithm, 30_000)
+    result = train(
+        algorithm=algorithm,
+        task=task,
+        seeds=SEEDS,
+        num_updates=updates,
+        pretrain_updates=updates // 25 if algorithm == "cql" else None,
+        eval_every=updates // 10,
+        eval_episodes=20,
+        checkpoint_every=updates // 10,
+        precision=precision,
+        out="runs/parity",
+        name=precision,
+    )
+    found = []
+    for seed in SEEDS:
+        lines = (result.path / f"seed_{seed}" / "evaluations.jsonl").read_text().splitlines()
+        last = [json.loads(line)["eval/score"] for line in lines[-3:]]
+        found.append(statistics.mean(last))
+    return found
+
+
+def compare(fp32: list[float], bf16: list[float]) -> dict[str, Any]:
+    """Welch's interval of the difference bf16 - fp32."""
+    n = len(fp32)
+    variances = [statistics.variance(x) / n for x in (fp32, bf16)]
+    error = sum(variances) ** 0.5
+    freedom = sum(variances) ** 2 / max(sum(v**2 / (n - 1) for v in variances), 1e-12)
+    half = STUDENT[max(4, min(8, int(freedom)))] * error
+    difference = statistics.mean(bf16) - statistics.mean(fp32)
+    return {
+        "fp32": [round(x, 2) for x in fp32],
+        "bf16": [round(x, 2) for x in bf16],
+        "difference": round(difference, 2),
+        "interval": [round(difference - half, 2), round(difference + half, 2)],
+        "passed": difference + half >= 0,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    options = {"algorithms": "bc,td3_bc,iql,cql", "tasks": "neorl2/DMSD,gym/hopper-medium-replay"}
+    options |= dict(argument.split("=", 1) for argument in arguments)
+    for algorithm in options["algorithms"].split(","):
+        path = Path("benchmarks/results/parity") / f"{algorithm}.json"
+        done = json.loads(path.read_text())["tasks"] if path.is_file() else {}
+        for task in options["tasks"].split(","):
+            if task not in done:
+                pair = [scores(algorithm, task, precision) for precision in ("fp32", "bf16")]
+                done[task] = compare(*pair)
+                result = {
+                    "command": "python -m benchmarks.parity " + " ".join(arguments),
+                    "updates": UPDATES.get(algorithm, 30_000),
+                    "machine": hardware.description(),
+                    "tasks": done,
+                    "passed": all(t["passed"] for t in done.values()),
+                }
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(result, indent=1) + "\n")
+            print(algorithm, task, done[task], flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
