@@ -1,9 +1,9 @@
 """Do scores hold in bf16? The same seeds in float32 and in bf16, on two tasks for each algorithm.
 
-    python -m benchmarks.parity [algorithms=bc,td3_bc,iql,cql] [tasks=neorl2/DMSD,gym/hopper-medium-replay]
+    python -m benchmarks.parity [algorithms=bc,td3_bc,iql,cql] [tasks=neorl2/DMSD]
 
-Five stacked seeds a cell. bf16 passes where the 95 % interval of the difference of mean scores (Welch)
-reaches 0 or above on every task: no loss that these runs can see. Runs go to runs/parity and resume.
+Five stacked seeds a cell. bf16 passes where the 95 % interval of the difference of mean scores
+(Welch) reaches 0 or above on every task: no loss that these runs can see. Runs resume.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from offline_rl.train import train
 
 SEEDS = [0, 1, 2, 3, 4]
 UPDATES = {"cql": 10_000}
-STUDENT = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}  # 97.5 % quantiles by degrees of freedom
+STUDENT = {
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+}  # 97.5 %, by freedom
 
 
 def scores(algorithm: str, task: str, precision: str) -> list[float]:
-    """The mean of each seed's last three evaluations: one evaluation of ten episodes is too noisy."""
+    """Each seed's mean over its last three evaluations: one alone is too noisy."""
     updates = UPDATES.get(algorithm, 30_000)
     result = train(
         algorithm=algorithm,

@@ -8,7 +8,7 @@ state.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from offline_rl.optim import Adam
 from offline_rl.random import Random
+from offline_rl.transform import Preprocessing
 from policies.spec import Spec
 
 if TYPE_CHECKING:
@@ -182,6 +183,17 @@ def track(state: State, target: str, source: str, tau: float | Tensor) -> State:
     return replace(state, params={**state.params, target: moved})
 
 
-def float_fields(config: type) -> tuple[str, ...]:
-    """The fields of an algorithm's config that may be stacked tensors."""
-    return tuple(f.name for f in fields(config) if f.type in (float, "float"))
+BUILD_TIME = frozenset({"dropout", "exploration_noise", "initial_alpha", "top_fraction"})
+
+
+def check_stackable(config: type, names: Iterable[str]) -> None:
+    """Raises ValueError for a field that cannot have one value per stacked seed.
+
+    Such are all but floats, those that networks or data are built from, and those of Preprocessing,
+    which shape the data that all seeds share.
+    """
+    shared = {f.name for f in fields(Preprocessing)}
+    for name in names:
+        own = {f.name: f.type for f in fields(config)}
+        if own.get(name) not in (float, "float") or name in BUILD_TIME | shared:
+            raise ValueError(f"{name} cannot be stacked: one value serves all seeds of a program")

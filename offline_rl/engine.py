@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from offline_rl.algorithm import Algorithm, Batch, Network, State
+from offline_rl.algorithm import Algorithm, Batch, Network, State, check_stackable
 from offline_rl.random import Random
 from policies.networks import MLP
 
@@ -75,6 +75,7 @@ class Engine:
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
+        check_stackable(type(self.algorithm.cfg), values or {})
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)

@@ -227,6 +227,18 @@ def test_config_floats_may_be_stacked_values(name: str):
     assert largest_difference(a, b) > 1e-4
 
 
+@pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
+def test_what_cannot_be_stacked_is_refused(field: str):
+    cls = algorithm_class("iql")
+    with pytest.raises(ValueError, match=f"{field} cannot be stacked"):
+        Engine(
+            lambda _: cls(SPEC, small_config(cls)),
+            [0, 1],
+            ReplayBuffer.from_dataset(dataset()),
+            values={field: [0.1, 0.2]},
+        )
+
+
 def test_types_of_options_are_not_guessed():
     assert coerce(3, float, "x") == 3.0
     assert coerce([8, 8], tuple[int, ...], "hidden") == (8, 8)
