@@ -52,6 +52,7 @@ class Recipe:
     seed: int = 0
     utd: float = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; bytes differ between the two
+    compile: bool = True
     eval_every: int = 5_000  # environment steps
     eval_episodes: int = 10
 
@@ -130,7 +131,7 @@ def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
         eval_episodes=plan.eval_episodes,
         checkpoint_every=20_000,
         precision=plan.precision,
-        compile="always",  # not by measurement: the same bytes again
+        compile="always" if plan.compile else "never",  # not by measurement: the same bytes
         device="cpu",
         out=runs,
         name=f"recipe-{name}",

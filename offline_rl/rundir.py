@@ -85,10 +85,14 @@ class SeedFolder:
                 break
         return rows
 
-    def rewind(self, updates: int) -> None:
-        """Forgets what was logged after `updates`, which will be done again."""
+    def rewind(self, updates: int, env_steps: int) -> None:
+        """Forgets what was logged after so many updates or steps, which will be done again."""
         for name in ("metrics", "evaluations"):
-            kept = [row for row in self.rows(name) if row["updates"] <= updates]
+            kept = [
+                row
+                for row in self.rows(name)
+                if row["updates"] <= updates and row["env_steps"] <= env_steps
+            ]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / f"{name}.jsonl", text)
 

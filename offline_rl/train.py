@@ -240,7 +240,7 @@ def train_group(
     for folder in folders:
         folder.agree(description(plan))
         if clock is None:
-            folder.rewind(-1)
+            folder.rewind(-1, -1)
             write_json(folder.path / "environment.json", environment(plan, choices))
     settings = description(plan)
     names = [str(f.path) for f in folders]

@@ -36,7 +36,7 @@ class Progress:
     timed_updates: int = 0
     wall_seconds: float = 0.0
     diverged: dict[int, int] = field(default_factory=dict)  # seed -> updates when first seen
-    evaluated: int = -1  # updates at the last evaluation
+    evaluated: int = -1  # the clock at the last evaluation
 
 
 class Trainer:
@@ -167,7 +167,7 @@ class Trainer:
             values = {f"train/{name}": float(v[s]) for name, v in metrics.items()}
             values["time/updates_per_second"] = rate
             if self.collector is not None:
-                values["data/env_steps"] = self.collector.steps
+                values["data/env_steps"] = self.env_steps
                 if self.collector.finished[s]:
                     values["data/return"] = float(np.mean(self.collector.finished[s]))
                     self.collector.finished[s].clear()
@@ -176,11 +176,12 @@ class Trainer:
             ):
                 self.progress.diverged[folder.seed] = updates
                 self.bar.write(f"seed {folder.seed} diverged before update {updates:,}")
-            folder.append("metrics", {"updates": updates, **values})
+            row = {"updates": updates, "env_steps": self.env_steps, **values}
+            folder.append("metrics", row)
             tracker.log(values, updates)
 
     def _evaluate_if_due(self) -> None:
-        if self.evaluation is None or self.engine.updates == self.progress.evaluated:
+        if self.evaluation is None or self.clock == self.progress.evaluated:
             return
         if self.clock == 0 or self._due(self.options.eval_every):
             self.evaluate()
@@ -200,7 +201,7 @@ class Trainer:
 
         seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
         everything = rollout(env, act, self.transform.normaliser, seeds)
-        updates, self.progress.evaluated = self.engine.updates, self.engine.updates
+        updates, self.progress.evaluated = self.engine.updates, self.clock
         self.last, scores = [], []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
             mine = everything.part(s * count, (s + 1) * count)
@@ -269,7 +270,7 @@ class Trainer:
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
-            folder.rewind(self.engine.updates)
+            folder.rewind(self.engine.updates, progress.get("collector", {}).get("steps", 0))
             if rows := folder.rows("evaluations"):
                 self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:

@@ -1,0 +1,143 @@
+"""The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import save_small
+
+import envs
+import policies
+from offline_rl.evaluate import EVALUATION_SEED, rollout
+from offline_rl.generate import Recipe, build, learn, roll_out
+from offline_rl.train import train
+from offline_rl.trainer import Trainer
+from policies.normaliser import Normaliser
+
+SMALL = {
+    "compile": "never",
+    "tracker": "none",
+    "show": False,
+    "algorithm.hidden": [8, 8],
+    "device": "cpu",
+}
+
+
+def small_run(tmp_path: Path, **keys: object):
+    save_small(tmp_path / "small.npz")
+    keys = SMALL | {"num_updates": 20, "eval_episodes": 2} | keys
+    return train(task="neorl2/DMSD", dataset=str(tmp_path / "small.npz"), out=str(tmp_path), **keys)
+
+
+def test_a_rollout_equals_a_loop_over_single_environments():
+    def act(observations: np.ndarray) -> np.ndarray:
+        return np.tanh(observations[:, :2])
+
+    vector = envs.make_vector("neorl2/DMSD", 3)
+    seeds = np.array([5, 6, 7])
+    normaliser = Normaliser(np.full(6, 0.1, np.float32), np.full(6, 2, np.float32))
+    episodes = rollout(vector, act, normaliser, seeds)
+    for k, seed in enumerate(seeds):
+        env = envs.make("neorl2/DMSD")
+        observation, _ = env.reset(seed=int(seed))
+        total, over = 0.0, False
+        while not over:
+            action = np.tanh((observation[:2] - np.float32(0.1)) / np.float32(2))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        assert episodes.returns[k] == pytest.approx(total, abs=1e-3)
+    assert episodes.lengths.tolist() == [100] * 3
+
+
+def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
+    """The score is that of the policy that leaves, on raw rewards, whatever was learnt from."""
+    result = small_run(tmp_path, algorithm="iql", **{"algorithm.reward_scale": 100.0})
+    policy = policies.load(result.path / "seed_0" / "policy.bundle")
+    env = envs.make_vector("neorl2/DMSD", 2)
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        return policy.act(observations)[0][:, 0]
+
+    seeds = EVALUATION_SEED + np.arange(2)
+    raw = Normaliser.identity((6,))
+    again = rollout(env, act, raw, seeds)
+    assert again.returns == pytest.approx(result.results[0]["returns"], rel=1e-4)
+    expected = (np.mean(again.returns) - 30.6) / (849.51 - 30.6) * 100
+    assert result.scores[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsys):
+    def poison(trainer: Trainer) -> None:
+        if trainer.engine.updates == 10:
+            for leaf in trainer.engine.state["params"]["policy"].values():
+                leaf[1] = float("nan")
+
+    result = small_run(tmp_path, algorithm="bc", seeds=3, eval_every=10, watch=poison)
+    scores = [r["score"] for r in result.results]
+    assert scores[1] is None
+    assert scores[0] is not None
+    assert scores[2] is not None
+    assert [r["diverged_at"] for r in result.results] == [None, 20, None]
+    assert not (result.path / "seed_1" / "policy.bundle").exists()
+    assert "seed 1 diverged" in capsys.readouterr().out
+    alone = small_run(tmp_path, algorithm="bc", seeds=[2], eval_every=10, name="alone")
+    assert alone.scores[0] == pytest.approx(scores[2], abs=1e-2)
+
+
+def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(tmp_path: Path):
+    result = small_run(tmp_path, algorithm="bc", eval_every=8)
+    lines = (result.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["updates"] for row in rows] == [0, 8, 16, 20]
+    assert all(row["seeds"] == rows[0]["seeds"] for row in rows)
+    assert all(row["seeds"][0] >= EVALUATION_SEED for row in rows)
+
+
+def test_preliminary_phases_come_first(tmp_path: Path):
+    keys = {"algorithm.policy_hidden": [8, 8], "algorithm.critic_hidden": [8, 8]}
+    keys |= {"algorithm.samples": 2, "algorithm.bc_updates": 6}
+    save_small(tmp_path / "small.npz")
+    base = {k: v for k, v in SMALL.items() if "hidden" not in k}
+    result = train(
+        algorithm="cql",
+        task="none",
+        dataset=str(tmp_path / "small.npz"),
+        num_updates=10,
+        out=str(tmp_path),
+        **base,
+        **keys,
+    )
+    assert result.results[0]["num_updates"] == 16
+
+
+def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path):
+    plan = Recipe(
+        task="env:Pendulum-v1",
+        family="pendulum",
+        medium_return=-1e9,
+        medium_after=300,
+        num_env_steps=600,
+        rows=450,
+        utd=0.1,
+        precision="fp32",
+        compile=False,
+        eval_every=100,
+        eval_episodes=1,
+    )
+    run = learn(plan, "test", str(tmp_path), False)
+    made: dict = {}
+    replay = build(plan, "medium-replay", run, made)
+    assert replay.num_rows == 300
+    whole = build(plan, "full-replay", run, made)
+    assert np.array_equal(whole.actions[:300], replay.actions)
+    medium, again = (roll_out(plan, policies.load(run.path / "medium.bundle"), 7) for _ in "ab")
+    assert medium.num_rows == 450
+    assert np.array_equal(medium.actions, again.actions)
+    assert medium.episode_lengths().tolist() == [200, 200, 50]
+    both = build(plan, "medium-expert", run, made)
+    first = build(plan, "medium", run, made)
+    assert np.array_equal(both.rewards[:400], first.rewards[:400])
+    assert both.num_rows == 400 + 450
+    random = build(plan, "random", run, made)
+    assert abs(random.actions.mean()) < 0.1
