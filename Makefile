@@ -21,8 +21,8 @@ $(READY): requirements.lock pyproject.toml
 
 # The embedded data set, three seeds side by side; under five minutes on two cores.
 demo: setup
-	$(BIN)/offline-rl train algorithm=td3_bc task=gym/hopper-medium-replay seeds=3 \
-		num_updates=20000 eval_every=5000 out=runs name=demo
+	$(BIN)/offline-rl train algorithm=iql task=gym/hopper-medium-replay seeds=3 \
+		num_updates=20000 eval_every=2500 out=runs name=demo
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -184,30 +184,39 @@ class Engine:
 
         return program
 
-    def measure(self, cores: int, calls: int = 3) -> tuple[float, int]:
-        """(seconds per update, threads) of the uncompiled program at its best number of threads.
-
-        On a copy of the state: what is learnt is thrown away. Leaves torch at that many threads.
-        """
+    def eager_seconds(self, calls: int = 3) -> float:
+        """Seconds per update of the uncompiled program."""
         compiled, self.compiled = self.compiled, False
-        program, leaves = self._build("update"), tree_flatten(self.state)[0]
+        program = self._build("update")
         self.compiled = compiled
-        before = [x.clone() for x in leaves]
-        seconds = {}
-        for threads in sorted({1, cores} if self.device.type == "cpu" else {cores}):
-            torch.set_num_threads(threads)
-            program()
-            started = time.perf_counter()
-            for _ in range(calls):
-                program()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[threads] = (time.perf_counter() - started) / calls / self.algorithm.period
-        for leaf, value in zip(leaves, before, strict=True):
-            leaf.copy_(value)
+        return self._seconds(program, calls) / self.algorithm.period
+
+    def choose_threads(self, cores: int) -> int:
+        """1 thread or `cores`, whichever runs the program faster; torch is left at that number."""
+        program, options = self.program(), sorted({1, cores})
+        seconds = dict.fromkeys(options, float("inf"))
+        for _ in range(3):
+            for threads in options:
+                torch.set_num_threads(threads)
+                seconds[threads] = min(seconds[threads], self._seconds(program, 5))
         best = min(seconds, key=seconds.__getitem__)
         torch.set_num_threads(best)
-        return seconds[best], best
+        return best
+
+    def _seconds(self, program: Callable[[], Tensor], calls: int) -> float:
+        """Of one call, on a copy of the state: what is learnt is thrown away."""
+        leaves = tree_flatten(self.state)[0]
+        before = [x.clone() for x in leaves]
+        program()
+        started = time.perf_counter()
+        for _ in range(calls):
+            program()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - started) / calls
+        for leaf, value in zip(leaves, before, strict=True):
+            leaf.copy_(value)
+        return seconds
 
     def actor(self, batch: int, *, explore: bool = False) -> Callable[..., Tensor]:
         """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].

@@ -16,7 +16,7 @@ from offline_rl.errors import UserError
 from offline_rl.paths import PACKAGE
 from offline_rl.version import __version__
 
-COMPILE_SECONDS = 60.0  # a first compilation on two cores; later ones come from the cache
+COMPILE_SECONDS = 30.0  # a first compilation on two cores; later ones come from the cache
 COMPILED_SPEEDUP = 2.5  # of the compiled update over the eager graph, as measured in benchmarks/
 
 

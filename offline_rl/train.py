@@ -6,6 +6,7 @@ written before the checks pass.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -218,9 +219,10 @@ def train_group(
     )
     if choices["compile"] is None:
         updates = o.num_updates or int(o.num_env_steps * o.utd)
-        seconds, choices["threads"] = engine.measure(hardware.cores())
-        engine.compiled = hardware.compiling_pays(seconds, updates)
+        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), updates)
         choices["compile"] = engine.compiled
+    if choices["threads"] is None:
+        choices["threads"] = engine.choose_threads(hardware.cores())
     phases = {
         name: n if o.pretrain_updates is None else o.pretrain_updates
         for name, n in engine.algorithm.phases.items()
@@ -292,7 +294,7 @@ def stored_choices(folders: Sequence[SeedFolder]) -> dict[str, Any] | None:
 
 
 def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
-    """Precision, compilation (None: to be measured) and threads for this machine and this run."""
+    """Precision, compilation and threads for this machine and run; None: to be measured."""
     precision = o.precision
     if precision == "auto":
         passed = config.algorithm_yaml(o.algorithm).get("parity") or {}
@@ -303,7 +305,9 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
             raise UserError(f"compile=always: {missing}")
         print(f"not compiling: {missing}")
         compiled = False
-    return {"precision": precision, "compile": compiled, "threads": torch.get_num_threads()}
+    measure = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
+    threads = None if measure else torch.get_num_threads()
+    return {"precision": precision, "compile": compiled, "threads": threads}
 
 
 def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
