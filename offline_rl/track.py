@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from offline_rl.errors import UserError
-
 
 class Tracker(Protocol):
     """Takes `group/name` -> number, with the number of updates done."""
@@ -50,10 +48,8 @@ class WandB:
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("tracker=wandb needs the package wandb: pip install wandb") from None
+        import wandb
+
         self.run = wandb.init(
             project="offline_rl",
             dir=str(folder),

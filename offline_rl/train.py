@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,9 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > 900:
         raise UserError(f"seeds={seeds}: give different seeds between 0 and 900")
+    package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)
+    if package is not None and find_spec(package) is None:
+        raise UserError(f"tracker={options.tracker} needs a package: pip install {package}")
     if options.num_env_steps and not algorithm.online:
         raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
     if options.num_env_steps and options.task == "none":

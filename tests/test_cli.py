@@ -330,3 +330,31 @@ def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]
     assert main(["data", "info", "small.npz"]) == 0
     assert "300" in capsys.readouterr().out
     assert main(["data", "check", "small.npz"]) == 0
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(
+    package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("offline_rl.train.find_spec", lambda name: None)
+    assert main(train(tracker=package)) == 2
+    assert f"pip install {package}" in capsys.readouterr().err
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("algorithm.policy_delay=0", "policy_delay"),
+        ("algorithm.hidden=[0]", "hidden"),
+        ("algorithm.tau=-3", "tau"),
+        ("algorithm.discount=1.5", "discount"),
+    ],
+)
+def test_a_value_out_of_range_is_named(
+    option: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, value = option.split("=")
+    assert main(train(**{key.replace(".", "__"): value})) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (folder / "runs").exists()
