@@ -143,6 +143,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > 900:
         raise UserError(f"seeds={seeds}: give different seeds between 0 and 900")
+    if options.compile == "always" and (missing := hardware.compiler_missing()):
+        raise UserError(f"compile=always: {missing}")
     package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)
     if package is not None and find_spec(package) is None:
         raise UserError(f"tracker={options.tracker} needs a package: pip install {package}")
@@ -304,9 +306,7 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
         passed = config.algorithm_yaml(o.algorithm).get("parity") or {}
         precision = "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
     compiled = {"auto": None, "always": True, "never": False}[o.compile]
-    if compiled is not False and (missing := hardware.compiler_missing()):
-        if compiled:
-            raise UserError(f"compile=always: {missing}")
+    if compiled is None and (missing := hardware.compiler_missing()):
         print(f"not compiling: {missing}")
         compiled = False
     measure = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ

@@ -358,3 +358,14 @@ def test_a_value_out_of_range_is_named(
     assert main(train(**{key.replace(".", "__"): value})) == 2
     assert sentence in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+def test_without_a_compiler_auto_goes_on_and_always_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert main(train(compile="always")) == 2
+    assert "no C++ compiler (no-such-compiler)" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert main(train(compile="auto", name="auto")) == 0
+    assert "not compiling: no C++ compiler" in capsys.readouterr().out

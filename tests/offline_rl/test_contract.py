@@ -239,6 +239,15 @@ def test_what_cannot_be_stacked_is_refused(field: str):
         )
 
 
+def test_measuring_teaches_nothing():
+    e = engine("td3_bc", SEEDS)
+    before = states(e)
+    assert e.eager_seconds(calls=1) > 0
+    assert e.choose_threads(1) == 1
+    for a, b in zip(before, states(e), strict=True):
+        assert largest_difference(a, b) == 0
+
+
 def test_types_of_options_are_not_guessed():
     assert coerce(3, float, "x") == 3.0
     assert coerce([8, 8], tuple[int, ...], "hidden") == (8, 8)
