@@ -34,6 +34,8 @@ class TrainOptions:
     task: str  # see `offline-rl data list`; env:<Gymnasium id>; none
     dataset: str | None = None  # a file (recognised by content) or a card, instead of the task's
     expert_dataset: str | None = None  # for algorithms that learn from demonstrations beside data
+    action_scale: float | None = None  # the data's actions are divided by it
+    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; trained together
     num_updates: int = 1_000_000  # of the main phase, offline

@@ -118,7 +118,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
             )
         source = options.dataset if options.dataset is not None else task
-        dataset = load(source, options.data_dir)
+        how: dict[str, Any] = {
+            "action_scale": options.action_scale,
+            "d4rl_compatible": options.d4rl_compatible,
+        }
+        dataset = load(source, options.data_dir, **how)
     spec = specification(task, env, dataset)
     if env is not None:
         env.close()

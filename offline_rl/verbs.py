@@ -30,6 +30,8 @@ def train(arguments: Sequence[str]) -> None:
       task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
                         none (train without evaluation); see `offline-rl data list`
       dataset=          a file or card instead of the task's own data
+      action_scale=     the data's actions are divided by it, to lie in [-1, 1]
+      d4rl_compatible=false     exactly the transitions of D4RL's qlearning_dataset
       data_dir=         where data lies; default: OFFLINE_RL_DATA, else the user's cache folder
       seeds=1           a count or a list such as [7,42]; they train side by side
       num_updates=1000000       updates of the main phase   pretrain_updates=  of preliminary phases

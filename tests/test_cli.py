@@ -369,3 +369,14 @@ def test_without_a_compiler_auto_goes_on_and_always_is_refused(
     assert not Path("runs").exists()
     assert main(train(compile="auto", name="auto")) == 0
     assert "not compiling: no C++ compiler" in capsys.readouterr().out
+
+
+def test_data_in_other_units_is_scaled_when_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(folder / "small.npz") as file:
+        columns = dict(file)
+    np.savez(folder / "large.npz", **{**columns, "action": 30 * columns["action"]})
+    assert main(train(dataset="large.npz")) == 2
+    assert "action_scale" in capsys.readouterr().err
+    assert main(train(dataset="large.npz", action_scale=30)) == 0
