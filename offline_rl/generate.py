@@ -2,7 +2,7 @@
 
 A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and keeps every
 transition. The medium policy is that of the first evaluation, not before `medium_after` steps, that
-reaches `medium_return`; the expert is the last one. The kinds are those of D4RL
+reaches `medium_return`; the expert is that of the best evaluation. The kinds are those of D4RL
 (Fu et al., arXiv:2004.07219):
 
     random         uniform actions               medium, expert   the policy, its actions sampled
@@ -47,7 +47,7 @@ class Recipe:
     family: str  # the sets are called <family>-<quality>
     medium_return: float  # mean return of an evaluation that makes a policy medium
     medium_after: int  # environment steps before which no policy counts as medium
-    num_env_steps: int  # of the whole run; its last policy is the expert
+    num_env_steps: int  # of the whole run
     rows: int = 1_000_000  # of random, medium and expert
     seed: int = 0
     utd: float = 1.0
@@ -106,19 +106,24 @@ def load_recipe(name: str) -> Recipe:
 
 
 def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
-    """Trains the agent; leaves `medium.bundle`, `medium.json` and the buffer in its folder."""
+    """Trains the agent; leaves the medium and the expert policy and the buffer in its folder."""
 
     def watch(trainer: Trainer) -> None:
-        """After each evaluation: is this the medium policy?"""
-        folder = trainer.folders[0]
-        steps, mean = trainer.env_steps, float(trainer.last[0].returns.mean())
-        found = (folder.path / "medium.json").is_file()
-        if not found and steps >= plan.medium_after and mean >= plan.medium_return:
-            policy = trainer.policy(0, {"env_steps": steps, "return": mean})
-            write_atomically(
-                folder.path / "medium.bundle", lambda temporary: bundle.write(temporary, policy)
-            )
-            write_json(folder.path / "medium.json", {"env_steps": steps, "return": mean})
+        """After each evaluation: is this the medium policy, is it the best so far?"""
+        folder, steps = trainer.folders[0].path, trainer.env_steps
+        mean = float(trainer.last[0].returns.mean())
+        best, medium = folder / "expert.json", folder / "medium.json"
+        if steps >= plan.medium_after and mean >= plan.medium_return and not medium.is_file():
+            keep(trainer, "medium", mean)
+        if not best.is_file() or mean > read_json(best)["return"]:
+            keep(trainer, "expert", mean)
+
+    def keep(trainer: Trainer, quality: str, mean: float) -> None:
+        """Writes the present policy and where it stands; the latter last: it says both are there."""
+        path, facts = trainer.folders[0].path, {"env_steps": trainer.env_steps, "return": mean}
+        policy = trainer.policy(0, facts)
+        write_atomically(path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
+        write_json(path / f"{quality}.json", facts)
 
     result = train(
         algorithm="sac",
@@ -154,8 +159,8 @@ def build(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset])
             steps = read_json(run.path / "medium.json")["env_steps"]
             made[quality] = replay(run, steps if quality == "medium-replay" else None)
         else:
-            file = {"medium": "medium.bundle", "expert": "policy.bundle"}.get(quality)
-            policy = None if file is None else policies.load(run.path / file)
+            random = quality == "random"
+            policy = None if random else policies.load(run.path / f"{quality}.bundle")
             first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
             made[quality] = roll_out(plan, policy, first)
     return made[quality]
@@ -262,7 +267,7 @@ def describe(
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "score_mean": float(task.score(returns).mean()) if task.reference else None,
-        "medium_policy": read_json(run.path / "medium.json"),
+        "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
         "made_with": hardware.description(),
         "learning_curve": [
             {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
