@@ -119,7 +119,7 @@ def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
             keep(trainer, "expert", mean)
 
     def keep(trainer: Trainer, quality: str, mean: float) -> None:
-        """Writes the present policy and where it stands; the latter last: it says both are there."""
+        """Writes the present policy, then where it stands: that says both are there."""
         path, facts = trainer.folders[0].path, {"env_steps": trainer.env_steps, "return": mean}
         policy = trainer.policy(0, facts)
         write_atomically(path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
