@@ -9,7 +9,8 @@ optimisers and targets of one whole period, with a leading axis for S stacked se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -79,6 +80,7 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
+        self._traced: dict[str, GraphModule] = {}
         self._programs: dict[str, Callable[[], Tensor]] = {}
         self._totals: dict[str, Tensor] = {}
         self._calls: dict[str, int] = {}
@@ -112,7 +114,7 @@ class Engine:
         """One period of updates as a call without arguments; -> the metrics' means [S, metrics]."""
         if phase not in self._programs:
             started = time.perf_counter()
-            self._programs[phase] = self._build(phase)
+            self._programs[phase] = self._build(phase, self.compiled)
             self._totals[phase] = torch.zeros(
                 len(self.seeds), len(self.metric_names[phase]), device=self.device
             )
@@ -143,7 +145,8 @@ class Engine:
 
         return program
 
-    def _build(self, phase: str) -> Callable[[], Tensor]:
+    def _trace(self, phase: str) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
+        """The period's graph and what it is called with: the state's leaves, values and data."""
         one, leaves, form = self._one_seed(phase), *tree_flatten(self.state)
         inputs, inputs_form = tree_flatten((self.values, self.source.tensors()))
 
@@ -162,21 +165,25 @@ class Engine:
                     old.copy_(value)
             return metrics
 
-        before = [x.clone() for x in leaves]
-        with torch.no_grad():
-            graph = make_fx(stacked)(leaves, inputs)
+        if phase not in self._traced:
+            with self._untaught(), torch.no_grad():
+                graph = make_fx(stacked)(leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
-            run: Callable[..., Tensor] = graph
-            if self.compiled:
+            self._traced[phase] = graph
+        return self._traced[phase], leaves, inputs
+
+    def _build(self, phase: str, compile: bool) -> Callable[[], Tensor]:
+        graph, leaves, inputs = self._trace(phase)
+        run: Callable[..., Tensor] = graph
+        with self._untaught(), torch.no_grad():
+            if compile:
                 both = enumerate([*leaves, *inputs])
                 counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
                 run = compiled(graph, counts, len(self.seeds))
                 run(leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
-        for leaf, value in zip(leaves, before, strict=True):
-            leaf.copy_(value)
 
         def program() -> Tensor:
             with torch.no_grad():
@@ -184,12 +191,18 @@ class Engine:
 
         return program
 
+    @contextmanager
+    def _untaught(self) -> Iterator[None]:
+        """Puts the state back as it was: what is learnt inside is thrown away."""
+        leaves = tree_flatten(self.state)[0]
+        before = [x.clone() for x in leaves]
+        yield
+        for leaf, value in zip(leaves, before, strict=True):
+            leaf.copy_(value)
+
     def eager_seconds(self, calls: int = 3) -> float:
         """Seconds per update of the uncompiled program."""
-        compiled, self.compiled = self.compiled, False
-        program = self._build("update")
-        self.compiled = compiled
-        return self._seconds(program, calls) / self.algorithm.period
+        return self._seconds(self._build("update", False), calls) / self.algorithm.period
 
     def choose_threads(self, cores: int) -> int:
         """1 thread or `cores`, whichever runs the program faster; torch is left at that number."""
@@ -204,19 +217,15 @@ class Engine:
         return best
 
     def _seconds(self, program: Callable[[], Tensor], calls: int) -> float:
-        """Of one call, on a copy of the state: what is learnt is thrown away."""
-        leaves = tree_flatten(self.state)[0]
-        before = [x.clone() for x in leaves]
-        program()
-        started = time.perf_counter()
-        for _ in range(calls):
+        """Of one call."""
+        with self._untaught():
             program()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - started) / calls
-        for leaf, value in zip(leaves, before, strict=True):
-            leaf.copy_(value)
-        return seconds
+            started = time.perf_counter()
+            for _ in range(calls):
+                program()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            return (time.perf_counter() - started) / calls
 
     def actor(self, batch: int, *, explore: bool = False) -> Callable[..., Tensor]:
         """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
@@ -225,8 +234,8 @@ class Engine:
         function of the seed and `step` alone; otherwise deterministic.
         """
         name = self.algorithm.policy
-        module, leaves_form = self.algorithm.modules[name], tree_flatten(self.state["params"][name])
-        leaves, form = leaves_form
+        module = self.algorithm.modules[name]
+        leaves, form = tree_flatten(self.state["params"][name])
 
         def one(params: Any, seed: Tensor, observations: Tensor, step: Tensor) -> Tensor:
             network = Network(module, params)

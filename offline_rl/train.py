@@ -182,7 +182,7 @@ def description(plan: Plan) -> dict[str, Any]:
     """What makes two runs the same run."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
-    return {**options, "algorithm": options["algorithm"], "hyper": asdict(plan.cfg), "data": data}
+    return {**options, "hyper": asdict(plan.cfg), "data": data}
 
 
 def headline(plan: Plan) -> str:
@@ -248,18 +248,13 @@ def train_group(
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
-    clock = common_checkpoint(folders)
+    clock, settings = common_checkpoint(folders), description(plan)
     for folder in folders:
-        folder.agree(description(plan))
+        folder.agree(settings)
         if clock is None:
             folder.rewind(-1, -1)
             write_json(folder.path / "environment.json", environment(plan, choices))
-    settings = description(plan)
-    names = [str(f.path) for f in folders]
-    trackers = [
-        tracker(o.tracker, f.path, n, settings, clock or 0)
-        for f, n in zip(folders, names, strict=True)
-    ]
+    trackers = [tracker(o.tracker, f.path, str(f.path), settings, clock or 0) for f in folders]
     trainer = Trainer(
         o,
         plan.task,
