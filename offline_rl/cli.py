@@ -6,8 +6,10 @@ Nothing heavy is imported before a verb is known and its arguments are not `--he
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from offline_rl.errors import UserError
@@ -32,6 +34,27 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way."""
+    came = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, None)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done; 2 the user's mistake; 130 interrupted, resumable; 1 ours (traceback)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -51,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(a in ("-h", "--help") for a in rest):
             print(command.__doc__.strip())
             return 0
-        command(rest)
+        with interruptible():
+            command(rest)
     except UserError as error:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2

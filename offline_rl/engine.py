@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from offline_rl import hardware
 from offline_rl.algorithm import Algorithm, Batch, Network, State, check_stackable
 from offline_rl.random import Random
 from policies.networks import MLP
@@ -65,6 +66,8 @@ class Engine:
         values: float fields of the config with one value for each seed, trained side by side.
         """
         torch.set_flush_denormal(True)  # dead units' moments decay to numbers 100 times slower
+        if torch.device(device).type == "cpu":
+            hardware.keep_memory()
         self.seeds, self.source, self.batch_size = list(seeds), source, batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
         self.compile_seconds, self.metric_names = 0.0, dict[str, list[str]]()

@@ -315,6 +315,21 @@ def test_a_folder_belongs_to_one_process_at_a_time(
     assert not list(folder.rglob("*.tmp"))
 
 
+def test_ctrl_c_is_an_interruption_whatever_a_library_makes_of_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallow(self: Engine, *args: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("something failed inside a kernel") from None
+
+    monkeypatch.setattr(Engine, "run", swallow)
+    assert main(train(num_updates=10)) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_trained_policy_is_evaluated_and_reported(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
