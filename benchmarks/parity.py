@@ -18,7 +18,7 @@ from offline_rl import hardware
 from offline_rl.train import train
 
 SEEDS = [0, 1, 2, 3, 4]
-UPDATES = {"cql": 10_000}
+UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
 STUDENT = {
     4: 2.776,
     5: 2.571,
@@ -30,7 +30,7 @@ STUDENT = {
 
 def scores(algorithm: str, task: str, precision: str) -> list[float]:
     """Each seed's mean over its last three evaluations: one alone is too noisy."""
-    updates = UPDATES.get(algorithm, 30_000)
+    updates = UPDATES[algorithm]
     result = train(
         algorithm=algorithm,
         task=task,
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
                 done[task] = compare(*pair)
                 result = {
                     "command": "python -m benchmarks.parity " + " ".join(arguments),
-                    "updates": UPDATES.get(algorithm, 30_000),
+                    "updates": UPDATES[algorithm],
                     "machine": hardware.description(),
                     "tasks": done,
                     "passed": all(t["passed"] for t in done.values()),
