@@ -9,7 +9,7 @@ optimisers and targets of one whole period, with a leading axis for S stacked se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -59,7 +59,7 @@ class Engine:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         compile: bool = False,
-        values: dict[str, Sequence[float]] | None = None,
+        values: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """make(s): the algorithm of the s-th seed; initialised by that seed alone.
 

@@ -26,10 +26,9 @@ from offline_rl.files import read_json, write_atomically, write_json, write_text
 KEPT = 2  # checkpoints
 
 
-def run_folder(out: str, task: str, algorithm: str, name: str) -> Path:
+def run_folder(out: str, *parts: str) -> Path:
     """`<out>/<task>/<algorithm>/<name>`; characters outside [A-Za-z0-9._-] become `_`."""
-    parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in (task, algorithm, name)]
-    return Path(out, *parts)
+    return Path(out, *(re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in parts))
 
 
 class SeedFolder:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 import envs
 from envs import Task
 from offline_rl import config, hardware
-from offline_rl.algorithm import Algorithm
+from offline_rl.algorithm import Algorithm, check_stackable
 from offline_rl.buffer import ReplayBuffer
 from offline_rl.collect import Collector
 from offline_rl.config import TrainOptions
@@ -40,10 +43,10 @@ FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """What a run came to, or several side by side."""
 
-    path: Path  # the folder above the seeds
-    results: list[dict[str, Any]]  # each seed's result.json
+    path: Path  # the folder above the seeds; above the runs where there are several
+    results: list[dict[str, Any]]  # each seed's result.json, run after run
 
     @property
     def scores(self) -> list[float]:
@@ -57,12 +60,26 @@ class Plan:
 
     options: TrainOptions
     algorithm: type[Algorithm]
-    cfg: Any
+    settings: dict[str, Any]  # a run's name -> its hyper-parameters
     pattern: str | None  # of the algorithm's per-task table
     task: Task
     dataset: Dataset | None
     spec: Spec
     seeds: list[int]
+
+    @property
+    def cfg(self) -> Any:
+        """The first run's; the others differ in what may be stacked."""
+        return next(iter(self.settings.values()))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One seed of one run: what trains in one place of the stack."""
+
+    folder: SeedFolder
+    cfg: Any
+    description: dict[str, Any]  # what makes two runs the same run
 
 
 def train(
@@ -70,28 +87,37 @@ def train(
 ) -> Result:
     """Trains and evaluates. keys: the command line's; `algorithm.beta` may be `algorithm__beta`.
 
-    watch: called after each evaluation. The same call again continues an interrupted run; on a
-    finished one it does nothing. Raises UserError for whatever the user can mend.
+    A list given for a hyper-parameter that is a number makes one run for each of its values, named
+    after it; all of them train side by side. watch: called after each evaluation. The same call
+    again continues an interrupted run; on a finished one it does nothing. Raises UserError for
+    whatever the user can mend.
     """
     plan = prepare(keys)
     o = plan.options
-    run = run_folder(o.out, o.task, o.algorithm, o.name)
-    with locked(run):
-        folders = [SeedFolder(run, seed) for seed in plan.seeds]
-        for folder in folders:
-            if folder.config.is_file() or folder.finished:
-                folder.agree(description(plan))
-        left = [f for f in folders if not f.finished]
+    runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
+    path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
+    with ExitStack() as locks:
+        for run in runs.values():
+            locks.enter_context(locked(run))
+        members = [
+            Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
+            for name, cfg in plan.settings.items()
+            for seed in plan.seeds
+        ]
+        for member in members:
+            if member.folder.config.is_file() or member.folder.finished:
+                member.folder.agree(member.description)
+        left = [m for m in members if not m.folder.finished]
         say = print if show else (lambda *_: None)
         if not left:
-            say(f"{run}: already finished; nothing to do")
+            say(f"{path}: already finished; nothing to do")
         else:
             say(headline(plan))
-        begun = [f for f in left if f.checkpoints()]
-        for group in (begun, [f for f in left if f not in begun]):
+        begun = [m for m in left if m.folder.checkpoints()]
+        for group in (begun, [m for m in left if m not in begun]):
             if group:
                 train_group(plan, group, show, watch)
-    return Result(run, [read_json(f.result) for f in folders])
+    return Result(path, [read_json(m.folder.result) for m in members])
 
 
 def prepare(keys: Mapping[str, Any]) -> Plan:
@@ -109,7 +135,8 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         raise UserError(str(error)) from None
     seeds = options.seeds if isinstance(options.seeds, list) else list(range(options.seeds))
     checks(options, algorithm, seeds)
-    cfg, pattern = config.algorithm_config(options.algorithm, options.task, hyper)
+    settings, pattern = runs(options, algorithm, hyper)
+    cfg = next(iter(settings.values()))
     hardware.device(options.device)
     dataset = None
     if options.num_updates:
@@ -132,7 +159,31 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             f"num_updates={options.num_updates}: {options.algorithm} repeats every {period}; "
             f"give a multiple of {period}"
         )
-    return Plan(options, algorithm, cfg, pattern, task, dataset, spec, seeds)
+    return Plan(options, algorithm, settings, pattern, task, dataset, spec, seeds)
+
+
+def runs(
+    options: TrainOptions, algorithm: type[Algorithm], hyper: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
+    numbers = {f.name for f in fields(algorithm.Config) if f.type in (float, "float")}
+    lists = {k: v for k, v in hyper.items() if k in numbers and isinstance(v, list)}
+    try:
+        check_stackable(algorithm.Config, lists)
+    except ValueError as error:
+        raise UserError(f"algorithm.{error}") from None
+    if "discount" in lists and "mc_returns" in algorithm.needs:
+        raise UserError("algorithm.discount cannot be stacked: the data's returns depend on it")
+    settings, pattern = dict[str, Any](), None
+    for values in product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
+        settings[name], pattern = config.algorithm_config(
+            options.algorithm, options.task, {**hyper, **chosen}
+        )
+    if not settings or len(settings) < prod(map(len, lists.values())):
+        raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
+    return settings, pattern
 
 
 def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:
@@ -178,11 +229,11 @@ def specification(task: Task, env: envs.VectorEnv | None, dataset: Dataset | Non
     return Spec(shapes[0][1], shapes[0][2])
 
 
-def description(plan: Plan) -> dict[str, Any]:
+def description(plan: Plan, name: str) -> dict[str, Any]:
     """What makes two runs the same run."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
-    return {**options, "hyper": asdict(plan.cfg), "data": data}
+    return {**options, "name": name, "hyper": asdict(plan.settings[name]), "data": data}
 
 
 def headline(plan: Plan) -> str:
@@ -191,17 +242,20 @@ def headline(plan: Plan) -> str:
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     table = f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    return f"{o.algorithm} on {o.task}, seeds {plan.seeds}: {rows}{table}{where}"
+    count = len(plan.settings)
+    several = f" for each of {count} settings" if count > 1 else ""
+    return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}"
 
 
 def train_group(
     plan: Plan,
-    folders: Sequence[SeedFolder],
+    members: Sequence[Member],
     show: bool,
     watch: Callable[[Trainer], None] | None,
 ) -> None:
-    """Trains seeds that are at the same point, side by side."""
-    o, seeds = plan.options, [f.seed for f in folders]
+    """Trains members that are at the same point, side by side."""
+    o, folders = plan.options, [m.folder for m in members]
+    seeds, horizon = [f.seed for f in folders], o.num_updates or o.num_env_steps
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
@@ -219,13 +273,14 @@ def train_group(
         )
     choices = stored_choices(folders) or first_choices(o, device)
     engine = Engine(
-        lambda _: plan.algorithm(plan.spec, plan.cfg, o.num_updates or o.num_env_steps),
+        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
         seeds,
         source,
         batch_size=o.batch_size,
         device=device,
         precision=choices["precision"],
         compile=choices["compile"] is True,
+        values=stacked([m.cfg for m in members]),
     )
     if choices["compile"] is None:
         updates = o.num_updates or int(o.num_env_steps * o.utd)
@@ -248,19 +303,23 @@ def train_group(
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
-    clock, settings = common_checkpoint(folders), description(plan)
-    for folder in folders:
-        folder.agree(settings)
+    clock = common_checkpoint(folders)
+    for member in members:
+        folder = member.folder
+        folder.agree(member.description)
         if clock is None:
             folder.rewind(-1, -1)
             write_json(folder.path / "environment.json", environment(plan, choices))
-    trackers = [tracker(o.tracker, f.path, str(f.path), settings, clock or 0) for f in folders]
+    trackers = [
+        tracker(o.tracker, m.folder.path, str(m.folder.path), m.description, clock or 0)
+        for m in members
+    ]
     trainer = Trainer(
         o,
         plan.task,
         engine,
         transform,
-        list(folders),
+        folders,
         trackers,
         phases=phases,
         evaluation=evaluation,
@@ -280,6 +339,12 @@ def train_group(
         finish(plan, trainer, s, folder, choices)
     if evaluation is not None:
         evaluation.close()
+
+
+def stacked(cfgs: Sequence[Any]) -> dict[str, list[float]]:
+    """The fields in which `cfgs` differ, with each one's value."""
+    columns = {f.name: [getattr(cfg, f.name) for cfg in cfgs] for f in fields(cfgs[0])}
+    return {name: values for name, values in columns.items() if any(v != values[0] for v in values)}
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> int | None:
@@ -375,13 +440,13 @@ def finish(
             None if behaviour is None or reference is None else plan.task.score(behaviour).item()
         ),
         "score_reference": None if reference is None else asdict(reference),
-        "diverged_at": progress.diverged.get(folder.seed),
+        "diverged_at": progress.diverged[s],
         "last_checkpoint": str(newest[-1].relative_to(folder.path)) if newest else None,
         "version": __version__,
         "commit": hardware.commit(),
     }
     result = plain(result)
-    if folder.seed not in progress.diverged:
+    if progress.diverged[s] is None:
         policy = trainer.policy(
             s, {k: v for k, v in result.items() if k not in ("returns", "success")}
         )

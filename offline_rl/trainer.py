@@ -35,7 +35,7 @@ class Progress:
     seconds: float = 0.0  # in updates alone
     timed_updates: int = 0
     wall_seconds: float = 0.0
-    diverged: dict[int, int] = field(default_factory=dict)  # seed -> updates when first seen
+    diverged: list[int | None] = field(default_factory=list)  # each place's updates when first seen
     evaluated: int = -1  # the clock at the last evaluation
 
 
@@ -64,7 +64,8 @@ class Trainer:
         self.watch, self.show = watch, show
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
-        self.evaluation, self.phases, self.progress = evaluation, phases, Progress()
+        self.evaluation, self.phases = evaluation, phases
+        self.progress = Progress(diverged=[None] * len(folders))
         self.last: list[Episodes] = []
         if evaluation is not None:
             self._act = engine.actor(options.eval_episodes)
@@ -171,11 +172,10 @@ class Trainer:
                 if self.collector.finished[s]:
                     values["data/return"] = float(np.mean(self.collector.finished[s]))
                     self.collector.finished[s].clear()
-            if not all(map(np.isfinite, values.values())) and folder.seed not in (
-                self.progress.diverged
-            ):
-                self.progress.diverged[folder.seed] = updates
-                self.bar.write(f"seed {folder.seed} diverged before update {updates:,}")
+            finite = all(map(np.isfinite, values.values()))
+            if not finite and self.progress.diverged[s] is None:
+                self.progress.diverged[s] = updates
+                self.bar.write(f"{folder.path} diverged before update {updates:,}")
             row = {"updates": updates, "env_steps": self.env_steps, **values}
             folder.append("metrics", row)
             tracker.log(values, updates)
@@ -252,7 +252,7 @@ class Trainer:
         """A checkpoint of every seed."""
         for s, folder in enumerate(self.folders):
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
-            progress["diverged"] = {str(k): v for k, v in self.progress.diverged.items()}
+            progress["diverged"] = self.progress.diverged[s]
             progress["transform"] = self.transform.to_json()
             if self.collector is not None:
                 progress["collector"] = self.collector.state()
@@ -262,9 +262,10 @@ class Trainer:
 
     def resume(self, clock: int) -> None:
         """Continues from the checkpoint that every seed has at `clock`."""
-        progress: dict[str, Any] = {}
+        progress, diverged = dict[str, Any](), list[int | None]()
         for s, folder in enumerate(self.folders):
             tensors, progress = folder.load(clock)
+            diverged.append(progress["diverged"])
             if self.collector is not None:
                 stored = {k: v for k, v in tensors.items() if k.startswith("buffer/")}
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
@@ -276,5 +277,4 @@ class Trainer:
         if self.collector is not None:
             self.collector.restore(progress["collector"])
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
-        self.progress = Progress(**{name: progress[name] for name in names})
-        self.progress.diverged = {int(k): v for k, v in progress["diverged"].items()}
+        self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)

@@ -40,7 +40,8 @@ def train(arguments: Sequence[str]) -> None:
       device=auto       auto, cpu, cuda     precision=auto      auto, fp32, tf32, bf16
       compile=auto      auto, always, never
       out=runs          name=default        tracker=tensorboard (or wandb, none)
-      algorithm.<hyper-parameter>=…         for example algorithm.alpha=1.0
+      algorithm.<hyper-parameter>=…         for example algorithm.alpha=1.0; a list such as
+                        algorithm.alpha=[0.5,2.5] makes a run for each value, side by side
 
     The same command again continues an interrupted run. The last line printed is the run's folder.
     """

@@ -115,6 +115,12 @@ MISTAKES = {
     "fraction for integer": (train(batch_size=1.5), ["batch_size", "1.5", "an integer"]),
     "truth for number": (train(algorithm__alpha="true"), ["algorithm.alpha", "a number"]),
     "number for list": (train(algorithm__hidden=8), ["algorithm.hidden", "a list"]),
+    "stack of what builds a network": (
+        train(algorithm="sac", algorithm__initial_alpha="[0.1,0.2]", dataset="small.npz"),
+        ["initial_alpha", "cannot be stacked"],
+    ),
+    "stack of nothing": (train(algorithm__alpha="[]"), ["algorithm.alpha", "list"]),
+    "stack of the same": (train(algorithm__alpha="[1,1.0]"), ["algorithm.alpha", "different"]),
     "choice": (train(tracker="tensorbord"), ["tracker", "tensorboard, wandb, none"]),
     "device": (train(device="gpu"), ["device=gpu", "cuda"]),
     "range": (train(eval_episodes=0), ["eval_episodes=0", "at least 1"]),

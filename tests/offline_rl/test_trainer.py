@@ -80,9 +80,38 @@ def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsy
     assert scores[2] is not None
     assert [r["diverged_at"] for r in result.results] == [None, 20, None]
     assert not (result.path / "seed_1" / "policy.bundle").exists()
-    assert "seed 1 diverged" in capsys.readouterr().out
+    assert "seed_1 diverged" in capsys.readouterr().out
     alone = small_run(tmp_path, algorithm="bc", seeds=[2], eval_every=10, name="alone")
     assert alone.scores[0] == pytest.approx(scores[2], abs=1e-2)
+
+
+def test_values_of_hyper_parameters_train_side_by_side_as_they_would_alone(tmp_path: Path):
+    keys = {"algorithm": "td3_bc", "num_updates": 20, "eval_every": 20}
+    lists = {"algorithm.alpha": [0.5, 2.5], "algorithm.critic_lr": [1e-3, 3e-4]}
+    both = small_run(tmp_path, seeds=[3, 4], **keys, **lists)
+    names = ["default-alpha_0.5-critic_lr_0.001", "default-alpha_2.5-critic_lr_0.0003"]
+    assert both.path == tmp_path / "neorl2_DMSD" / "td3_bc"
+    assert {run.name for run in both.path.iterdir()} == {
+        f"default-alpha_{a}-critic_lr_{lr}" for a in (0.5, 2.5) for lr in (0.001, 0.0003)
+    }
+    (tmp_path / "alone").mkdir()
+    for name, alpha, lr in ((names[0], 0.5, 1e-3), (names[1], 2.5, 3e-4)):
+        chosen = {"algorithm.alpha": alpha, "algorithm.critic_lr": lr}
+        alone = small_run(tmp_path / "alone", seeds=[3, 4], name=name, **keys, **chosen)
+        for seed in (3, 4):
+            stacked, single = (
+                json.loads((run / f"seed_{seed}" / "result.json").read_text())
+                for run in (both.path / name, alone.path)
+            )
+            assert stacked["returns"] == pytest.approx(single["returns"], rel=1e-3)
+            assert stacked["seeds_stacked"] == 8
+            configs = [
+                json.loads((run / f"seed_{seed}" / "config.json").read_text())
+                for run in (both.path / name, alone.path)
+            ]
+            del configs[0]["dataset"], configs[1]["dataset"]  # two copies of one file
+            assert configs[0] == configs[1]
+    assert both.results[0]["returns"] != both.results[2]["returns"]
 
 
 def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(tmp_path: Path):
