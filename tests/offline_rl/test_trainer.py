@@ -17,6 +17,7 @@ from policies.normaliser import Normaliser
 
 SMALL = {
     "compile": "never",
+    "precision": "fp32",
     "tracker": "none",
     "show": False,
     "algorithm.hidden": [8, 8],
