@@ -167,7 +167,11 @@ def runs(
 ) -> tuple[dict[str, Any], str | None]:
     """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
     numbers = {f.name for f in fields(algorithm.Config) if f.type in (float, "float")}
-    lists = {k: v for k, v in hyper.items() if k in numbers and isinstance(v, list)}
+    lists = {
+        k: config.coerce(v, list[float], f"algorithm.{k}")
+        for k, v in hyper.items()
+        if k in numbers and isinstance(v, list)
+    }
     try:
         check_stackable(algorithm.Config, lists)
     except ValueError as error:
