@@ -2,13 +2,15 @@
 
 `datasets/<suite>.yaml` holds the suite's `source`, `licence`, `layout` and what its `reference`s
 share, and under `cards` the rest of each Card's fields. In `reference.environment`, {env} and
-{mujoco} stand for the card's environment and the installed MuJoCo's version.
+{mujoco} stand for the card's environment and the installed MuJoCo's version. Where a suite names
+`hosts`, a file is its path there; a host with `only` has the files of these names (`*`: anything).
 """
 
 import difflib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import metadata
 from typing import Any
 
@@ -38,7 +40,7 @@ class Reference:
 class File:
     name: str
     path: str  # below the data folder: <suite>/<name> or neorl2/<Task>/<name>
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()  # to be tried in this order
     sha256: str | None = None
     md5: str | None = None
     size_bytes: int | None = None
@@ -86,10 +88,8 @@ def mujoco_version() -> str:
 
 def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, Any]) -> Card:
     folder = name if name.startswith(f"{suite_name}/") and suite.get("own_folders") else suite_name
-    files = {
-        split: _file(folder, suite.get("url", ""), fields)
-        for split, fields in entry["files"].items()
-    }
+    hosts = suite.get("hosts", ())
+    files = {split: _file(folder, hosts, fields) for split, fields in entry["files"].items()}
     reference = None
     if "reference" in entry:
         fields = suite["reference"] | entry["reference"]
@@ -102,9 +102,15 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
     return Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
 
 
-def _file(folder: str, url: str, fields: str | dict[str, Any]) -> File:
-    """A bare string is the path below the suite's `url`."""
-    if isinstance(fields, str):
-        fields = {"name": fields.rsplit("/", 1)[-1], "urls": [url + fields]}
+def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
+    """A bare string, or `at`, is the path on the suite's hosts."""
+    fields = {"at": fields} if isinstance(fields, str) else dict(fields)
+    if at := fields.pop("at", None):
+        name = fields["name"] = at.rsplit("/", 1)[-1]
+        fields["urls"] = [
+            host["url"].format(path=at, name=name)
+            for host in hosts
+            if any(fnmatchcase(name, pattern) for pattern in host.get("only", ["*"]))
+        ]
     urls = tuple(fields.get("urls", ()))
     return File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls}))

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from offline_rl.errors import UserError
 
@@ -72,3 +72,30 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another process; wait for it or give another name=…"
             ) from None
         yield
+
+
+@contextlib.contextmanager
+def sole_writer(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
+    """`path`, made where it is not, open for reading and writing by this process alone.
+
+    Where another one has it: calls `waiting()` and waits. Raises OSError.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(handle, "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _names(path, handle):  # else the other one has renamed or removed it
+                yield file
+                return
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether `path` is still the open file's name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

@@ -82,27 +82,37 @@ def generate(arguments: Sequence[str]) -> None:
 
 
 def data(arguments: Sequence[str]) -> None:
-    """List, describe and check datasets.
+    """List, describe, check and download datasets.
 
     usage: offline-rl data list [data_dir=<folder>]
            offline-rl data info <file or card> [data_dir=<folder>]
            offline-rl data check <file or card> [data_dir=<folder>]   (exit code 2 on errors)
+           offline-rl data download <task> [<task> …] [data_dir=<folder>]
+
+    An interrupted download is continued by the same command; files that are there are left alone.
     """
     from offline_rl.data import check, describe
+    from offline_rl.data.download import download
     from offline_rl.data.find import locate
 
-    if not arguments or arguments[0] not in ("list", "info", "check"):
-        raise UserError("data: say list, info <file or card> or check <file or card>")
+    actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "download": (1, len(arguments))}
+    if not arguments or arguments[0] not in actions:
+        raise UserError(
+            "data: say list, info <file or card>, check <file or card> or download <task>"
+        )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
     options = _parse([a for a in rest if "=" in a])
     data_dir = options.pop("data_dir", None)
-    if options or len(names) != (action != "list"):
+    least, most = actions[action]
+    if options or not least <= len(names) <= most:
         raise UserError(f"data {action}: see offline-rl data --help")
     if action == "list":
         print(describe.list_cards(data_dir))
     elif action == "info":
         print(describe.info(names[0], data_dir))
+    elif action == "download":
+        print(*download(names, data_dir), sep="\n")
     else:
         problems = check.check(locate(names[0], data_dir))
         for problem in problems:

@@ -133,7 +133,7 @@ MISTAKES = {
     "no algorithm": (train(algorithm=None), ["algorithm=", "missing"]),
     "no data": (train(task="none", dataset=None), ["none", "dataset="]),
     "no such file": (train(dataset="big.npz"), ["big.npz", "no such file"]),
-    "not downloaded": (train(dataset=None), ["neorl2/DMSD", "data_dir="]),
+    "not downloaded": (train(dataset=None), ["data download neorl2/DMSD", "data_dir="]),
     "unwritable": (train(out="small.npz/runs"), ["small.npz", "out="]),
     "no run": (["evaluate", "run=nowhere"], ["nowhere"]),
     "no runs": (["report", "nowhere"], ["nowhere"]),

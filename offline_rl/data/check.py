@@ -38,6 +38,11 @@ def check(source: str | Path | Dataset, *, max_episode_steps: int | None = None)
     return problems
 
 
+def unreadable(path: Path) -> list[str]:
+    """Why a file is not, or not wholly, a data set: damage, another layout, a missing array."""
+    return _gather(path)[2]
+
+
 def _columns(data: Dataset) -> dict[str, np.ndarray]:
     columns = {
         "observations": data.observations[: data.num_rows],

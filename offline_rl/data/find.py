@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.data.dataset import Dataset
+from offline_rl.data.opened import opened
 from offline_rl.data.raw import checksum
 from offline_rl.data.read import read
 from offline_rl.errors import UserError
@@ -28,13 +29,14 @@ def load(
     """
     card = source if not isinstance(source, str | Path) else _named(source)
     if isinstance(card, Path):
-        return read(card, **options)
+        return _opened(card, **options)
     if hasattr(card, "card"):  # a task
         if card.card is None:
             raise UserError(f"task {card.name} brings no data: give a file with dataset=<path>.")
         card = card.card
     path = find(card, data_dir, split=split)
-    data = read(path, **{"max_episode_steps": card.max_episode_steps, "name": card.name, **options})
+    known = {"max_episode_steps": card.max_episode_steps, "name": card.name}
+    data = _opened(path, **{**known, **options})
     count = card.files[split].first_episodes
     if count is None:
         return data
@@ -50,20 +52,48 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
 
     A file counts only with the card's checksum, where the card has one. Raises UserError.
     """
-    if split not in card.files:
-        raise UserError(f"{card.name} has no {split!r} file; it has {', '.join(card.files)}.")
-    file = card.files[split]
-    places = [data_folder(data_dir) / file.path, *_embedded(file)]
-    for path in places:
-        if path.is_file():
-            _verify(path, file, card.name)
-            return path
-    looked = ", nor ".join(str(path.parent) for path in places)
-    fetch = f"download it from {' or '.join(file.urls)}, " if file.urls else ""
+    file = file_of(card, split)
+    if path := stored(card, data_dir, split=split):
+        return path
+    looked = ", nor ".join(str(path.parent) for path in _places(file, data_dir))
+    there = f" data_dir={data_dir}" if data_dir else ""
+    download = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
     raise UserError(
-        f"{card.name}: {file.name} is not in {looked}. Remedy: {fetch}name another folder with "
+        f"{card.name}: {file.name} is not in {looked}. Remedy: {download}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
     )
+
+
+def stored(
+    card: "Card", data_dir: str | Path | None = None, *, split: str = "train"
+) -> Path | None:
+    """The card's file where it lies, else None. Raises UserError where another has its name."""
+    file = file_of(card, split)
+    for path in _places(file, data_dir):
+        if path.is_file():
+            if sentence := impostor(path, file):
+                raise UserError(
+                    f"{path}: not the published file of {card.name}: {sentence}. Delete it and "
+                    f"run offline-rl data download {card.name}, or use it as it is with "
+                    f"dataset={path}."
+                )
+            return path
+    return None
+
+
+def file_of(card: "Card", split: str) -> "File":
+    """Raises UserError where the card has no such split."""
+    if split not in card.files:
+        raise UserError(f"{card.name} has no {split!r} file; it has {', '.join(card.files)}.")
+    return card.files[split]
+
+
+def impostor(path: Path, file: "File") -> str | None:
+    """How the file at `path` differs from what the card publishes, by checksum."""
+    for kind, expected in (("sha256", file.sha256), ("md5", file.md5)):
+        if expected and (found := checksum(path, kind)) != expected:
+            return f"its {kind.upper()} is {found}, the card's {expected}"
+    return None
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
@@ -71,8 +101,17 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     given = data_dir or os.environ.get("OFFLINE_RL_DATA")
     if given:
         return Path(given).expanduser()
+    return user_cache()
+
+
+def user_cache() -> Path:
+    """Where data is kept that is not told to lie elsewhere."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "offline_rl"
+
+
+def _opened(path: Path, **options: Any) -> Dataset:
+    return opened(path, options, lambda: read(path, **options), user_cache())
 
 
 def _named(source: str | Path) -> "Path | Task":
@@ -91,22 +130,14 @@ def _named(source: str | Path) -> "Path | Task":
         raise UserError(f"no such file, and {error}") from None
 
 
-def _embedded(file: "File") -> list[Path]:
+def _places(file: "File", data_dir: str | Path | None) -> list[Path]:
     from envs.paths import share
 
+    places = [data_folder(data_dir) / file.path]
     try:
-        return [share("datasets") / "embedded" / file.name]
+        return [*places, share("datasets") / "embedded" / file.name]
     except FileNotFoundError:
-        return []
-
-
-def _verify(path: Path, file: "File", name: str) -> None:
-    for kind, expected in (("sha256", file.sha256), ("md5", file.md5)):
-        if expected and (found := checksum(path, kind)) != expected:
-            raise UserError(
-                f"{path}: not the published file of {name}: its {kind.upper()} is {found}, the "
-                f"card's {expected}. Download it again, or use it as it is with dataset={path}."
-            )
+        return places
 
 
 def locate(source: str | Path, data_dir: str | Path | None = None) -> Path:

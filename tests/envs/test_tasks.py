@@ -67,11 +67,16 @@ SUITES = {"d4rl": 183, "neorl2": 8, "gym": 15}
 
 
 def test_cards_state_what_was_published() -> None:
-    card = envs.card("hopper-medium-replay-v2")
-    base = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2/"
-    name = "hopper_medium_replay-v2.hdf5"
-    assert card.files == {"train": File(name, f"d4rl/{name}", (base + name,))}
+    card = envs.card("hopper-medium-replay-v1")
+    name = "hopper_medium_replay-v1.hdf5"
+    where = f"://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v1/{name}"
+    urls = (f"https{where}", f"http{where}")
+    assert card.files == {"train": File(name, f"d4rl/{name}", urls)}
     assert (card.layout, card.env) == ("d4rl", "Hopper-v4")
+    newer = envs.card("hopper-medium-replay-v2").files["train"]
+    assert newer.path == "d4rl/hopper_medium_replay-v2.hdf5"
+    assert newer.urls[1].endswith("huggingface.co/datasets/imone/D4RL/resolve/main/" + newer.name)
+    assert newer.size_bytes == 75854457
     val = envs.card("neorl2/DMSD").files["val"]
     assert val.path == "neorl2/DMSD/DMSD-high-20000-val.npz"
     assert val.md5 == "be6c39c0e73c17029206e714068f26b7"

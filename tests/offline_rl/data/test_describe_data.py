@@ -27,9 +27,9 @@ def test_info_scores_a_file_that_a_card_knows(tmp_path: Path):
     arrays = with_next(two_episodes())
     arrays["rewards"][:] = 0
     arrays["rewards"][[0, 3]] = 1607.0138475
-    told = rows(info(save(tmp_path / "hopper_medium-v2.hdf5", arrays)))
+    told = rows(info(save(tmp_path / "hopper_medium-v1.hdf5", arrays)))
     assert told["score"].startswith("50.00 ")
-    assert told["card"].startswith("hopper-medium-v2")
+    assert told["card"].startswith("hopper-medium-v1")
     assert told["returns"].startswith("1607.014 ± 0.000")
 
 

@@ -49,13 +49,18 @@ def test_the_embedded_set_comes_second(stored: Path, tmp_path: Path, monkeypatch
     assert find(card, tmp_path) == shipped / "a.hdf5"
 
 
-def test_a_missing_file_names_the_folders_the_addresses_and_the_remedy(tmp_path: Path):
-    card = a_card(File("a.hdf5", "suite/a.hdf5", ("http://x/a.hdf5", "http://y/a.hdf5")))
+def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeypatch):
+    card = a_card(File("a.hdf5", "suite/a.hdf5", ("http://x/a.hdf5",)))
     with pytest.raises(UserError) as caught:
         find(card, tmp_path)
-    parts = (tmp_path / "suite", "embedded", "http://x/a.hdf5", "http://y/a.hdf5", "data_dir=")
-    for part in parts:
+    command = f"offline-rl data download suite/name data_dir={tmp_path}, or"
+    for part in (tmp_path / "suite", "embedded", command, "dataset="):
         assert str(part) in str(caught.value)
+    monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path))
+    with pytest.raises(UserError, match="offline-rl data download suite/name, or"):
+        find(card)
+    with pytest.raises(UserError, match=r"Remedy: name another folder"):
+        find(a_card(File("a.hdf5", "suite/a.hdf5")))
 
 
 def test_an_unknown_split_is_refused(tmp_path: Path):
@@ -102,8 +107,8 @@ def test_load_counts_steps_by_the_cards_limit_where_a_file_has_no_time_outs(tmp_
 def test_load_by_name_finds_the_benchmarks_folder(tmp_path: Path):
     folder = tmp_path / "d4rl"
     folder.mkdir()
-    save(folder / "hopper_medium-v2.hdf5", with_next(steps(20, obs=11, act=3)))
-    assert load("hopper-medium-v2", tmp_path).num_rows == 20
+    save(folder / "hopper_medium-v1.hdf5", with_next(steps(20, obs=11, act=3)))
+    assert load("hopper-medium-v1", tmp_path).num_rows == 20
 
 
 def test_substitute_data_are_refused_as_the_cards_but_welcome_as_a_file(tmp_path: Path):
