@@ -35,6 +35,9 @@ class TrainOptions:
     dataset: str | None = None  # a file (recognised by content) or a card, instead of the task's
     expert_dataset: str | None = None  # for algorithms that learn from demonstrations beside data
     action_scale: float | None = None  # the data's actions are divided by it
+    action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
+    observation_keys: list[str] | None = None  # the file's arrays that make an observation
+    subset: str | None = None  # a split that the file names
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; trained together

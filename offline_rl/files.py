@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,27 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Calls `fill(temporary)` on an empty folder beside `path` and renames it to `path`.
+
+    Raises UserError, with nothing left behind, where that fails or `path` is there already.
+    """
+    temporary = None
+    try:
+        if path.exists():
+            raise UserError(f"{path} is there already; name another folder, or remove it.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        fill(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -147,7 +147,10 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         source = options.dataset if options.dataset is not None else task
         how: dict[str, Any] = {
             "action_scale": options.action_scale,
+            "action_range": options.action_range,
             "d4rl_compatible": options.d4rl_compatible,
+            "observation_keys": options.observation_keys,
+            "subset": options.subset,
         }
         dataset = load(source, options.data_dir, **how)
     spec = specification(task, env, dataset)
@@ -241,14 +244,15 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def headline(plan: Plan) -> str:
-    """What is about to happen, in two lines."""
+    """What is about to happen, in a few lines."""
     o, data = plan.options, plan.dataset
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     table = f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
-    return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}"
+    notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
 
 
 def train_group(

@@ -31,6 +31,9 @@ def train(arguments: Sequence[str]) -> None:
                         none (train without evaluation); see `offline-rl data list`
       dataset=          a file or card instead of the task's own data
       action_scale=     the data's actions are divided by it, to lie in [-1, 1]
+      action_range=     or [low,high], what -1 and 1 stand for; numbers, or one list each
+      observation_keys= [state,…] the file's arrays that make an observation, in this order
+      subset=           a split that the file names, such as train
       d4rl_compatible=false     exactly the transitions of D4RL's qlearning_dataset
       data_dir=         where data lies; default: OFFLINE_RL_DATA, else the user's cache folder
       seeds=1           a count or a list such as [7,42]; they train side by side
@@ -82,39 +85,64 @@ def generate(arguments: Sequence[str]) -> None:
 
 
 def data(arguments: Sequence[str]) -> None:
-    """List, describe, check and download datasets.
+    """List, describe, check, download and convert datasets.
 
     usage: offline-rl data list [data_dir=<folder>]
-           offline-rl data info <file or card> [data_dir=<folder>]
-           offline-rl data check <file or card> [data_dir=<folder>]   (exit code 2 on errors)
+           offline-rl data info <file or card> [key=value …]
+           offline-rl data check <file or card> [key=value …]   (exit code 2 on errors)
            offline-rl data download <task> [<task> …] [data_dir=<folder>]
+           offline-rl data convert <file or card> <new file or folder> [key=value …]
 
     An interrupted download is continued by the same command; files that are there are left alone.
+    A file may also be a folder; its layout is told by what it holds: docs/formats.md.
+
+      data_dir=           where the cards' files lie
+      action_scale=       the size of an action that 1 stands for
+      action_range=       [low,high], numbers or a list each: what -1 and 1 stand for
+      observation_keys=   [state,…] the arrays that make an observation, in this order
+      subset=             a split that the file names, such as train
+      max_episode_steps=  where a file has no time-outs     d4rl_compatible=false   infos=false
+    of convert
+      format=             d4rl (.hdf5), npz (.npz) or minari (a folder); default: by the ending
+      dataset_id=         Minari's name of the set, which the folder's path ends with
+      drop_unusable=false leave out time-out rows without a next observation
     """
-    from offline_rl.data import check, describe
+    from dataclasses import asdict
+
+    from offline_rl.config import build
+    from offline_rl.data import check, convert, describe
     from offline_rl.data.download import download
     from offline_rl.data.find import locate
+    from offline_rl.data.formats.common import ReadOptions
 
-    actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "download": (1, len(arguments))}
+    actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
+    actions["download"] = (1, len(arguments))
     if not arguments or arguments[0] not in actions:
         raise UserError(
-            "data: say list, info <file or card>, check <file or card> or download <task>"
+            "data: say list, info <file or card>, check <file or card>, download <task> or "
+            "convert <from> <to>"
         )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
     options = _parse([a for a in rest if "=" in a])
     data_dir = options.pop("data_dir", None)
     least, most = actions[action]
-    if options or not least <= len(names) <= most:
+    if not least <= len(names) <= most or (options and action in ("list", "download")):
         raise UserError(f"data {action}: see offline-rl data --help")
+    built = build(convert.Options if action == "convert" else ReadOptions, options)
+    given = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
         print(describe.list_cards(data_dir))
     elif action == "info":
-        print(describe.info(names[0], data_dir))
+        print(describe.info(names[0], data_dir, **given))
     elif action == "download":
         print(*download(names, data_dir), sep="\n")
+    elif action == "convert":
+        print(convert.convert(names[0], names[1], data_dir=data_dir, **given))
+        print(names[1])
     else:
-        problems = check.check(locate(names[0], data_dir))
+        limit = given.get("max_episode_steps")
+        problems = check.check(locate(names[0], data_dir), max_episode_steps=limit, options=built)
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
         errors = sum(problem.severity == "error" for problem in problems)

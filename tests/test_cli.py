@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -401,3 +402,24 @@ def test_data_in_other_units_is_scaled_when_told(
     assert main(train(dataset="large.npz")) == 2
     assert "action_scale" in capsys.readouterr().err
     assert main(train(dataset="large.npz", action_scale=30)) == 0
+
+
+def test_another_layout_is_trained_on_as_it_is_told_to_be_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """robomimic's: what is observed, which demonstrations, and the actions' units are options."""
+    rng = np.random.default_rng(0)
+    with h5py.File(folder / "demos.bin", "w") as file:
+        for demo in range(2):
+            group = file.create_group(f"data/demo_{demo}")
+            group["actions"] = rng.uniform(0, 512, (100, 2))
+            for key, width in (("pos", 2), ("vel", 4), ("force", 3)):
+                group[f"obs/{key}"] = rng.normal(size=(100, width))
+        file["mask/train"] = np.array(["demo_1"], "S8")
+    assert main(train(dataset="demos.bin")) == 2
+    assert "action_range=[low,high]" in capsys.readouterr().err
+    told = {"observation_keys": "[vel,pos]", "subset": "train", "action_range": "[0,512]"}
+    assert main(train(dataset="demos.bin", **told)) == 0
+    shown = capsys.readouterr().out
+    assert "100 rows of demos.bin" in shown
+    assert "observed: vel, pos" in shown

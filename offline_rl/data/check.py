@@ -1,15 +1,18 @@
 """Everything that is wrong, or looks wrong, with a data set, found in one pass."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.dataset import Dataset, as_columns, differs
+from offline_rl.data import formats
+from offline_rl.data.dataset import Dataset, differs
 from offline_rl.data.faults import faults
+from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.formats.flat import jumps
 from offline_rl.data.raw import open_raw
-from offline_rl.data.read import jumps, recognise, untangle
+from offline_rl.data.read import check_options, scaled
 from offline_rl.errors import UserError
 
 
@@ -18,29 +21,35 @@ class Problem(NamedTuple):
     sentence: str
 
 
-def check(source: str | Path | Dataset, *, max_episode_steps: int | None = None) -> list[Problem]:
+def check(
+    source: str | Path | Dataset,
+    *,
+    max_episode_steps: int | None = None,
+    options: ReadOptions | None = None,
+) -> list[Problem]:
     """All problems of a file or a data set, errors first; an empty list is a clean bill.
 
-    max_episode_steps: longer episodes are then reported.
+    max_episode_steps: longer episodes are then reported.  options: how the file is to be read.
     """
     names: Mapping[str, str] = {}
     problems: list[Problem] = []
+    notes: Sequence[str] = ()
     if isinstance(source, Dataset):
-        where, columns = source.path or source.name, _columns(source)
+        where, columns, notes = source.path or source.name, _columns(source), source.notes
     else:
         where = str(source)
-        columns, names, sentences = _gather(Path(source))
+        columns, names, notes, sentences = _gather(Path(source), options or ReadOptions())
         problems += [Problem("error", sentence) for sentence in sentences]
     problems += [Problem("error", sentence) for sentence in faults(columns, where, names)]
     if not problems:
-        doubts = _doubts(columns, names, max_episode_steps)
+        doubts = [*notes, *_doubts(columns, names, max_episode_steps)]
         problems += [Problem("warning", f"{where}: {doubt}") for doubt in doubts]
     return problems
 
 
 def unreadable(path: Path) -> list[str]:
     """Why a file is not, or not wholly, a data set: damage, another layout, a missing array."""
-    return _gather(path)[2]
+    return _gather(path, ReadOptions())[3]
 
 
 def _columns(data: Dataset) -> dict[str, np.ndarray]:
@@ -54,21 +63,18 @@ def _columns(data: Dataset) -> dict[str, np.ndarray]:
     return columns | ({"next_observations": data.next_observations} if data.usable.all() else {})
 
 
-def _gather(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str], list[str]]:
-    """The arrays that can be read, the file's names for them, and why the others cannot."""
-    columns: dict[str, np.ndarray] = {}
+def _gather(
+    path: Path, options: ReadOptions
+) -> tuple[dict[str, np.ndarray], Mapping[str, str], Sequence[str], list[str]]:
+    """The arrays that can be read, the file's names for them, notes, and why others cannot be."""
+    sentences: list[str] = []
     try:
+        check_options(options)
         with open_raw(path) as raw:
-            layout = recognise(raw)
-            sentences = list(layout.missing)
-            for word, key in layout.keys.items():
-                try:
-                    columns[word] = raw.get(key)
-                except UserError as error:
-                    sentences.append(str(error))
-            return untangle(layout, as_columns(columns)), layout.keys, sentences
+            found = formats.gather(raw, options, sentences.append)
+        return scaled(raw.where, found, options), found.keys, found.notes, sentences
     except UserError as error:
-        return {}, {}, [str(error)]
+        return {}, {}, (), [*sentences, str(error)]
 
 
 def _doubts(

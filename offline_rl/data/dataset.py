@@ -55,6 +55,7 @@ class Dataset:
     path: str | None = None
     sha256: str | None = None  # of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
+    notes: tuple[str, ...] = ()  # what reading the file left out or had to assume
 
     @classmethod
     def from_arrays(

@@ -1,7 +1,7 @@
 """Data sets in words: the list of cards, and what a file holds."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.find import data_folder, load
@@ -29,9 +29,12 @@ def list_cards(data_dir: str | Path | None = None) -> str:
     return _aligned(table)
 
 
-def info(source: str | Path, data_dir: str | Path | None = None) -> str:
-    """What a file (or the file of a task) holds: rows, episodes, returns, flags, checksum."""
-    data = load(source, data_dir)
+def info(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> str:
+    """What a file (or the file of a task) holds: rows, episodes, returns, flags, checksum.
+
+    options: of `read`.
+    """
+    data = load(source, data_dir, **options)
     s = data.summary()
     unusable = f", {s.rows - s.usable:,} without a next observation" if s.usable < s.rows else ""
     lines: list[tuple[str, ...]] = [
@@ -59,6 +62,7 @@ def info(source: str | Path, data_dir: str | Path | None = None) -> str:
         lines.append(("card", f"{card.name}, {card.licence}"))
     if data.extras:
         lines.append(("extras", ", ".join(data.extras)))
+    lines += [("note", note) for note in data.notes]
     return _aligned([*lines, ("SHA-256", data.sha256 or "-")])
 
 

@@ -54,7 +54,7 @@ def faults(
             yield (
                 f"{where}: {named['actions']} {list(actions.shape)} reach from {low:.4g} to "
                 f"{high:.4g}; they must lie in [-1, 1]. If they are in other units, pass "
-                f"action_scale=..., the size that 1 stands for."
+                f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
             )
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (sound["terminated"] != 0) & (sound["truncated"] != 0)

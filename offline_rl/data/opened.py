@@ -35,8 +35,9 @@ def opened(
     """
     if not path.is_file() or path.stat().st_size < LARGE:
         return parse()
-    stamp = path.stat()
-    state = [VERSION, stamp.st_size, stamp.st_mtime_ns, sorted(options.items())]
+    beside = path.with_name("metadata.json")  # Minari's: part of what is parsed
+    stamps = [(f.stat().st_size, f.stat().st_mtime_ns) for f in (path, beside) if f.is_file()]
+    state = [VERSION, stamps, sorted(options.items())]
     name = f"{digest(str(path.resolve()))}-{digest(json.dumps(state, default=str))}"
     entry = cache / "opened" / name
     if (entry / "meta.json").is_file():
@@ -82,7 +83,8 @@ def mapped(entry: Path) -> Dataset:
     }
     extras = {k.removeprefix("extras/"): v for k, v in arrays.items() if k.startswith("extras/")}
     own = {k: v for k, v in arrays.items() if not k.startswith("extras/")}
-    return Dataset(**own, **meta["fields"], extras=extras)
+    notes = tuple(meta["fields"].pop("notes"))
+    return Dataset(**own, **meta["fields"], notes=notes, extras=extras)
 
 
 def digest(text: str) -> str:

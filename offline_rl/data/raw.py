@@ -1,56 +1,51 @@
-"""A data file as named arrays, before anyone says what they mean: HDF5 or NPZ, told by content.
+"""A data file as named arrays, before anyone says what they mean; its container told by content.
 
-Nothing is ever unpickled, no link out of an HDF5 file is followed, and an array is read only when
-asked for. Whatever is broken becomes a `UserError` with the file and the array in it.
+Containers: an HDF5 file, an NPZ archive, a Zarr store (a folder or a ZIP archive), a folder with
+an HDF5 file or with Parquet files in it. Nothing is ever unpickled, no link out of an HDF5 file is
+followed, and an array is read only when asked for. Whatever is broken becomes a `UserError` with
+the file and the array in it.
 """
 
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import h5py
 import numpy as np
 
+from offline_rl.data import parquet, zarr_v2
 from offline_rl.errors import UserError
 
 DAMAGED = (OSError, EOFError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
+T = TypeVar("T")
 AGAIN = "Copy or download it again."
 
 
 @dataclass(frozen=True)
 class Raw:
-    """The named arrays of one open file."""
+    """The named arrays of one open file or folder."""
 
-    where: str  # the file, as errors name it
-    kind: str  # "HDF5" or "NPZ"
+    where: str  # the file or folder, as errors name it
+    kind: Literal["HDF5", "NPZ", "Zarr", "Parquet"]
     keys: tuple[str, ...]  # groups joined by "/", as in "infos/qpos"
     get: Callable[[str], np.ndarray]  # raises UserError where the array cannot be read
     shape: Callable[[str], tuple[int, ...]]
+    files: tuple[Path, ...]  # whose bytes the arrays come from
+    folder: Path  # in which metadata lie beside the arrays
+    attribute: Callable[[str, str], Any] = lambda key, name: None  # of a group; None: has none
+    notes: list[str] = field(default_factory=list)  # sentences on what was met in reading
 
 
 @contextmanager
 def open_raw(path: Path) -> Iterator[Raw]:
     """The arrays of `path`, readable while the context lasts."""
-    where = str(path)
-    start = _first_bytes(path)
-    if start.startswith(b"PK"):
-        with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
-            get = _reader(where, archive.__getitem__)
-            yield Raw(where, "NPZ", tuple(archive.files), get, lambda key: get(key).shape)
-    elif h5py.is_hdf5(where) or start.startswith(b"\x89HDF"):
-        with _opened(h5py.File, path, "an HDF5 file", mode="r") as file:
-            get = _reader(where, lambda key: file[key][()])
-            yield Raw(where, "HDF5", _keys(file, where), get, lambda key: file[key].shape)
-    else:
-        raise UserError(
-            f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "
-            f"does. {AGAIN}"
-        )
+    with _folder(path) if path.is_dir() else _file(path, str(path)) as raw:
+        yield raw
 
 
 def checksum(path: Path, kind: str = "sha256") -> str:
@@ -62,9 +57,114 @@ def checksum(path: Path, kind: str = "sha256") -> str:
     return digest.hexdigest()
 
 
+def checksum_of(files: Sequence[Path]) -> str:
+    """One file's SHA-256; of several that of their lines "<SHA-256>  <path below their folder>"."""
+    if len(files) == 1:
+        return checksum(files[0])
+    root = Path(*_common([f.parent.parts for f in files]))
+    lines = (f"{checksum(f)}  {f.relative_to(root).as_posix()}\n" for f in sorted(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _common(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return shared
+
+
+def _folder(path: Path) -> AbstractContextManager[Raw]:
+    if (path / "meta" / "info.json").is_file():
+        return _parquet(path)
+    if (path / ".zgroup").is_file():
+        files = tuple(f for f in path.rglob("*") if f.is_file())
+        return _zarr(zarr_v2.folder(path), files, path)
+    if (path / "zarr.json").is_file():
+        raise UserError(f"{path}: Zarr format 3; format 2 is read. Save it with zarr_format=2.")
+    for inner in (path, path / "data"):
+        if (inner / "main_data.hdf5").is_file():
+            return _file(inner / "main_data.hdf5", str(path))
+        if (inner / "metadata.json").is_file():
+            raise UserError(
+                f"{inner}: has metadata.json but no main_data.hdf5; of Minari's data formats hdf5 "
+                f"is read. Make the data set again with data_format='hdf5'."
+            )
+    raise UserError(
+        f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "
+        f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup. Name the data file in it."
+    )
+
+
+@contextmanager
+def _file(path: Path, where: str) -> Iterator[Raw]:
+    start = _first_bytes(path)
+    if start.startswith(b"PK"):
+        with _opened(zipfile.ZipFile, path, "a ZIP archive") as file:
+            if any(name.endswith(".zgroup") for name in file.namelist()):
+                with _zarr(zarr_v2.archive(where, file), (path,), path.parent) as raw:
+                    yield raw
+                return
+        with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
+            keys = tuple(archive.files)
+            get = _guarded(where, keys, archive.__getitem__)
+            yield Raw(where, "NPZ", keys, get, lambda key: get(key).shape, (path,), path.parent)
+    elif h5py.is_hdf5(str(path)) or start.startswith(b"\x89HDF"):
+        with _opened(h5py.File, path, "an HDF5 file", mode="r") as file:
+            keys = _keys(file, where)
+            yield Raw(
+                where,
+                "HDF5",
+                keys,
+                _guarded(where, keys, lambda key: np.asarray(file[key][()])),
+                _guarded(where, keys, lambda key: file[key].shape),
+                (path,),
+                path.parent,
+                lambda key, name: file[key].attrs.get(name),
+            )
+    else:
+        raise UserError(
+            f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "
+            f"does. {AGAIN}"
+        )
+
+
+@contextmanager
+def _zarr(group: zarr_v2.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
+    notes: list[str] = []
+
+    def get(key: str) -> np.ndarray:
+        if absent := group.absent(key):
+            notes.append(
+                f"{key}: {absent:,} chunks have no file, the fill value stands for them. "
+                f"Was the store copied completely?"
+            )
+        return group.get(key)
+
+    keys = group.keys()
+    read, shape = _guarded(group.where, keys, get), _guarded(group.where, keys, group.shape)
+    yield Raw(group.where, "Zarr", keys, read, shape, files, folder, notes=notes)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Raw]:
+    files = sorted(path.glob("data/**/*.parquet"))
+    if not files:
+        raise UserError(f"{path}: no Parquet file below data/. {AGAIN}")
+    table = parquet.Table(str(path), files)
+    try:
+        keys = table.keys()
+    except DAMAGED as error:
+        raise UserError(
+            f"{files[0]}: a Parquet file that is cut short or damaged ({_short(error)}). {AGAIN}"
+        ) from None
+    get = _guarded(str(path), keys, table.get)
+    every = (*files, *sorted(p for p in (path / "meta").rglob("*") if p.is_file()))
+    yield Raw(str(path), "Parquet", keys, get, lambda key: get(key).shape, every, path)
+
+
 def _first_bytes(path: Path) -> bytes:
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, where a data file (HDF5 or NPZ) was expected.")
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -102,10 +202,15 @@ def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _reader(where: str, get: Callable[[str], object]) -> Callable[[str], np.ndarray]:
-    def read(key: str) -> np.ndarray:
+def _guarded(where: str, keys: Sequence[str], get: Callable[[str], T]) -> Callable[[str], T]:
+    """`get` of a known key, whose failures are `UserError`s that name the array."""
+    known = frozenset(keys)
+
+    def guarded(key: str) -> T:
+        if key not in known:
+            raise UserError(f"{where}: no array {key!r}. Was the recording saved completely?")
         try:
-            return np.asarray(get(key))
+            return get(key)
         except DAMAGED as error:
             if "allow_pickle" in str(error):
                 raise UserError(
@@ -116,7 +221,7 @@ def _reader(where: str, get: Callable[[str], object]) -> Callable[[str], np.ndar
                 f"{where}: {key} is cut short or damaged ({_short(error)}). {AGAIN}"
             ) from None
 
-    return read
+    return guarded
 
 
 def _short(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A data set as a D4RL-layout HDF5 file: complete under its name, or not there at all."""
+"""A data set as one file in D4RL's words, HDF5 or NPZ: complete under its name, or not there."""
 
 import io
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from offline_rl.errors import UserError
 from offline_rl.files import write_atomically
 
 Scalar = str | int | float | bool
+Following = Literal["all", "final", "none"]
 
 
 def write(
     data: Dataset,
     path: str | Path,
     *,
-    next_observations: Literal["all", "final", "none"] = "all",
+    next_observations: Following = "all",
     metadata: Mapping[str, Scalar] | None = None,
 ) -> Path:
     """Writes `data` as HDF5 in D4RL's layout and returns the path.
@@ -31,25 +32,10 @@ def write(
     The same data give the same bytes (with the same HDF5 and zlib).
     Raises UserError if the file cannot be written; nothing is left behind then.
     """
-    if next_observations not in ("all", "final", "none"):
-        raise UserError(f"next_observations={next_observations!r}: all, final or none is expected.")
-    rows = data.num_rows
-    arrays = {
-        "observations": data.observations[:rows],
-        "actions": data.actions,
-        "rewards": data.rewards,
-        "terminals": data.terminated,
-        "timeouts": data.truncated,
-        **data.extras,
-    }
-    if next_observations == "all":
-        arrays["next_observations"] = data.next_observations
-    elif next_observations == "final":
-        arrays["final_observations"] = _final_observations(data)
-
+    found = arrays(data, next_observations)
     buffer = io.BytesIO()  # compressed in memory, so that only plain writes can fail
     with h5py.File(buffer, "w", libver=("earliest", "v110")) as file:
-        for key, array in arrays.items():
+        for key, array in found.items():
             file.create_dataset(
                 key, data=array, compression="gzip", shuffle=True, track_times=False
             )
@@ -60,14 +46,40 @@ def write(
     return path
 
 
-def _final_observations(data: Dataset) -> np.ndarray:
+def write_npz(data: Dataset, path: str | Path, *, next_observations: Following = "all") -> Path:
+    """Writes the same arrays as a compressed NPZ archive and returns the path."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays(data, next_observations))  # type: ignore[arg-type]
+    path = Path(path)
+    write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()))
+    return path
+
+
+def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]:
+    """The data set in D4RL's words."""
+    if next_observations not in ("all", "final", "none"):
+        raise UserError(f"next_observations={next_observations!r}: all, final or none is expected.")
+    found = {
+        "observations": data.observations[: data.num_rows],
+        "actions": data.actions,
+        "rewards": data.rewards,
+        "terminals": data.terminated,
+        "timeouts": data.truncated,
+        **data.extras,
+    }
+    if next_observations == "all":
+        found["next_observations"] = data.next_observations
+    elif next_observations == "final":
+        found["final_observations"] = final_observations(data)
+    return found
+
+
+def final_observations(data: Dataset) -> np.ndarray:
     """[E, *obs]: what follows each episode's last row. Raises UserError if that is not all."""
-    ends = data.episode_ends
-    inside = np.ones(data.num_rows, bool)
-    inside[ends] = False
+    inside = ~(data.terminated | data.truncated)
     if (data.next_index != np.arange(1, data.num_rows + 1))[inside].any():
         raise UserError(
             f"{data.path or data.name}: a next observation inside an episode is not the next row's "
-            f'observation; only next_observations="all" keeps it.'
+            f"observation, which only a column of all next observations keeps."
         )
-    return data.next_observations[ends]
+    return data.next_observations[data.episode_ends]

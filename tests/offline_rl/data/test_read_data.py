@@ -258,8 +258,8 @@ BAD = {
         r"next_observations have \[4\] numbers a step and observations \[3\]",
     ),
     "empty": ({key: a[:0] for key, a in two_episodes().items()}, "there are no rows"),
-    "minari": ({"episode_0/actions": np.zeros(3)}, "Minari's layout"),
-    "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "robomimic's layout"),
+    "minari": ({"episode_0/actions": np.zeros(3)}, "no array 'episode_0/observations'"),
+    "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "data/demo_0 has no obs"),
 }
 
 

@@ -1,0 +1,88 @@
+"""A data set from one layout to another."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from offline_rl.data.dataset import Dataset
+from offline_rl.data.find import load
+from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.write import Following, write, write_npz
+from offline_rl.data.write_minari import write_minari
+from offline_rl.errors import UserError
+
+Format = Literal["d4rl", "npz", "minari"]
+BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReadOptions):
+    """How a data set is to be read and written."""
+
+    format: Format | None = None
+    dataset_id: str | None = None
+    drop_unusable: bool = False
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    format: Format | None = None,
+    data_dir: str | Path | None = None,
+    dataset_id: str | None = None,
+    drop_unusable: bool = False,
+    **options: Any,
+) -> str:
+    """Writes the data set of a file, folder, card or task in another layout; a line on what it did.
+
+    format: default by the target's ending: d4rl for .hdf5, npz for .npz, else minari (a folder).
+    drop_unusable: leave out the time-out rows whose next observation is unknown; the observation of
+    such a row then is the one after the row before.
+    options: of `read`.  Raises UserError where the target is there already, with nothing written.
+    """
+    target = Path(target).expanduser()
+    if target.exists():
+        raise UserError(f"{target} is there already; name another file, or remove it.")
+    form = format or BY_ENDING.get(target.suffix, "minari")
+    if form != "minari" and dataset_id is not None:
+        raise UserError(f"dataset_id is Minari's; the format is {form}. Leave it out.")
+    data = load(source, data_dir, **options)
+    notes = list(data.notes)
+    if drop_unusable and (unusable := int((~data.usable).sum())):
+        notes.append(f"{unusable:,} time-out rows without a next observation left out")
+        data = data.take(np.flatnonzero(data.usable))
+    if form == "minari":
+        if unknown := int((~data.usable).sum()):
+            raise UserError(
+                f"{source}: {unknown:,} rows have no next observation, and Minari's layout needs "
+                f"one after each episode. Leave these rows out with drop_unusable=true."
+            )
+        write_minari(data, target, dataset_id=dataset_id)
+        if lost := [key for key in data.extras if key != "costs"]:
+            notes.append(f"not in Minari's layout, left out: {', '.join(lost)}")
+    else:
+        writer = write if form == "d4rl" else write_npz
+        writer(data, target, next_observations=following(data))
+    told = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {form}"
+    return "; ".join([told, *notes])
+
+
+def following(data: Dataset) -> Following:
+    """Which next observations a file in D4RL's words must hold to be read as this data set.
+
+    Raises UserError where it cannot be: only some of the time-out rows have one.
+    """
+    if data.usable.all():
+        return "all"
+    last = data.terminated | data.truncated
+    follows = data.next_index == np.arange(1, data.num_rows + 1)
+    if data.usable[data.truncated].any() or not follows[~last].all():
+        raise UserError(
+            f"{data.path or data.name}: {(~data.usable).sum():,} rows have no next observation and "
+            f"others have one of their own, which no file in D4RL's words can tell. Leave the "
+            f"former out with drop_unusable=true."
+        )
+    return "none"

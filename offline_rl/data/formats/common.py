@@ -1,0 +1,177 @@
+"""What every layout gives and takes, and the pieces that several of them share."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rl.data.raw import Raw
+from offline_rl.errors import UserError
+from offline_rl.files import read_json
+
+Columns = dict[str, np.ndarray]
+Bounds = tuple[np.ndarray | float, np.ndarray | float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How a file is to be read."""
+
+    max_episode_steps: int | None = None  # where a file has no time-outs, episodes end after these
+    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
+    action_scale: float | None = None  # actions are divided by it; the size that 1 stands for
+    action_range: list[float] | list[list[float]] | None = None  # [low, high]: what -1, 1 stand for
+    observation_keys: list[str] | None = None  # which arrays make an observation, in this order
+    subset: str | None = None  # a split that the file names, e.g. train
+    infos: bool = False  # keep what a step has besides, in `extras`
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a layout makes of a file."""
+
+    layout: str
+    columns: Columns  # our words -> arrays, as `Dataset.from_arrays` takes them
+    keys: Mapping[str, str]  # our words -> what the file calls them
+    extras: Columns = field(default_factory=dict)  # [N, ...] each
+    notes: Sequence[str] = ()  # sentences on what was left out or had to be assumed
+    action_range: Bounds | None = None  # the actions' limits in the file's units, where it has them
+    files: tuple[Path, ...] = ()  # read besides the raw ones
+    finish: Callable[[Columns], Columns] = lambda columns: columns  # once they are known as sound
+    qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] kept
+
+
+def metadata_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises UserError where it is none."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: a JSON object is expected; found {str(found)[:40]}.")
+    return found
+
+
+def numbered(raw: Raw, prefix: str) -> dict[int, str]:
+    """The groups `<prefix><number>` of a file in the order of their numbers."""
+    pattern = re.compile(rf"{re.escape(prefix)}(\d+)/")
+    found = {int(m[1]): m[0].rstrip("/") for key in raw.keys if (m := pattern.match(key))}
+    return dict(sorted(found.items()))
+
+
+def below(raw: Raw, group: str) -> tuple[str, ...]:
+    """The arrays in a group of the file, by their paths in it, sorted as Gymnasium sorts a Dict.
+
+    The parts of a Tuple, which Minari calls _index_<number>, are sorted by number.
+    """
+    start = f"{group}/"
+    inside = (key.removeprefix(start) for key in raw.keys if key.startswith(start))
+    return tuple(sorted(inside, key=_place))
+
+
+def _place(path: str) -> list[str]:
+    return re.sub(r"_index_(\d+)", lambda m: f"_index_{int(m[1]):09d}", path).split("/")
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    """Whether arrays [N, *shape] are pictures [N, H, W, C]."""
+    return len(shape) == 3 and shape[-1] in (1, 3, 4)
+
+
+def choose(
+    where: str,
+    shapes: Mapping[str, Sequence[int]],
+    options: ReadOptions,
+    default: Sequence[str] | None = None,
+) -> tuple[list[str], list[str]]:
+    """Which arrays make an observation, and notes on those left out.
+
+    shapes: of one step, for each array there is.  default: what is observed where the user does
+    not say; None: every array that is no picture. If there is but one array, it is that.
+    """
+    asked = options.observation_keys
+    if asked is None:
+        flat = [key for key in shapes if not is_picture(shapes[key])]
+        asked = list(shapes if len(shapes) == 1 else flat if default is None else default)
+    unknown = [key for key in asked if key not in shapes]
+    if unknown or not asked:
+        what = f"no {', '.join(unknown)} to observe" if unknown else "what is observed is not said"
+        raise UserError(
+            f"{where}: {what}. Choose among {', '.join(shapes) or 'nothing'} with "
+            f"observation_keys=[...]."
+        )
+    if len(asked) > 1 and any(is_picture(shapes[key]) for key in asked):
+        raise UserError(
+            f"{where}: observation_keys {', '.join(asked)} mix pictures with other arrays. Name "
+            f"one picture, or arrays that are none."
+        )
+    left = [key for key in shapes if key not in asked]
+    return asked, [f"not observed: {', '.join(left)}"] if left else []
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """[N, O]: the parts [N, ...] side by side, each flattened; a picture alone stays as it is."""
+    if len(parts) == 1 and is_picture(parts[0].shape[1:]):
+        return as_bytes(parts[0])
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def as_bytes(picture: np.ndarray) -> np.ndarray:
+    """Pictures of whole numbers from 0 to 255 as uint8; others as they are."""
+    if picture.dtype.kind != "f" or not len(picture):
+        return picture
+    with np.errstate(invalid="ignore"):  # of NaN, which then differs
+        small = picture.astype(np.uint8)
+    return small if (small == picture).all() else picture
+
+
+def stacked(where: str, episodes: Iterable[Columns]) -> Columns:
+    """One array per word, episode after episode. Raises UserError where their shapes differ."""
+    every = list(episodes)
+    columns = {}
+    for word in every[0]:
+        shapes = {episode[word].shape[1:] for episode in every}
+        if len(shapes) > 1:
+            found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            raise UserError(f"{where}: {word} have {found} numbers a step in different episodes.")
+        columns[word] = np.concatenate([episode[word] for episode in every])
+    return columns
+
+
+def same_lengths(where: str, arrays: Columns, expected: int) -> None:
+    """Raises UserError naming the arrays that do not have `expected` rows."""
+    rows = {key: array.shape[0] if array.ndim else 0 for key, array in arrays.items()}
+    odd = [
+        f"{key} has {found:,} rows where {expected:,} are expected"
+        for key, found in rows.items()
+        if found != expected
+    ]
+    if odd:
+        raise UserError(f"{where}: {', '.join(odd)}. Was the recording saved completely?")
+
+
+def flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
+    """[N] bool of an array [N] or [N, 1]. Raises UserError where a number is neither 0 nor 1."""
+    numbers = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    if numbers.ndim != 1 or numbers.dtype.kind not in "fiub":
+        raise UserError(
+            f"{where}: {name} has shape {list(array.shape)} and type {array.dtype}; one flag a "
+            f"step, 0 or 1, is expected."
+        )
+    odd = (numbers != 0) & (numbers != 1)
+    if odd.any():
+        row = int(odd.argmax())
+        raise UserError(
+            f"{where}: {name} is {numbers[row]} in row {row:,} ({odd.sum():,} such rows); a flag "
+            f"must be 0 or 1."
+        )
+    return numbers.astype(bool)
+
+
+def counted(where: str, what: str, found: int, stated: Any) -> None:
+    """Raises UserError where a file holds another number of things than it states."""
+    if stated is not None and found != int(stated):
+        raise UserError(
+            f"{where}: {found:,} {what} where its metadata state {int(stated):,}. Was it copied "
+            f"or saved completely?"
+        )

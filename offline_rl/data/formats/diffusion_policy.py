@@ -1,0 +1,73 @@
+"""diffusion_policy's Zarr stores: all steps stacked, episodes by where they end.
+
+    data/<key>          [N, ...] each: action, state, obs, img, ...
+    meta/episode_ends   [E] row after the last of each episode; the last one is N
+
+`real-stanford/diffusion_policy:diffusion_policy/common/replay_buffer.py`; Chi et al.,
+arXiv:2303.04137. Demonstrations: nothing says that a task was done, so no row terminates, each
+episode is cut after its last row, and what follows that row is unknown.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from offline_rl.data.dataset import as_columns
+from offline_rl.data.formats.common import (
+    Found,
+    ReadOptions,
+    below,
+    choose,
+    joined,
+    same_lengths,
+)
+from offline_rl.data.raw import Raw
+from offline_rl.errors import UserError
+
+NAME = "diffusion_policy"
+TAKES = ("observation_keys",)
+ENDS = "meta/episode_ends"
+STATE = ("state", "obs")  # what is observed where nothing else is asked for
+REWARD = "reward"
+
+
+def missed(raw: Raw) -> str | None:
+    """Why `raw` is not of this layout; None where it is."""
+    if raw.kind != "Zarr":
+        return f"no Zarr store, but {raw.kind}"
+    if lacking := [key for key in (ENDS, "data/action") if key not in raw.keys]:
+        return f"no array {' nor '.join(lacking)}"
+    return None
+
+
+def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+    """All episodes; rewards are those of data/reward, else 0."""
+    names = [key for key in below(raw, "data") if key not in ("action", REWARD)]
+    shapes = {key: raw.shape(f"data/{key}")[1:] for key in names}
+    usual = [key for key in STATE if key in shapes]
+    keys, notes = choose(raw.where, shapes, options, default=usual[:1])
+    has_reward = f"data/{REWARD}" in raw.keys
+    arrays = {
+        f"data/{key}": raw.get(f"data/{key}")
+        for key in (*keys, "action", *([REWARD] if has_reward else []))
+    }
+    ends = raw.get(ENDS).reshape(-1)
+    if ends.dtype.kind not in "iu" or not len(ends) or (np.diff(ends, prepend=0) <= 0).any():
+        raise UserError(
+            f"{raw.where}: {ENDS} must rise from above 0; found {ends[:4].tolist()} and so on."
+        )
+    rows = int(ends[-1])
+    same_lengths(f"{raw.where}: by {ENDS}", arrays, rows)
+    truncated = np.zeros(rows, bool)
+    truncated[ends - 1] = True
+    if not has_reward:
+        notes.append("the store has no rewards: all are 0")
+    columns = {
+        "observations": joined([arrays[f"data/{key}"] for key in keys]),
+        "actions": arrays["data/action"],
+        "rewards": arrays.get(f"data/{REWARD}", np.zeros(rows, np.float32)),
+        "terminated": np.zeros(rows, bool),
+        "truncated": truncated,
+    }
+    words = {"observations": " + ".join(f"data/{key}" for key in keys), "actions": "data/action"}
+    return Found("diffusion_policy", as_columns(columns), words, notes=[*raw.notes, *notes])

@@ -1,0 +1,216 @@
+"""One array per word at the root of an HDF5 or NPZ file, all steps in a row.
+
+    D4RL      HDF5 or NPZ: observations actions rewards terminals [timeouts] [next_observations]
+              [infos/...]; github.com/Farama-Foundation/D4RL, all suites
+    DSRL      the same and costs; github.com/liuzuxin/DSRL
+    NeoRL-2   NPZ: obs action reward done truncated next_obs [index]; github.com/polixir/NeoRL2
+    plain     any of these words, terminated and truncated for terminals and timeouts
+
+Stored next observations are used, so that a time-out row stays a transition and bootstraps; D4RL's
+own loader ignores them and drops the row (`d4rl_compatible=True` does the same). Two suites' flags
+do not mean what they say, and are read for what they are:
+
+    kitchen   has no timeouts; terminals mark the end of a demonstration, solved or not. It
+              terminates where the last reward counts all four subtasks, and else is truncated.
+    antmaze   terminals say "at the goal", whether or not the time-out is set in the same row; both
+              together count as terminated.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from offline_rl.data.dataset import as_columns
+from offline_rl.data.formats.common import Columns, Found, ReadOptions
+from offline_rl.data.raw import Raw
+from offline_rl.errors import UserError
+
+WORDS = {  # ours -> what files call it, the first one found is meant
+    "observations": ("observations", "obs"),
+    "actions": ("actions", "action"),
+    "rewards": ("rewards", "reward"),
+    "terminated": ("terminals", "terminated"),
+    "truncated": ("timeouts", "truncated"),
+    "next_observations": ("next_observations", "next_obs"),
+    "final_observations": ("final_observations",),
+    "costs": ("costs",),
+}
+REQUIRED = ("observations", "actions", "rewards", "terminated")
+KITCHEN = (60, 9, 4)  # numbers in an observation and an action, subtasks
+JUMP = 1e-6  # a next observation further than this from the next row's is another episode's
+TAKES = ("max_episode_steps", "d4rl_compatible", "infos")
+NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
+
+
+def missed(raw: Raw) -> str | None:
+    """Why `raw` is not of this layout; None where it is."""
+    if raw.kind not in ("HDF5", "NPZ"):
+        return f"neither HDF5 nor NPZ, but {raw.kind}"
+    if any(near(raw, WORDS[word]) for word in REQUIRED):
+        return None
+    return "no array like observations, actions, rewards or terminals"
+
+
+def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+    """The file's arrays. complain: told of each array that is missing or cannot be read."""
+    layout, keys, sentences = recognise(raw)
+    for sentence in sentences:
+        complain(sentence)
+    found: Columns = {}
+    for word, key in keys.items():
+        try:
+            found[word] = raw.get(key)
+        except UserError as error:
+            complain(str(error))
+    columns = as_columns(found)
+    index = raw.get("index") if layout == "NeoRL-2" and "index" in raw.keys else None
+    extras = {key: raw.get(key) for key in raw.keys if options.infos and key.startswith("infos")}
+    timeouts = columns.get("truncated")
+    if not (options.d4rl_compatible and layout == "kitchen"):
+        columns = untangle(layout, columns)
+
+    def finish(columns: Columns) -> Columns:
+        if options.d4rl_compatible:
+            return columns
+        if index is not None:
+            return columns | {"truncated": _cut_at_starts(columns, index, raw.where)}
+        if "truncated" in columns:
+            return columns
+        return columns | {"truncated": _time_outs(columns, options.max_episode_steps)}
+
+    def qlearning(terminals: np.ndarray) -> np.ndarray:
+        return qlearning_rows(terminals, timeouts, options.max_episode_steps)
+
+    return Found(layout, columns, keys, extras, finish=finish, qlearning_rows=qlearning)
+
+
+def recognise(raw: Raw) -> tuple[str, dict[str, str], list[str]]:
+    """The suite, its keys for our words, and a sentence for each required one it lacks."""
+    words = dict(WORDS)
+    sentences = []
+    neorl2 = {"obs", "next_obs", "done"} <= set(raw.keys)
+    if neorl2:
+        words["terminated"] = ("done",)
+    keys = {}
+    for word, candidates in words.items():
+        found = [key for key in candidates if key in raw.keys]
+        if found:
+            keys[word] = found[0]
+        elif word in REQUIRED:
+            sentences.append(f"{raw.where}: {_missing(candidates, raw)}")
+    name = "NeoRL-2" if neorl2 else "unknown" if sentences else _suite(raw, keys)
+    return name, keys, sentences
+
+
+def untangle(layout: str, columns: Columns) -> Columns:
+    """The flags of kitchen's and the mazes' files as the module's docstring says they are meant."""
+    ended = columns.get("terminated")
+    other = columns.get({"maze": "truncated", "kitchen": "rewards"}.get(layout, ""))
+    if ended is None or other is None or ended.shape != other.shape:
+        return columns
+    if layout == "maze":
+        return columns | {"truncated": np.where(ended == 1, 0, other)}
+    solved = other == KITCHEN[2]
+    return columns | {
+        "terminated": np.where(solved, ended, 0),
+        "truncated": np.where(solved, 0, ended),
+    }
+
+
+def qlearning_rows(
+    terminals: np.ndarray, timeouts: np.ndarray | None, max_episode_steps: int | None
+) -> np.ndarray:
+    """[N] bool: the rows that D4RL's `qlearning_dataset` keeps.
+
+    Without time-outs it counts steps, and after a terminal starts at 1 instead of 0: kept as it is.
+    """
+    kept = np.ones(len(terminals), bool)
+    kept[-1] = False
+    if timeouts is not None:
+        return kept & (timeouts == 0)
+    if max_episode_steps is not None:
+        step = 0
+        for row, terminal in enumerate(terminals):
+            kept[row] &= step != max_episode_steps - 1
+            step = 0 if step == max_episode_steps - 1 else 1 if terminal else step + 1
+    return kept
+
+
+def jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
+    """[N] bool: the next observation is further than JUMP from the next row's; the last is not."""
+    num_rows = len(observations)
+    found = np.zeros(num_rows, bool)
+    after = observations.reshape(num_rows, -1)[1:]
+    stored = next_observations.reshape(num_rows, -1)[:-1]
+    rows = np.flatnonzero((stored != after).any(axis=1))
+    gap = stored[rows].astype(np.float64) - after[rows]
+    size = np.maximum(np.linalg.norm(after[rows], axis=1), 1)  # float32 itself is only so exact
+    found[rows] = np.linalg.norm(gap, axis=1) > JUMP * size
+    return found
+
+
+def near(raw: Raw, candidates: tuple[str, ...]) -> list[str]:
+    """The file's arrays that may be meant by one of `candidates`."""
+    found = [
+        key
+        for key in raw.keys
+        if any(difflib.get_close_matches(key.split("/")[-1].lower(), candidates, cutoff=0.6))
+    ]
+    if "terminals" in candidates:
+        found += [key for key in ("dones", "done") if key in raw.keys]
+    return found
+
+
+def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
+    wanted = " or ".join(repr(key) for key in candidates)
+    if close := near(raw, candidates):
+        return (
+            f"no array {wanted}, but {', '.join(map(repr, close))}. If that is meant, rename it "
+            f"{candidates[0]!r}."
+        )
+    shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
+    return (
+        f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}. A data set "
+        f"needs observations, actions, rewards and terminals."
+    )
+
+
+def _suite(raw: Raw, keys: Mapping[str, str]) -> str:
+    if "infos/goal" in raw.keys and "truncated" in keys:
+        return "maze"
+    if "truncated" not in keys and "next_observations" not in keys:
+        widths = tuple(raw.shape(keys[word])[-1:] for word in ("observations", "actions"))
+        if widths == ((KITCHEN[0],), (KITCHEN[1],)):
+            return "kitchen"
+    if "costs" in keys:
+        return "DSRL"
+    return "D4RL" if keys["terminated"] == "terminals" else "plain"
+
+
+def _cut_at_starts(columns: Mapping[str, np.ndarray], starts: np.ndarray, where: str) -> np.ndarray:
+    """Time-outs, and with them the rows before the episode starts that `index` lists."""
+    num_rows = len(columns["terminated"])
+    rows = starts.astype(np.int64)
+    if rows.ndim != 1 or (rows < 0).any() or (rows >= num_rows).any():
+        raise UserError(
+            f"{where}: index must list the first row of each episode, from 0 to {num_rows - 1:,}; "
+            f"found {rows.reshape(-1)[:3].tolist()} and so on, shape {list(rows.shape)}."
+        )
+    truncated = columns["truncated"] != 0 if "truncated" in columns else np.zeros(num_rows, bool)
+    truncated[rows[rows > 0] - 1] = True
+    return truncated & (columns["terminated"] == 0)
+
+
+def _time_outs(columns: Mapping[str, np.ndarray], max_episode_steps: int | None) -> np.ndarray:
+    """Time-outs of a file that has none: by counting steps, or where the observations jump."""
+    ended = columns["terminated"] != 0
+    truncated = np.zeros_like(ended)
+    if max_episode_steps is not None:
+        start = 0
+        for end in [*np.flatnonzero(ended), len(ended)]:
+            truncated[start + max_episode_steps - 1 : end : max_episode_steps] = True
+            start = end + 1
+    elif "next_observations" in columns:
+        truncated = jumps(columns["observations"], columns["next_observations"]) & ~ended
+    return truncated

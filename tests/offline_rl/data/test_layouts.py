@@ -1,0 +1,124 @@
+"""Which layout a file is in is told by what it holds; what is in none is refused with reasons."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_files import in_neorl2_words, save, steps, two_episodes, with_next
+from made_layouts import episodes, minari, robomimic, zarr, zipped
+from test_ogbench_layout import trajectories
+from test_robomimic_layout import demos
+from test_zarr_layout import pusht
+
+from offline_rl.data.formats import FORMATS, gather, recognise
+from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.raw import open_raw
+from offline_rl.data.read import read
+from offline_rl.errors import UserError
+
+
+def kitchen() -> dict[str, np.ndarray]:
+    arrays = steps(5, obs=60, act=9)
+    del arrays["timeouts"]
+    return arrays
+
+
+def maze() -> dict[str, np.ndarray]:
+    return steps(5) | {"infos/goal": np.zeros((5, 2))}
+
+
+def plain() -> dict[str, np.ndarray]:
+    arrays = two_episodes()
+    arrays["terminated"], arrays["truncated"] = arrays.pop("terminals"), arrays.pop("timeouts")
+    return arrays
+
+
+MADE = {
+    "Minari": lambda at: minari(at, episodes([3])) / "data" / "main_data.hdf5",
+    "robomimic": lambda at: robomimic(at, demos([3])),
+    "diffusion_policy": lambda at: zipped(zarr(at.with_name("store"), pusht()), at),
+    "OGBench": lambda at: save(at.with_suffix(".npz"), trajectories()),
+    "D4RL": lambda at: save(at, with_next(two_episodes())),
+    "DSRL": lambda at: save(at, with_next(two_episodes()) | {"costs": np.zeros(1003)}),
+    "NeoRL-2": lambda at: save(at.with_suffix(".npz"), in_neorl2_words(with_next(two_episodes()))),
+    "maze": lambda at: save(at, maze()),
+    "kitchen": lambda at: save(at, kitchen()),
+    "plain": lambda at: save(at, plain()),
+}
+
+
+@pytest.mark.parametrize("layout", MADE)
+def test_a_file_is_recognised_under_a_misleading_name(tmp_path: Path, layout: str):
+    path = MADE[layout](tmp_path / "made").rename(tmp_path / "hopper_medium-v2.zarr")
+    with open_raw(path) as raw:
+        fitting = [module for module in FORMATS if module.missed(raw) is None]
+        assert recognise(raw) is fitting[0]
+        complaints: list[str] = []
+        assert gather(raw, ReadOptions(), complaints.append).layout == layout
+    assert not complaints
+
+
+def test_what_is_in_no_layout_is_told_what_each_one_missed(tmp_path: Path):
+    strange = {"weights": np.zeros(3), "biases": np.zeros(3)}
+    for name in ("a.npz", "a.hdf5"):
+        with pytest.raises(UserError) as caught:
+            read(save(tmp_path / name, strange))
+        for part in (
+            str(tmp_path / name),
+            "weights",
+            "LeRobot (no folder with meta/info.json)",
+            "diffusion_policy (no Zarr store",
+            "Minari (no ",
+            "robomimic (no ",
+            "OGBench (no ",
+            "no array like observations, actions, rewards or terminals",
+        ):
+            assert part in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_zarr_store_of_something_else_is_told_so(tmp_path: Path):
+    store = zarr(tmp_path / "a", {"data/x": np.zeros((3, 2))})
+    with pytest.raises(UserError, match="no array meta/episode_ends nor data/action"):
+        read(store)
+
+
+def test_a_folder_of_something_else_is_told_what_was_looked_for(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UserError, match=r"meta/info\.json.*main_data\.hdf5.*\.zgroup"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "option"),
+    [
+        ("Minari", {"d4rl_compatible": True}),
+        ("Minari", {"subset": "train"}),
+        ("robomimic", {"infos": True}),
+        ("OGBench", {"observation_keys": ["qpos"]}),
+        ("D4RL", {"observation_keys": ["observations"]}),
+        ("D4RL", {"subset": "train"}),
+    ],
+)
+def test_an_option_that_means_nothing_in_a_layout_is_refused(
+    tmp_path: Path, layout: str, option: dict
+):
+    (name,) = option
+    with pytest.raises(UserError, match=f"{name} means nothing in the layout of {layout}"):
+        read(MADE[layout](tmp_path / "made"), **option)
+
+
+@pytest.mark.parametrize(
+    "given", [[0], [1, 0], [0, 0], ["a", "b"], [[0, 0], [1, -1]], [[[0]], [[1]]]]
+)
+def test_an_action_range_that_cannot_be_meant_is_refused(tmp_path: Path, given: list):
+    with pytest.raises(UserError, match=r"action_range=.*\[low, high\] is expected"):
+        read(save(tmp_path / "a.hdf5", two_episodes()), action_range=given)
+
+
+def test_an_action_range_of_another_width_is_refused(tmp_path: Path):
+    path = save(tmp_path / "a.hdf5", two_episodes())
+    with pytest.raises(UserError, match="limits are of 3 numbers, the actions of 2"):
+        read(path, action_range=[[0, 0, 0], [1, 1, 1]])
+    with pytest.raises(UserError, match="action_scale and action_range are both given"):
+        read(path, action_range=[-2, 2], action_scale=2)

@@ -1,0 +1,268 @@
+"""LeRobotDataset: Parquet tables of frames, what done means, splits, pictures, refusals."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_layouts import fixed_lists, free_lists, lerobot, png
+
+from offline_rl.data.check import check
+from offline_rl.data.read import read
+from offline_rl.errors import UserError
+
+pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
+
+LENGTHS = [3, 5, 2]
+ROWS = sum(LENGTHS)
+LAST = np.cumsum(LENGTHS) - 1
+
+
+def frames(**more: np.ndarray) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    made: dict[str, Any] = {
+        "observation.state": rng.normal(size=(ROWS, 3)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (ROWS, 2)).astype(np.float32),
+    }
+    return made | more
+
+
+def at(*rows: int) -> np.ndarray:
+    """[ROWS] bool: these rows."""
+    return np.isin(np.arange(ROWS), rows)
+
+
+@pytest.mark.parametrize("split_at", [(), (2, 6), tuple(range(1, ROWS))])
+def test_every_array_however_the_rows_are_spread_over_files(tmp_path: Path, split_at: tuple):
+    made = frames(**{"next.reward": np.arange(ROWS, dtype=np.float32), "next.done": at(*LAST)})
+    data = read(lerobot(tmp_path / "a", made, LENGTHS, split_at=split_at))
+    np.testing.assert_array_equal(data.observations, made["observation.state"])
+    np.testing.assert_array_equal(data.actions, made["action"])
+    np.testing.assert_array_equal(data.rewards, made["next.reward"])
+    assert data.episode_lengths().tolist() == LENGTHS
+    inside = np.setdiff1d(np.arange(ROWS), LAST)
+    np.testing.assert_array_equal(data.next_index[inside], inside + 1)
+
+
+def test_version_2_with_a_file_for_each_episode(tmp_path: Path):
+    made = frames()
+    starts = tuple(np.cumsum(LENGTHS)[:-1])
+    path = lerobot(tmp_path / "a", made, LENGTHS, split_at=starts, version="v2.1", table=free_lists)
+    data = read(path)
+    np.testing.assert_array_equal(data.observations, made["observation.state"])
+    np.testing.assert_array_equal(data.actions, made["action"])
+    assert data.episode_lengths().tolist() == LENGTHS
+
+
+def test_rows_are_put_in_the_order_of_index(tmp_path: Path):
+    made = frames()
+    path = lerobot(tmp_path / "a", made, LENGTHS, split_at=(3,))
+    first, _ = sorted((path / "data" / "chunk-000").iterdir())
+    (path / "data" / "chunk-001").mkdir()
+    first.rename(path / "data" / "chunk-001" / "file-000.parquet")
+    np.testing.assert_array_equal(read(path).observations, made["observation.state"])
+
+
+def test_an_action_of_one_number_is_a_column(tmp_path: Path):
+    made = frames(action=np.linspace(-1, 1, ROWS, dtype=np.float32))
+    data = read(lerobot(tmp_path / "a", made, LENGTHS))
+    assert data.actions.shape == (ROWS, 1)
+
+
+def test_demonstrations_without_rewards_are_cut_at_their_ends(tmp_path: Path):
+    data = read(lerobot(tmp_path / "a", frames(), LENGTHS))
+    assert not data.rewards.any()
+    assert not data.terminated.any()
+    assert np.flatnonzero(data.truncated).tolist() == LAST.tolist()
+    assert np.flatnonzero(~data.usable).tolist() == LAST.tolist()
+    assert "the tables have no next.reward: all rewards are 0" in data.notes
+
+
+REWARD = np.where(at(2, 7), 1.0, 0.0).astype(np.float32)
+ENDS = {  # columns -> rows that terminate, rows that are cut
+    "done is rewarded or not": ({"next.reward": REWARD, "next.done": at(2, 7, 9)}, [2, 7], [9]),
+    "success decides": (
+        {"next.reward": REWARD, "next.done": at(2, 7, 9), "next.success": at(7, 9)},
+        [7, 9],
+        [2],
+    ),
+    "success without done": ({"next.success": at(1, 2, 7)}, [2, 7], [9]),
+    "truncated decides": (
+        {"next.done": at(2, 7, 9), "next.truncated": at(7)},
+        [2, 9],
+        [7],
+    ),
+    "done inside": ({"next.reward": REWARD + 1, "next.done": at(4, 7)}, [4, 7], [2, 9]),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_done_means(tmp_path: Path, case: str):
+    columns, terminated, truncated = ENDS[case]
+    data = read(lerobot(tmp_path / "a", frames(**columns), LENGTHS))
+    assert np.flatnonzero(data.terminated).tolist() == terminated
+    assert np.flatnonzero(data.truncated).tolist() == truncated
+
+
+def test_states_are_joined_by_name_or_as_asked(tmp_path: Path):
+    other = np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32)
+    made = frames(**{"observation.environment_state": other})
+    path = lerobot(tmp_path / "a", made, LENGTHS)
+    data, swapped = read(path), read(path, observation_keys=["observation.state"])
+    expected = np.concatenate([other, made["observation.state"]], axis=1)
+    np.testing.assert_array_equal(data.observations, expected)
+    assert "observed: observation.environment_state, observation.state" in data.notes
+    np.testing.assert_array_equal(swapped.observations, made["observation.state"])
+    assert "not observed: observation.environment_state" in swapped.notes
+
+
+def test_videos_are_left_out_with_a_sentence(tmp_path: Path):
+    video = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
+    path = lerobot(tmp_path / "a", frames(), LENGTHS, features=video)
+    assert "videos are not read: observation.images.top" in read(path).notes
+    warnings = [problem.sentence for problem in check(path)]
+    assert any("videos are not read" in sentence for sentence in warnings)
+    with pytest.raises(UserError, match=r"observation\.images\.top is a video"):
+        read(path, observation_keys=["observation.images.top"])
+
+
+def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
+    pictures = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
+    made = frames() | {"observation.image": [png(picture) for picture in pictures]}
+    described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
+    path = lerobot(tmp_path / "a", made, LENGTHS, features=described, split_at=(4,))
+    data = read(path)
+    np.testing.assert_array_equal(data.observations, made["observation.state"])
+    assert "not observed: observation.image" in data.notes
+    seen = read(path, observation_keys=["observation.image"])
+    assert seen.observations.dtype == np.uint8
+    np.testing.assert_array_equal(seen.observations, pictures)
+
+
+def test_a_subset_is_a_split_of_the_set(tmp_path: Path):
+    made = frames()
+    path = lerobot(tmp_path / "a", made, LENGTHS, splits={"train": "0:2", "val": "2:3"})
+    np.testing.assert_array_equal(
+        read(path, subset="val").observations, made["observation.state"][8:]
+    )
+    assert read(path, subset="train").episode_lengths().tolist() == [3, 5]
+    with pytest.raises(UserError, match="no subset 'test'; it names train, val"):
+        read(path, subset="test")
+
+
+def rewrite_info(path: Path, **changes: Any) -> None:
+    info = path / "meta" / "info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | changes))
+
+
+def test_counts_that_are_not_those_of_the_tables_are_refused(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS)
+    rewrite_info(path, total_frames=11)
+    with pytest.raises(UserError, match="10 frames where its metadata state 11"):
+        read(path)
+    rewrite_info(path, total_frames=10, total_episodes=4)
+    with pytest.raises(UserError, match="3 episodes where its metadata state 4"):
+        read(path)
+    rewrite_info(path, total_episodes=3, codebase_version="v1.6")
+    with pytest.raises(UserError, match=r"codebase_version is v1\.6; v2 and v3 are read"):
+        read(path)
+
+
+def test_a_missing_file_of_tables_is_noticed(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS, split_at=(2, 4))
+    (path / "data" / "chunk-000" / "file-001.parquet").unlink()
+    rewrite_info(path, total_frames=8)
+    with pytest.raises(UserError, match=r"frame_index is 1 in row 2 where 2 is expected|frames"):
+        read(path)
+
+
+def test_episodes_that_are_not_those_of_meta_are_refused(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS)
+    other = lerobot(tmp_path / "b", frames(), [4, 4, 2])
+    (other / "meta" / "episodes").rename(path / "meta" / "others")
+    episodes = path / "meta" / "episodes"
+    episodes.rename(path / "meta" / "old")
+    (path / "meta" / "others").rename(episodes)
+    with pytest.raises(UserError, match="meta/episodes lists 3 episodes of 10 frames"):
+        read(path)
+
+
+def test_a_truncated_table_is_refused(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS, split_at=(4,))
+    for name in ("file-000", "file-001"):
+        table = path / "data" / "chunk-000" / f"{name}.parquet"
+        content = table.read_bytes()
+        table.write_bytes(content[: len(content) // 2])
+        with pytest.raises(UserError, match="cut short or damaged"):
+            read(path)
+        table.write_bytes(content)
+
+
+def holes(part: dict[str, Any]) -> Any:
+    table = fixed_lists(part)
+    import pyarrow as pa
+
+    cells = [None, *table.column("action").to_pylist()[1:]]
+    return table.set_column(1, "action", pa.array(cells, pa.list_(pa.float32(), 2)))
+
+
+def ragged(part: dict[str, Any]) -> Any:
+    return free_lists(
+        part | {"action": np.array([[0.0] * (1 + i % 2) for i in range(ROWS)], object)}
+    )
+
+
+def without_action(part: dict[str, Any]) -> Any:
+    return fixed_lists(part).drop_columns(["action"])
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        (holes, r"action is cut short or damaged \(1 of 10 cells are empty"),
+        (ragged, r"action is cut short or damaged \(its lists differ in length: \[1, 2\]"),
+        (without_action, "no array 'action'"),
+    ],
+)
+def test_a_bad_column_is_named(tmp_path: Path, table: Any, sentence: str):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS, table=table)
+    with pytest.raises(UserError, match=sentence) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_nan_is_refused_by_the_features_name(tmp_path: Path):
+    made = frames()
+    made["observation.state"][4, 1] = np.nan
+    with pytest.raises(UserError, match=r"observation\.state has nan first in row 4"):
+        read(lerobot(tmp_path / "a", made, LENGTHS))
+
+
+def test_a_flag_that_is_neither_0_nor_1_is_refused(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(**{"next.done": np.full(ROWS, 2)}), LENGTHS)
+    with pytest.raises(UserError, match=r"next\.done is 2 in row 0"):
+        read(path)
+
+
+def test_features_without_a_type_are_refused(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS, features={"observation.x": {}})
+    with pytest.raises(UserError, match="features without dtype and shape"):
+        read(path)
+
+
+def test_a_set_without_tables_is_refused(tmp_path: Path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    with pytest.raises(UserError, match="no Parquet file below data/"):
+        read(tmp_path)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = lerobot(tmp_path / "a", frames(), LENGTHS)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(
+        UserError, match=r'needs the package pyarrow: pip install "offline-rl-suite'
+    ):
+        read(path)

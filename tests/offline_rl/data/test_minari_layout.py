@@ -1,0 +1,296 @@
+"""Minari's HDF5 layout: T + 1 observations, flags, spaces, and one sentence for bad files."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import imageio.v3
+import numpy as np
+import pytest
+from made_layouts import after, before, box, column, episodes, minari
+
+from offline_rl.data.check import check
+from offline_rl.data.read import read
+from offline_rl.errors import UserError
+
+LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after episode_9
+
+
+def test_every_array_of_every_episode_in_the_order_of_numbers(tmp_path: Path):
+    made = episodes(LENGTHS)
+    data = read(minari(tmp_path / "a-v0", made))
+    np.testing.assert_array_equal(data.observations[: data.num_rows], before(made))
+    np.testing.assert_array_equal(data.next_observations, after(made))
+    np.testing.assert_array_equal(data.actions, column(made, "actions"))
+    np.testing.assert_array_equal(data.rewards, column(made, "rewards").astype(np.float32))
+    np.testing.assert_array_equal(data.terminated, column(made, "terminations"))
+    np.testing.assert_array_equal(data.truncated, column(made, "truncations"))
+    assert data.episode_lengths().tolist() == LENGTHS
+    assert len(data.observations) == sum(LENGTHS) + len(LENGTHS)  # each stored once
+
+
+@pytest.mark.parametrize("inside", ["", "data", "data/main_data.hdf5"])
+def test_the_folder_its_data_and_the_file_itself_are_the_same_data(tmp_path: Path, inside: str):
+    folder = minari(tmp_path / "a-v0", episodes([3, 2]), action_space=box([2], -2, 2))
+    whole, part = read(folder), read(folder / inside)
+    np.testing.assert_array_equal(whole.actions, part.actions)
+    assert whole.sha256 == part.sha256
+
+
+def test_the_metadata_are_part_of_the_checksum(tmp_path: Path):
+    a = minari(tmp_path / "a-v0", episodes([3]), action_space=box([2], -2, 2))
+    b = minari(tmp_path / "b-v0", episodes([3]), action_space=box([2], -4, 4))
+    assert read(a).sha256 != read(b).sha256
+
+
+def test_a_file_alone_under_any_name_needs_no_metadata(tmp_path: Path):
+    made = episodes([3, 2])
+    folder = minari(tmp_path / "a-v0", made)
+    alone = (folder / "data" / "main_data.hdf5").rename(tmp_path / "some.bin")
+    np.testing.assert_array_equal(read(alone).next_observations, after(made))
+
+
+def test_a_dict_is_flattened_as_gymnasium_flattens_it(tmp_path: Path):
+    made = episodes([3, 2], obs=9)
+    parts = {"goal": slice(0, 2), "pos": slice(2, 6), "angle": slice(6, 7)}
+    parts |= {"joint_2": slice(7, 8), "joint_10": slice(8, 9)}
+    for episode in made:
+        whole = episode["observations"]
+        episode["observations"] = {key: whole[:, part] for key, part in parts.items()}
+    subspaces = {k: box([p.stop - p.start], -np.inf, np.inf) for k, p in parts.items()}
+    space = {"type": "Dict", "subspaces": subspaces}
+    folder = minari(tmp_path / "a-v0", made, observation_space=space)
+    data = read(folder)
+    own = gymnasium.spaces.Dict(
+        {
+            key: gymnasium.spaces.Box(-np.inf, np.inf, (part.stop - part.start,))
+            for key, part in parts.items()
+        }
+    )
+    first = {key: array[0] for key, array in made[0]["observations"].items()}
+    np.testing.assert_array_equal(data.observations[0], gymnasium.spaces.flatten(own, first))
+    chosen = read(folder, observation_keys=["pos", "goal"])
+    np.testing.assert_array_equal(
+        chosen.observations[0], np.concatenate([first["pos"], first["goal"]])
+    )
+    assert chosen.notes == ("not observed: angle, joint_10, joint_2",)
+    with pytest.raises(
+        UserError, match=r"no speed to observe\. Choose among angle, goal, joint_10"
+    ):
+        read(folder, observation_keys=["speed"])
+
+
+def test_a_tuple_keeps_its_order(tmp_path: Path):
+    made = episodes([2])
+    whole = made[0]["observations"]
+    made[0]["observations"] = {f"_index_{i}": whole[:, :1] + i for i in range(11)}
+    data = read(minari(tmp_path / "a-v0", made))
+    np.testing.assert_array_equal(data.observations[0], whole[0, 0] + np.arange(11, dtype="f4"))
+
+
+def test_flags_inside_both_and_none(tmp_path: Path):
+    made = episodes([4, 3, 2])
+    made[0]["terminations"][:] = [False, True, False, True]
+    made[0]["truncations"][:] = [False, False, False, True]  # both: it terminated
+    made[1]["truncations"][:] = False  # no flag: the recording stopped
+    data = read(minari(tmp_path / "a-v0", made))
+    assert np.flatnonzero(data.terminated).tolist() == [1, 3, 8]
+    assert np.flatnonzero(data.truncated).tolist() == [6]
+    np.testing.assert_array_equal(data.next_observations, after(made))
+
+
+def test_the_action_space_is_mapped_to_one_unless_told_otherwise(tmp_path: Path):
+    made = episodes([3])
+    made[0]["actions"] = np.array([[-2, 0], [4, 5], [1, 10]], np.float32)
+    space = box([2], 0, 0) | {"low": [-2.0, 0.0], "high": [4.0, 10.0]}
+    folder = minari(tmp_path / "a-v0", made, action_space=space)
+    assert read(folder).actions.tolist() == [[-1, -1], [1, 0], [0, 1]]
+    halved = read(folder, action_range=[-20, 20]).actions
+    np.testing.assert_allclose(halved, made[0]["actions"] / 20, atol=1e-7)
+    np.testing.assert_allclose(
+        read(folder, action_scale=10).actions, made[0]["actions"] / 10, atol=1e-7
+    )
+    unbounded = box([2], -np.inf, np.inf)
+    (folder / "data" / "metadata.json").write_text(
+        json.dumps({"action_space": json.dumps(unbounded)})
+    )
+    with pytest.raises(UserError, match=r"reach from -2 to 10.*action_range=\[low,high\]"):
+        read(folder)
+
+
+def test_costs_and_infos_are_those_that_the_steps_returned(tmp_path: Path):
+    made = episodes([3, 2])
+    for episode in made:
+        rows = np.arange(len(episode["rewards"]) + 1)
+        episode["infos"] = {
+            "cost": rows * 1.0,
+            "inner": {"x": rows * 10},
+            "text": ["a"] * len(rows),
+        }
+    folder = minari(tmp_path / "a-v0", made)
+    data = read(folder)
+    assert data.extras.keys() == {"costs"}
+    assert data.extras["costs"].tolist() == [1, 2, 3, 1, 2]
+    extras = read(folder, infos=True).extras
+    assert extras.keys() == {"costs", "infos/inner/x"}
+    assert extras["infos/inner/x"].tolist() == [10, 20, 30, 10, 20]
+
+
+def jpeg(picture: np.ndarray) -> np.ndarray:
+    buffer = io.BytesIO()
+    imageio.v3.imwrite(buffer, picture, extension=".jpeg", quality=100)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_pictures_are_read_whether_stored_as_jpeg_or_raw(tmp_path: Path, encoded: bool):
+    made = episodes([2])
+    grey = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one grey
+    pictures = np.broadcast_to(grey[:, None, None, None], (3, 32, 40, 3))
+    made[0]["observations"] = [jpeg(p) for p in pictures] if encoded else pictures
+    space = box([32, 40, 3], 0, 255, "uint8")
+    folder = minari(
+        tmp_path / "a-v0",
+        made,
+        observation_space=space,
+        **({} if encoded else {"jpeg_encoding": False}),
+    )
+    data = read(folder)
+    assert data.observations.dtype == np.uint8
+    assert data.observations.shape == (3, 32, 40, 3)
+    assert np.abs(data.observations[:2].astype(int) - pictures[:2]).max() <= 1
+    assert np.abs(data.next_observations.astype(int) - pictures[1:]).max() <= 1
+
+
+def test_pictures_beside_vectors_are_left_out_with_a_note(tmp_path: Path):
+    made = episodes([2])
+    picture = np.zeros((3, 32, 32, 3), np.uint8)
+    made[0]["observations"] = {"state": made[0]["observations"], "view": picture}
+    space = {
+        "type": "Dict",
+        "subspaces": {"state": box([3], -1, 1), "view": box([32, 32, 3], 0, 255, "uint8")},
+    }
+    folder = minari(tmp_path / "a-v0", made, observation_space=space, jpeg_encoding=False)
+    data = read(folder)
+    assert data.observations.shape == (3, 3)
+    assert data.notes == ("not observed: view",)
+    assert read(folder, observation_keys=["view"]).observations.shape == (3, 32, 32, 3)
+    with pytest.raises(UserError, match="mix pictures with other arrays"):
+        read(folder, observation_keys=["state", "view"])
+    notes = [p.sentence for p in check(folder) if p.severity == "warning"]
+    assert any("not observed: view" in note for note in notes)
+
+
+def without(key: str) -> list[dict[str, Any]]:
+    made = episodes([3, 2])
+    del made[1][key]
+    return made
+
+
+def changed(key: str, value: Any) -> list[dict[str, Any]]:
+    made = episodes([3, 2])
+    made[1][key] = value
+    return made
+
+
+def no_steps() -> list[dict[str, Any]]:
+    first, second = episodes([3, 2])
+    empty = {key: array[:0] for key, array in second.items()}
+    return [first, empty | {"observations": second["observations"][:1]}]
+
+
+BAD = {
+    "no rewards": (without("rewards"), "no array 'episode_1/rewards'"),
+    "no observations": (without("observations"), "no array 'episode_1/observations'"),
+    "T observations": (
+        changed("observations", np.zeros((2, 3))),
+        "episode_1: observations has 2 rows where 3 are expected",
+    ),
+    "actions short": (
+        changed("actions", np.zeros((1, 2))),
+        "episode_1: actions has 1 rows where 2 are expected",
+    ),
+    "flags short": (
+        changed("terminations", np.zeros(1, bool)),
+        "episode_1: terminations has 1 rows where 2 are expected",
+    ),
+    "other widths": (
+        changed("observations", np.zeros((3, 4))),
+        r"observations have \[3\] and \[4\] numbers a step in different episodes",
+    ),
+    "NaN": (changed("rewards", [0, np.nan]), "rewards has nan first in row 4"),
+    "text": (changed("rewards", ["a", "b"]), "rewards has type .* numbers are expected"),
+    "flag": (
+        changed("truncations", [0, np.nan]),
+        "episode_1: truncations is nan in row 1 .1 such rows.; a flag must be 0 or 1",
+    ),
+    "no steps": (no_steps(), "episode_1 has no steps"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
+    made, sentence = BAD[case]
+    folder = minari(tmp_path / "a-v0", made)
+    with pytest.raises(UserError, match=sentence) as caught:
+        read(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [p.severity for p in check(folder)] == ["error"]
+
+
+def test_discrete_actions_are_refused(tmp_path: Path):
+    space = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 3}
+    folder = minari(tmp_path / "a-v0", changed("actions", np.zeros(2)), action_space=space)
+    with pytest.raises(UserError, match="actions are Discrete; continuous ones are expected"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"total_episodes": 3}, "2 episodes where its metadata state 3"),
+        ({"total_steps": 9}, "5 steps where its metadata state 9"),
+    ],
+)
+def test_fewer_episodes_than_stated_are_refused(tmp_path: Path, metadata: dict, sentence: str):
+    folder = minari(tmp_path / "a-v0", episodes([3, 2]), **metadata)
+    with pytest.raises(UserError, match=sentence):
+        read(folder)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_truncated_file_is_refused(tmp_path: Path, share: float):
+    path = minari(tmp_path / "a-v0", episodes([3, 2])) / "data" / "main_data.hdf5"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(UserError, match="cut short or damaged"):
+        read(path.parent)
+
+
+def test_minaris_other_data_formats_are_named(tmp_path: Path):
+    folder = minari(tmp_path / "a-v0", episodes([3]))
+    (folder / "data" / "main_data.hdf5").unlink()
+    with pytest.raises(UserError, match="of Minari's data formats hdf5 is read"):
+        read(folder)
+
+
+def test_metadata_that_are_no_json_are_named(tmp_path: Path):
+    folder = minari(tmp_path / "a-v0", episodes([3]))
+    (folder / "data" / "metadata.json").write_text("{")
+    with pytest.raises(UserError, match=r"metadata\.json is not readable as JSON"):
+        read(folder)
+    (folder / "data" / "metadata.json").write_text("[]")
+    with pytest.raises(UserError, match=r"metadata\.json: a JSON object is expected; found \[\]"):
+        read(folder)
+
+
+def test_a_space_that_is_none_is_named(tmp_path: Path):
+    for text in ("{", "[]", '{"type": "Box"}'):
+        folder = minari(tmp_path / f"{len(text)}-v0", episodes([3]))
+        path = folder / "data" / "metadata.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"action_space": text}))
+        with pytest.raises(UserError, match="action_space in its metadata is no space"):
+            read(folder)

@@ -1,0 +1,230 @@
+"""diffusion_policy's Zarr stores: chunks, folders and archives, episode ends, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_layouts import Arrays, zarr, zipped
+
+from offline_rl.data.check import check
+from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.read import read
+from offline_rl.errors import UserError
+
+ENDS = [3, 7, 10]
+
+
+def pusht(rows: int = 10, size: int = 8) -> Arrays:
+    """The PushT demonstrations' arrays: positions in pixels of 512, pictures as floats."""
+    rng = np.random.default_rng(0)
+    return {
+        "data/action": rng.uniform(0, 512, (rows, 2)).astype(np.float32),
+        "data/state": rng.uniform(0, 512, (rows, 5)).astype(np.float32),
+        "data/keypoint": rng.uniform(0, 512, (rows, 9, 2)).astype(np.float32),
+        "data/n_contacts": np.ones((rows, 1), np.float32),
+        "data/img": rng.integers(0, 256, (rows, size, size, 3)).astype(np.float32),
+        "meta/episode_ends": np.array(ENDS, np.int64),
+    }
+
+
+PIXELS = {"action_range": [0, 512]}
+
+
+def assert_is_pusht(data: Any, arrays: Arrays) -> None:
+    np.testing.assert_array_equal(data.observations, arrays["data/state"])
+    np.testing.assert_allclose(data.actions, arrays["data/action"] / 256 - 1, atol=1e-6)
+    assert data.episode_lengths().tolist() == [3, 4, 3]
+    assert np.flatnonzero(data.truncated).tolist() == [2, 6, 9]
+    assert not data.terminated.any()
+    assert not data.rewards.any()
+    assert np.flatnonzero(~data.usable).tolist() == [2, 6, 9]
+    inside = data.usable.nonzero()[0]
+    np.testing.assert_array_equal(data.next_index[inside], inside + 1)
+    assert "the store has no rewards: all are 0" in data.notes
+    assert "not observed: img, keypoint, n_contacts" in data.notes
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 10, 64])
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_every_array_whatever_the_chunks(tmp_path: Path, chunk: int, separator: str):
+    arrays = pusht()
+    path = zarr(tmp_path / "a.zarr", arrays, chunk=chunk, separator=separator)
+    assert_is_pusht(read(path, **PIXELS), arrays)
+
+
+def test_columns_first(tmp_path: Path):
+    arrays = pusht()
+    assert_is_pusht(read(zarr(tmp_path / "a", arrays, order="F"), **PIXELS), arrays)
+
+
+@pytest.mark.parametrize("root", ["", "pusht/pusht_cchi_v7_replay.zarr/"])
+def test_an_archive_is_the_same_as_the_folder(tmp_path: Path, root: str):
+    arrays = pusht()
+    path = zipped(zarr(tmp_path / "a.zarr", arrays), tmp_path / "under_any.name", root)
+    assert_is_pusht(read(path, **PIXELS), arrays)
+
+
+@pytest.mark.parametrize("codec", ["Blosc", "Zlib", "GZip", "Zstd", "LZ4", "BZ2"])
+def test_compressed_chunks(tmp_path: Path, codec: str):
+    numcodecs = pytest.importorskip("numcodecs", reason="compressed chunks need the extra zarr")
+    arrays = pusht()
+    path = zarr(tmp_path / "a.zarr", arrays, compressor=getattr(numcodecs, codec)())
+    assert_is_pusht(read(path, **PIXELS), arrays)
+
+
+def test_without_numcodecs_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "numcodecs", None)
+    compressed = {"data/state": {"compressor": {"id": "blosc", "cname": "lz4"}}}
+    path = zarr(tmp_path / "a.zarr", pusht(), changes=compressed)
+    with pytest.raises(UserError, match=r'pip install "offline-rl-suite\[zarr\]"'):
+        read(path, **PIXELS)
+
+
+def test_own_keys_are_joined_flat_in_the_given_order(tmp_path: Path):
+    arrays = pusht()
+    path = zarr(tmp_path / "a.zarr", arrays)
+    data = read(path, observation_keys=["keypoint", "n_contacts"], **PIXELS)
+    expected = np.concatenate(
+        [arrays["data/keypoint"].reshape(10, 18), arrays["data/n_contacts"]], axis=1
+    )
+    np.testing.assert_array_equal(data.observations, expected)
+
+
+def test_a_picture_of_whole_numbers_becomes_bytes(tmp_path: Path):
+    arrays = pusht()
+    data = read(zarr(tmp_path / "a.zarr", arrays), observation_keys=["img"], **PIXELS)
+    assert data.observations.dtype == np.uint8
+    np.testing.assert_array_equal(data.observations, arrays["data/img"])
+
+
+def test_rewards_are_read_where_they_are(tmp_path: Path):
+    arrays = pusht() | {"data/reward": np.arange(10, dtype=np.float32)}
+    data = read(zarr(tmp_path / "a.zarr", arrays), **PIXELS)
+    assert data.rewards.tolist() == list(range(10))
+    assert not any("reward" in note for note in data.notes)
+
+
+def test_without_a_state_the_user_chooses(tmp_path: Path):
+    arrays = pusht()
+    arrays["data/robot0_eef_pos"] = arrays.pop("data/state")
+    path = zarr(tmp_path / "a.zarr", arrays)
+    with pytest.raises(UserError, match=r"Choose among img, keypoint, n_contacts, robot0_eef_pos"):
+        read(path, **PIXELS)
+    data = read(path, observation_keys=["robot0_eef_pos"], **PIXELS)
+    np.testing.assert_array_equal(data.observations, arrays["data/robot0_eef_pos"])
+
+
+def test_actions_in_other_units_name_the_remedy(tmp_path: Path):
+    with pytest.raises(UserError, match=r"data/action \[10, 2\] reach .*action_range=\[low,high\]"):
+        read(zarr(tmp_path / "a.zarr", pusht()))
+
+
+def test_absent_chunks_are_the_fill_value_and_noted(tmp_path: Path):
+    path = zarr(tmp_path / "a.zarr", pusht(), changes={"data/state": {"fill_value": 7.0}})
+    (path / "data" / "state" / "1.0").unlink()
+    data = read(path, **PIXELS)
+    assert (data.observations[4:8] == 7).all()
+    assert any("data/state: 1 chunks have no file" in note for note in data.notes)
+    assert any(
+        "copied completely" in p.sentence for p in check(path, options=ReadOptions(**PIXELS))
+    )
+
+
+def altered(key: str, array: np.ndarray | None) -> Arrays:
+    arrays = pusht()
+    del arrays[key]
+    return arrays if array is None else arrays | {key: array}
+
+
+BAD = {
+    "ends too far": (
+        altered("meta/episode_ends", np.array([3, 12])),
+        "data/state has 10 rows where 12 are expected",
+    ),
+    "ends too near": (
+        altered("meta/episode_ends", np.array([3, 7])),
+        "data/state has 10 rows where 7 are expected",
+    ),
+    "ends fall": (altered("meta/episode_ends", np.array([7, 3, 10])), r"must rise .* \[7, 3, 10\]"),
+    "no ends": (altered("meta/episode_ends", np.zeros(0, np.int64)), "must rise from above 0"),
+    "rows": (
+        altered("data/action", np.zeros((9, 2), np.float32)),
+        "data/action has 9 rows where 10 are expected",
+    ),
+    "NaN": (
+        altered("data/state", np.full((10, 5), np.nan, np.float32)),
+        "data/state has nan first in row 0",
+    ),
+    "no action": (altered("data/action", None), "diffusion_policy .no array data/action"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_store_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
+    arrays, sentence = BAD[case]
+    path = zarr(tmp_path / "bad.zarr", arrays)
+    with pytest.raises(UserError, match=sentence) as caught:
+        read(path, **PIXELS)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_chunk_is_refused(tmp_path: Path):
+    path = zarr(tmp_path / "a.zarr", pusht())
+    chunk = path / "data" / "state" / "1.0"
+    chunk.write_bytes(chunk.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"data/state is cut short or damaged .*1\.0 holds 18"):
+        read(path, **PIXELS)
+
+
+def test_a_truncated_archive_is_refused(tmp_path: Path):
+    path = zipped(zarr(tmp_path / "a.zarr", pusht()), tmp_path / "a.zip")
+    content = path.read_bytes()
+    for share in (0.1, 0.9):
+        path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(UserError, match="cut short or damaged"):
+            read(path)
+
+
+def test_python_objects_are_never_unpickled(tmp_path: Path):
+    pickled = {"data/state": {"dtype": "|O", "filters": [{"id": "pickle", "protocol": 5}]}}
+    path = zarr(tmp_path / "a.zarr", pusht(), changes=pickled)
+    with pytest.raises(UserError, match=r"data/state has type \|O; numbers are expected"):
+        read(path, **PIXELS)
+    hidden = {"data/state": {"compressor": {"id": "pickle", "protocol": 5}}}
+    path = zarr(tmp_path / "b.zarr", pusht(), changes=hidden)
+    with pytest.raises(UserError, match="data/state is stored with the codec 'pickle'"):
+        read(path, **PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"chunks": [0, 5]}, "not as format 2 has it"),
+        ({"shape": ["ten", 5]}, "not as format 2 has it"),
+        ({"dtype": "<x9"}, "has type <x9; numbers are expected"),
+        ({"dtype": [["a", "<f4"]]}, "numbers are expected"),
+    ],
+)
+def test_a_description_that_cannot_be_meant_is_refused(tmp_path: Path, change, sentence: str):
+    path = zarr(tmp_path / "a.zarr", pusht(), changes={"data/state": change})
+    with pytest.raises(UserError, match=f"data/state .*{sentence}"):
+        read(path, **PIXELS)
+
+
+def test_zarr_format_3_is_named(tmp_path: Path):
+    (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
+    with pytest.raises(UserError, match="Zarr format 3; format 2 is read"):
+        read(tmp_path)
+
+
+def test_the_checksum_is_that_of_the_content(tmp_path: Path):
+    paths = [zarr(tmp_path / name, pusht()) for name in ("a", "b")]
+    first, second = (read(path, **PIXELS).sha256 for path in paths)
+    assert first == second
+    zarr(tmp_path / "c", pusht() | {"data/state": np.zeros((10, 5), np.float32)})
+    assert read(tmp_path / "c", **PIXELS).sha256 != first
