@@ -65,6 +65,7 @@ class MujocoVectorEnv(VectorEnv):
         self.dt_s = self.model.opt.timestep * self.frame_skip
         self.observation_shape = (self.model.nq + self.model.nv - self.hidden_positions,)
         self.action_dim = self.model.nu
+        self._models = [self.model] * num_envs  # a subclass may give each environment its own
         self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
         self._qpos = np.stack([data.qpos for data in self._data])
         self._qvel = np.stack([data.qvel for data in self._data])
@@ -87,11 +88,11 @@ class MujocoVectorEnv(VectorEnv):
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         for seed, index in zip(seeds, indices, strict=True):
             rng = np.random.Generator(np.random.PCG64(seed))
-            data = self._data[index]
-            self._mujoco.mj_resetData(self.model, data)
-            data.qpos += rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
+            model, data = self._models[index], self._data[index]
+            self._mujoco.mj_resetData(model, data)
+            data.qpos += rng.uniform(-self.reset_noise, self.reset_noise, model.nq)
             data.qvel += self.velocity_noise(rng)
-            self._mujoco.mj_forward(self.model, data)
+            self._mujoco.mj_forward(model, data)
         self._read(indices)
         return self._observations(indices)
 
@@ -120,11 +121,11 @@ class MujocoVectorEnv(VectorEnv):
             future.result()
 
     def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
-        step, model = self._mujoco.mj_step, self.model
+        step = self._mujoco.mj_step
         for action, index in zip(actions, indices, strict=True):
             data = self._data[index]
             data.ctrl[:] = action
-            step(model, data, self.frame_skip)
+            step(self._models[index], data, self.frame_skip)
 
     def _read(self, indices: np.ndarray) -> None:
         for index in indices:

@@ -25,7 +25,7 @@ def list_cards(data_dir: str | Path | None = None) -> str:
         remote = "to download" if file.urls else "to generate"
         reference = card.reference
         numbers = (f"{reference.min:.7g}", f"{reference.max:.7g}") if reference else ("-", "-")
-        table.append((card.name, card.env or "-", *numbers, here or shipped or remote))
+        table.append((card.name, card.env or "data only", *numbers, here or shipped or remote))
     return _aligned(table)
 
 
@@ -60,6 +60,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
         lines.append(("score", f"{score:.2f} (100 (R - {low:g}) / ({high:g} - {low:g}))"))
     if card:
         lines.append(("card", f"{card.name}, {card.licence}"))
+        lines += [("note", card.note)] if card.note else []
     if data.extras:
         lines.append(("extras", ", ".join(data.extras)))
     lines += [("note", note) for note in data.notes]

@@ -1,12 +1,16 @@
 """The NeoRL-2 simulators against the published data, transition by transition."""
 
+import json
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
 
+from benchmarks import neorl2_simulators
+from benchmarks.neorl2_simulators import WORLDS, Recorded, recorded, replay
 from envs.neorl2 import DMSD, ENVS, Pipeline, SafetyHalfCheetah
+from envs.vector import VectorEnv
 
 
 def read(data_dir: Path, name: str, episode_length: int) -> dict[str, np.ndarray]:
@@ -18,38 +22,88 @@ def read(data_dir: Path, name: str, episode_length: int) -> dict[str, np.ndarray
     return {key: file[key].reshape(-1, episode_length, *file[key].shape[1:]) for key in file}
 
 
-@pytest.mark.parametrize("split", ["100000-train", "20000-val"])
-def test_dmsd_reproduces_every_episode_from_its_number(data_dir: Path, split: str) -> None:
-    """Open loop: reset(n), then the recorded actions.
+def build(task: str, num_envs: int, *, num_threads: int = 1) -> VectorEnv:
+    if task == "neorl2/RocketRecovery":
+        pytest.importorskip("Box2D", reason="RocketRecovery needs the extra [box2d]")
+    return ENVS[task](num_envs, num_threads=num_threads)
 
-    The reward, ln(error + 0.01) of two masses, magnifies differences of 2e-7 up to 200 times.
+
+OPEN_LOOP = {  # largest error of an observation and of a reward; episodes (None: all)
+    # DMSD's reward, ln(error + 0.01) of two masses, magnifies differences of 2e-7 up to 200 times.
+    "DMSD-high-100000-train": (1e-6, 4e-5, None),
+    "DMSD-high-20000-val": (1e-6, 4e-5, None),
+    "Pipeline-high-100000-train": (0, 2e-6, 20),
+    "Pipeline-high-20000-val": (0, 2e-6, None),
+    "RocketRecovery-high-20000-val": (1e-4, 1e-2, None),
+    "RandomFrictionHopper-high-20000-val": (1e-5, 1e-3, None),
+    # Glucose up to 600 mg/dL: the pump rounds actions, which the files have in float32.
+    "Simglucose-high-20000-val": (1e-3, 1e-5, 20),
+    "Simglucose-high-100000-train": (5e-3, 1e-5, None),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "Simglucose-high-100000-train"))
+        for n in OPEN_LOOP
+    ],
+)
+def test_every_episode_is_reproduced_from_its_number(data_dir: Path, name: str) -> None:
+    """Open loop: reset(n), then the recorded actions; observations, rewards and both flags.
+
+    What upstream draws without a seed (Pipeline's first target, the wind's phase) is read.
     """
-    data = read(data_dir, f"DMSD/DMSD-high-{split}.npz", 100)
-    env = DMSD(len(data["obs"]))
-    np.testing.assert_allclose(env.reset(range(env.num_envs)), data["obs"][:, 0], atol=1e-6)
-    for time in range(100):
-        step = env.step(data["action"][:, time])
-        np.testing.assert_allclose(step.observations, data["next_obs"][:, time], atol=1e-6)
-        np.testing.assert_allclose(step.rewards, data["reward"][:, time], atol=4e-5)
-        assert not step.terminated.any()
-        assert (step.truncated == (time == 99)).all()
+    task, limits = name.split("-")[0], OPEN_LOOP[name]
+    path = data_dir / "neorl2" / task / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{name} is not there")
+    data = recorded(path, limits[2])
+    env, seeds = WORLDS[task].find(build(f"neorl2/{task}", len(data.lengths)), data)
+    errors = replay(env, seeds, data)
+    env.close()
+    assert errors.ends.all()
+    assert errors.starts.max() <= max(limits[0], 1e-6)
+    assert np.nanmax(errors.observations) <= limits[0]
+    assert np.nanmax(errors.rewards) <= limits[1]
+    assert np.isfinite(errors.rewards).sum() == data.lengths.sum()
 
 
-@pytest.mark.parametrize("split", ["100000-train", "20000-val"])
-def test_pipeline_reproduces_every_episode_from_its_number(data_dir: Path, split: str) -> None:
-    """Open loop in float32. Each first target is read: upstream draws it without a seed."""
-    data = read(data_dir, f"Pipeline/Pipeline-high-{split}.npz", 1000)
-    env = Pipeline(len(data["obs"]))
-    first = env.reset(range(env.num_envs))
-    others = np.delete(np.arange(52), 1)
-    np.testing.assert_array_equal(first[:, others], data["obs"][:, 0, others])
-    env._observation[:, 1] = data["obs"][:, 0, 1]
-    for time in range(1000):
-        step = env.step(data["action"][:, time])
-        np.testing.assert_array_equal(step.observations, data["next_obs"][:, time])
-        np.testing.assert_allclose(step.rewards, data["reward"][:, time], atol=2e-6)
-        assert not step.terminated.any()
-        assert (step.truncated == (time == 999)).all()
+def record(seeds: range) -> Recorded:
+    """Random episodes of DMSD, by its simulator."""
+    env, rng = DMSD(len(seeds)), np.random.default_rng(0)
+    observations, columns = [env.reset(seeds)], []
+    for _ in range(100):
+        actions = rng.uniform(-1, 1, (len(seeds), 2)).astype(np.float32)
+        step = env.step(actions)
+        columns.append((actions, step.rewards, step.terminated, step.truncated))
+        observations.append(step.observations)
+    stacked = np.stack(observations, 1)
+    actions, rewards, terminated, truncated = (
+        np.stack(column, 1) for column in zip(*columns, strict=True)
+    )
+    lengths = np.full(len(seeds), 100)
+    return Recorded(
+        stacked[:, :-1], actions, rewards, terminated, truncated, stacked[:, 1:], lengths
+    )
+
+
+def test_a_replay_finds_what_is_wrong_and_nothing_else() -> None:
+    data = record(range(3))
+    errors = replay(DMSD(3), range(3), data)
+    assert (errors.observations.max(), errors.rewards.max(), errors.ends.all()) == (0, 0, True)
+    data.next_observations[0, 40, 1] += 0.5
+    data.rewards[1, 7] -= 2
+    data.terminated[2, 60] = True
+    errors = replay(DMSD(3), range(3), data)
+    assert np.argwhere(errors.observations > 0).tolist() == [[0, 40, 1]]
+    assert np.argwhere(errors.rewards > 0).tolist() == [[1, 7]]
+    assert errors.ends.tolist() == [True, True, False]
+    assert np.isnan(errors.rewards[2]).tolist() == [False] * 61 + [True] * 39
+    one_step = replay(DMSD(3), range(3), data, WORLDS["DMSD"].force)
+    assert one_step.observations[0, 41, 1] > 0.1  # from the recorded position, not its own
+    other_seeds = replay(DMSD(3), range(3, 6), record(range(3)))
+    assert (other_seeds.starts.max(1) > 0).all()
 
 
 def test_pipeline_flows_follow_data_of_lively_actions(data_dir: Path) -> None:
@@ -68,6 +122,39 @@ def test_pipeline_flows_follow_data_of_lively_actions(data_dir: Path) -> None:
         difference = abs(step.observations - data["next_obs"][:, time])[:, flows]
         assert difference.max() < 1e-3
         env._observation[:, 1] = data["next_obs"][:, time, 1]
+
+
+def test_the_table_is_written_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in NeoRL-2's layout with one velocity shifted by 0.25."""
+    data = record(range(4))
+    data.next_observations[..., 2] += 0.25
+    path = tmp_path / "neorl2" / "DMSD" / "DMSD-high-20000-val.npz"
+    path.parent.mkdir(parents=True)
+    words = {
+        "obs": data.observations,
+        "action": data.actions,
+        "reward": data.rewards,
+        "done": data.terminated,
+        "truncated": data.truncated,
+        "next_obs": data.next_observations,
+    }
+    rows = {word: np.float32(x.reshape(400, *x.shape[2:])) for word, x in words.items()}
+    np.savez(path, **rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path))
+    neorl2_simulators.main(["tasks=DMSD"])
+    written = tmp_path / "benchmarks" / "results"
+    (row,) = json.loads((written / "neorl2-simulators.json").read_text())["results"]
+    assert (row["episodes"], row["rows"], row["ends_alike"]) == (4, 400, 4)
+    assert row["groups"]["velocities"]["episode_max"] == 0.25
+    assert row["groups"]["positions"]["episode_max"] == 0
+    assert (
+        "| DMSD-high-20000-val.npz | velocities |" in (written / "neorl2-simulators.md").read_text()
+    )
+
+
+def test_speed_is_measured_over_episodes_that_end() -> None:
+    assert neorl2_simulators.steps_per_second("DMSD", 2, seconds=0.1) > 100
 
 
 def test_a_pipeline_gate_is_felt_nineteen_steps_later() -> None:
@@ -129,14 +216,22 @@ def test_a_step_above_the_speed_limit_is_paid_minus_hundred_and_ends_nothing() -
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_neighbours_change_nothing(name: str) -> None:
-    alone, crowd = ENVS[name](1), ENVS[name](3)
+def test_neighbours_and_threads_change_nothing(name: str) -> None:
+    """Environment 20 of 33, whose others begin, end and wait at other times, equals one alone."""
+    me, alone, crowd = 20, build(name, 1), build(name, 33, num_threads=2)
     rng = np.random.default_rng(0)
-    np.testing.assert_array_equal(crowd.reset([4, 5, 6])[1:2], alone.reset([5]))
+    np.testing.assert_array_equal(crowd.reset(range(33))[me], alone.reset([me])[0])
     for time in range(60):
-        indices = np.array([1, 2]) if time % 2 else np.array([0, 1])
-        actions = rng.uniform(-1, 1, (2, alone.action_dim))
-        row = 0 if time % 2 else 1
-        step, single = crowd.step(actions, indices), alone.step(actions[row : row + 1])
-        np.testing.assert_array_equal(step.observations[row], single.observations[0])
-        assert step.rewards[row] == single.rewards[0]
+        indices = np.arange(33) if time % 2 else np.arange(30, 5, -1)
+        actions = rng.uniform(-1, 1, (33, alone.action_dim)).astype(np.float32)
+        step, single = crowd.step(actions[indices], indices), alone.step(actions[[me]])
+        row = list(indices).index(me)
+        for ours, theirs in zip(step[:4], single[:4], strict=True):
+            np.testing.assert_array_equal(ours[row], theirs[0])
+        over = indices[step.terminated | step.truncated]
+        if len(over):
+            crowd.reset([100 * time + int(index) for index in over], over)
+        if single.terminated[0] or single.truncated[0]:
+            alone.reset([100 * time + me])
+    alone.close()
+    crowd.close()

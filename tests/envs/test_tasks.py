@@ -50,7 +50,7 @@ def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() ->
         if task.env_id:
             assert task.reference
             assert "{" not in task.reference.environment
-            assert envs.make_vector(task, 1).max_episode_steps == task.max_episode_steps
+            assert tasks.NATIVE[task.env_id].max_episode_steps == task.max_episode_steps
 
 
 def test_the_suites_are_complete() -> None:
@@ -106,6 +106,9 @@ def test_tables_can_say_what_was_simulated() -> None:
         "hopper-medium-v2": ["Hopper-v4", "MuJoCo", "mujoco-py"],
         "gym/hopper-medium": ["Hopper-v4", "own data", "only a scale"],
         "antmaze-umaze-v2": ["not simulated"],
+        "neorl2/Fusion": ["data only"],
+        "neorl2/Salespromotion": ["data only"],
+        "neorl2/RandomFrictionHopper": ["MuJoCo", "contact margins"],
     }.items():
         reference = envs.task(name).reference
         assert reference is not None
@@ -123,7 +126,9 @@ def test_an_unknown_name_lists_the_near_ones() -> None:
         envs.task("env:no_such_module:Thing-v0")
 
 
-@pytest.mark.parametrize("name", ["antmaze-umaze-v2", "neorl2/Fusion", "none"])
+@pytest.mark.parametrize(
+    "name", ["antmaze-umaze-v2", "neorl2/Fusion", "neorl2/Salespromotion", "none"]
+)
 def test_data_only_is_refused_with_the_remedy(name: str) -> None:
     for make in (envs.make, lambda task: envs.make_vector(task, 2)):
         with pytest.raises(ValueError, match=r"no environment.*task=none"):

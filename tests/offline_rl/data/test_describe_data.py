@@ -47,3 +47,4 @@ def test_the_list_says_where_each_data_set_is(tmp_path: Path):
     assert lines["hopper-expert-v2"].endswith("to download")
     assert "3234.3" in lines["hopper-expert-v2"]
     assert "neorl2/DMSD" in lines
+    assert "data only" in lines["neorl2/Fusion"]

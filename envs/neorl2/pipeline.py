@@ -1,0 +1,75 @@
+"""NeoRL-2's Pipeline: `polixir/NeoRL2:neorl2/envs/pipline.py`, arXiv:2503.19267.
+
+A seed gives the episode that upstream's `reset(seed)` gives, but for the first target.
+"""
+
+import numpy as np
+
+from envs.vector import Step, VectorEnv
+
+
+class Pipeline(VectorEnv):
+    """Water in a long pipe: the gate's change is felt at the outlet 19 steps later.
+
+    Observation [52]: outflow, target, the outflows of the 25 steps before (newest first), the
+    last 25 actions (newest first). Flows are float32, as upstream's: in float64 the sums of 1,000
+    gate changes differ by 3e-3.
+    """
+
+    observation_shape = (52,)
+    action_dim = 1
+    max_episode_steps = 1000
+
+    TARGETS = (50, 80, 110, 140)
+    SWITCH_PROBABILITY = 0.003  # per step
+    MAX_FLOW = np.float32(200)
+    DELAY = 19  # steps between gate and outlet
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs)
+        self._gate = np.zeros((num_envs, self.DELAY + 1), np.float32)  # newest first
+        self._observation = np.zeros((num_envs, *self.observation_shape), np.float32)
+        self._rngs: dict[int, np.random.Generator] = {}
+
+    def first_target(self, seed: int) -> float:
+        """Upstream's constructor draws it without a seed, and it survives resets.
+
+        A stream of its own leaves the seed's other draws as they are upstream.
+        """
+        return np.random.Generator(np.random.PCG64([seed, 1])).choice(self.TARGETS)
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        for seed, index in zip(seeds, indices, strict=True):
+            rng = self._rngs[index] = np.random.Generator(np.random.PCG64(seed))
+            flow = rng.uniform(80, 120)
+            self._gate[index] = flow
+            self._observation[index] = flow
+            self._observation[index, 1] = self._next_target(rng, self.first_target(seed))
+            self._observation[index, 27:] = 0
+        return self._observation[indices]
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        actions = actions.astype(np.float32)
+        before, gate = self._observation[indices], self._gate[indices]
+        newest = (gate[:, :1] + actions).clip(0, self.MAX_FLOW)
+        gate = np.concatenate([newest, gate[:, :-1]], 1)
+        targets = [self._next_target(self._rngs[i], self._observation[i, 1]) for i in indices]
+        after = np.concatenate(
+            [
+                gate[:, -1:],
+                np.array(targets, np.float32)[:, None],
+                before[:, :1],
+                before[:, 2:26],
+                actions,
+                before[:, 27:-1],
+            ],
+            1,
+        )
+        self._gate[indices], self._observation[indices] = gate, after
+        error = abs(after[:, 0].astype(np.float64) - after[:, 1])
+        rewards = ((200 - error) * 0.01) ** 2 - 3
+        never = np.zeros(len(indices), bool)
+        return Step(after, rewards, never, never, {})
+
+    def _next_target(self, rng: np.random.Generator, now: float) -> float:
+        return rng.choice(self.TARGETS) if rng.random() < self.SWITCH_PROBABILITY else now

@@ -1,0 +1,162 @@
+"""NeoRL-2's RocketRecovery: `polixir/NeoRL2:neorl2/envs/rocketrecovery.py`, arXiv:2503.19267.
+
+Gymnasium's continuous lunar lander (`Farama-Foundation/Gymnasium:gymnasium/envs/box2d/
+lunar_lander.py`) over flat ground in a wind, with another reward and end. Needs Box2D, the extra
+`box2d`. A seed gives the start and the engines' noise that upstream's `reset(seed)` gives; the
+wind's phase, which upstream's constructor draws without a seed, has a stream of its own.
+"""
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+
+from envs.vector import Step, VectorEnv
+
+SCALE = 30.0  # of the shapes' drawing units to a metre
+WIDTH, HEIGHT = 20.0, 400 / SCALE  # of the view, m
+GROUND, LEG_DOWN = HEIGHT / 4, 18 / SCALE  # heights of the ground and of the landed body over it
+DT = 1 / 50  # s
+LANDER = [(-14, 17), (-17, 0), (-17, -10), (17, -10), (17, 0), (14, 17)]
+LIMITS = {-1: (0.4, 0.9), 1: (-0.9, -0.4)}  # of the legs' angles, rad
+
+
+class RocketRecovery(VectorEnv):
+    """A rocket with a main engine and two side engines that must land gently and upright.
+
+    Observation [7]: x, y over the landed height (of half the view), velocities of x and y, angle,
+    angular velocity (all scaled), and the wind's force in the step before. Actions: main engine,
+    off below 0, else from half to full thrust; side engines, off within 0.5 of 0.
+    """
+
+    observation_shape = (7,)
+    action_dim = 2
+    max_episode_steps = 500
+
+    START_FORCE = 500.0  # half width of its uniform distribution, N
+    WIND_FORCE = 10.0  # N
+    MAIN_POWER, SIDE_POWER = 13.0, 0.6
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs)
+        try:
+            self._box2d: Any = importlib.import_module("Box2D")
+        except ModuleNotFoundError as error:
+            remedy = "pip install box2d, or this package's extra [box2d]"
+            raise ValueError(f"neorl2/RocketRecovery needs Box2D: {remedy}.") from error
+        self._worlds: dict[int, tuple[Any, Any]] = {}  # the world and the lander in it
+        self._rngs: dict[int, np.random.Generator] = {}
+        self._wind_index = np.zeros(num_envs, np.int64)
+        self._observation = np.zeros((num_envs, *self.observation_shape), np.float32)
+
+    def first_wind(self, seed: int) -> int:
+        """The index in the wind's time series at which an episode begins."""
+        return int(np.random.Generator(np.random.PCG64([seed, 1])).integers(-9999, 9999))
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        for seed, index in zip(seeds, indices, strict=True):
+            rng = self._rngs[index] = np.random.Generator(np.random.PCG64(seed))
+            rng.uniform(size=12)  # upstream's terrain, which it then makes flat
+            self._worlds[index] = self._build()
+            force = rng.uniform(-self.START_FORCE, self.START_FORCE, 2)
+            self._worlds[index][1].ApplyForceToCenter(force.tolist(), True)
+            self._wind_index[index] = self.first_wind(seed)
+            self._observation[index] = self._simulate(index, 0.0, 0.0)
+        return self._observation[indices]
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        main, side = actions.astype(np.float64).T
+        main = np.where(main > 0, (main + 1) / 2, 0)  # thrust, of the full one
+        side = np.where(abs(side) > 0.5, side, 0)
+        before = self._observation[indices]
+        rows = [self._simulate(*row) for row in zip(indices, main, side, strict=True)]
+        after = self._observation[indices] = np.array(rows, np.float32)
+        _, y, vx, vy, angle, *_ = after.T
+        terminated = abs(y) <= np.float32(0.05)
+        gently = (abs(angle) < 0.3) & (abs(vx) < 0.5) & (abs(vy) < 2)
+        shaped = potential(after) - potential(before) - 0.3 * main - 0.03 * abs(side)
+        rewards = np.where(terminated, np.where(gently, 100.0, -100.0), shaped)
+        never = np.zeros(len(indices), bool)
+        return Step(after, rewards, terminated, never, {"success": terminated & gently})
+
+    def _build(self) -> tuple[Any, Any]:
+        """A world with the ground, and the lander with its two legs at the start."""
+        b2 = self._box2d
+        world = b2.b2World(gravity=(0, -10))
+        ground = world.CreateStaticBody(shapes=b2.b2EdgeShape(vertices=[(0, 0), (WIDTH, 0)]))
+        for left in range(0, 20, 2):
+            ends = [(left, GROUND), (left + 2, GROUND)]
+            ground.CreateEdgeFixture(vertices=ends, density=0, friction=0.1)
+
+        def body(x: float, angle: float, shape: Any, category: int, **material: float) -> Any:
+            """What collides with the ground only."""
+            fixture = b2.b2FixtureDef(
+                shape=shape, categoryBits=category, maskBits=1, restitution=0, **material
+            )
+            return world.CreateDynamicBody(position=(x, HEIGHT), angle=angle, fixtures=fixture)
+
+        hull = b2.b2PolygonShape(vertices=[(x / SCALE, y / SCALE) for x, y in LANDER])
+        lander = body(WIDTH / 2, 0, hull, 0x10, density=5, friction=0.1)
+        for sign, (lower, upper) in LIMITS.items():
+            away = sign * 20 / SCALE
+            shape = b2.b2PolygonShape(box=(2 / SCALE, 8 / SCALE))
+            leg = body(WIDTH / 2 - away, sign * 0.05, shape, 0x20, density=1)
+            world.CreateJoint(
+                b2.b2RevoluteJointDef(
+                    bodyA=lander,
+                    bodyB=leg,
+                    localAnchorA=(0, 0),
+                    localAnchorB=(away, LEG_DOWN),
+                    enableMotor=True,
+                    enableLimit=True,
+                    maxMotorTorque=40,
+                    motorSpeed=0.3 * sign,
+                    lowerAngle=lower,
+                    upperAngle=upper,
+                )
+            )
+        return world, lander
+
+    def _simulate(self, index: int, main: float, side: float) -> list[float]:
+        """One step of one world: wind, engines, physics. The observation, [7]."""
+        world, lander = self._worlds[index]
+        time = int(self._wind_index[index])
+        wind = self.WIND_FORCE * math.tanh(math.sin(0.02 * time) + math.sin(0.01 * math.pi * time))
+        self._wind_index[index] += 1
+        lander.ApplyForceToCenter((wind, 0.0), True)
+
+        # Upstream's geometry as it is: the side engines' height changes with the angle.
+        up_x, up_y = math.sin(lander.angle), math.cos(lander.angle)
+        x, y = lander.position
+        noise = self._rngs[index].uniform(-1, 1, 2) / SCALE
+        if main:
+            away = 4 / SCALE + 2 * noise[0]
+            dx, dy = up_x * away - up_y * noise[1], -up_y * away - up_x * noise[1]
+            impulse = -self.MAIN_POWER * main
+            lander.ApplyLinearImpulse((impulse * dx, impulse * dy), (x + dx, y + dy), True)
+        if side:
+            away = 3 * noise[1] + math.copysign(12 / SCALE, side)
+            dx, dy = up_x * noise[0] - up_y * away, -up_y * noise[0] - up_x * away
+            impulse = -self.SIDE_POWER * abs(side)
+            point = (x + dx - up_x * 17 / SCALE, y + dy + up_y * 14 / SCALE)
+            lander.ApplyLinearImpulse((impulse * dx, impulse * dy), point, True)
+        world.Step(DT, 6 * 30, 2 * 30)
+
+        x, y = lander.position
+        vx, vy = lander.linearVelocity
+        return [
+            (x - WIDTH / 2) / (WIDTH / 2),
+            (y - GROUND - LEG_DOWN) / (HEIGHT / 2),
+            vx * DT * WIDTH / 2,
+            vy * DT * HEIGHT / 2,
+            lander.angle,
+            20 * DT * lander.angularVelocity,
+            wind,
+        ]
+
+
+def potential(observations: np.ndarray) -> np.ndarray:
+    """[B, 7] -> [B]: less the farther, the faster and the more tilted."""
+    x, y, vx, vy, angle, *_ = observations.astype(np.float64).T
+    return -100 * (np.hypot(x, y) + np.hypot(vx, vy) + abs(angle))
