@@ -36,7 +36,10 @@ def usage() -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way."""
+    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way.
+
+    Where it is ignored, as shells arrange it for what runs in the background, it stays ignored.
+    """
     came = False
 
     def note(number: int, frame: object) -> None:
@@ -44,8 +47,10 @@ def interruptible() -> Iterator[None]:
         came = True
         signal.default_int_handler(number, None)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.getsignal(signal.SIGINT)
     try:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, note)
         yield
     except BaseException as error:
         if came:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from offline_rl.cli import main, verbs
 from offline_rl.config import algorithm_class, algorithm_names
 from offline_rl.engine import Engine
 
+TRUE_RUN = Engine.run
 LAUNCH = [sys.executable, "-u", "-c", "from offline_rl.cli import main; raise SystemExit(main())"]
 METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
@@ -307,7 +309,9 @@ def test_a_folder_belongs_to_one_process_at_a_time(
 ) -> None:
     command = [*LAUNCH, *train(num_updates=1_000_000)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as first:
+    # the tests themselves may run where Ctrl-C is ignored, which children inherit
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, preexec_fn=heed, **pipes) as first:
         try:
             assert "td3_bc on neorl2/DMSD" in first.stdout.readline()  # it has begun
             assert main(train(num_updates=1_000_000)) == 2
@@ -322,19 +326,33 @@ def test_a_folder_belongs_to_one_process_at_a_time(
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_ctrl_c_is_an_interruption_whatever_a_library_makes_of_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def swallow(self: Engine, *args: Any) -> None:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise RuntimeError("something failed inside a kernel") from None
+def swallow(self: Engine, *args: Any) -> None:
+    """As a library does that turns Ctrl-C into an error of its own."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise RuntimeError("something failed inside a kernel") from None
+    TRUE_RUN(self, *args)
 
+
+@pytest.mark.parametrize(
+    ("handler", "code"), [(signal.default_int_handler, 130), (signal.SIG_IGN, 0)]
+)
+def test_ctrl_c_interrupts_whatever_a_library_makes_of_it_unless_it_is_ignored(
+    handler: Any,
+    code: int,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Engine, "run", swallow)
-    assert main(train(num_updates=10)) == 130
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert main(train(num_updates=10)) == code
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "Traceback" not in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_trained_policy_is_evaluated_and_reported(
