@@ -1,6 +1,8 @@
 """What every test shares: one torch thread, and where real data lies."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,11 @@ def data_dir() -> Path:
         if folder and (Path(folder) / "neorl2").is_dir():
             return Path(folder)
     pytest.skip("no NeoRL-2 data: set OFFLINE_RL_DATA to a folder that holds neorl2/")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the tests themselves run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

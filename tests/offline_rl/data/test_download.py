@@ -504,6 +504,7 @@ def listed(host: Host, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_leaves_a_part_that_the_next_call_continues(
     host: Host, body: bytes, listed: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
