@@ -18,7 +18,7 @@ from typing import Any
 
 from offline_rl.data.find import data_folder
 from offline_rl.report import report
-from offline_rl.train import train
+from offline_rl.training import train
 
 SEEDS = [7, 42, 210]  # those of the published table
 UPDATES = {"cql": 20_000}

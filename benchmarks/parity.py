@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl import hardware
-from offline_rl.train import train
+from offline_rl.training import train
 
 SEEDS = [0, 1, 2, 3, 4]
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}

@@ -15,11 +15,15 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.train import Result, train
+    from offline_rl.training import Result, train
 
 __all__ = ["Dataset", "Result", "UserError", "__version__", "train"]
 
-_LAZY = {"train": "offline_rl.train", "Result": "offline_rl.train", "Dataset": "offline_rl.data"}
+_LAZY = {
+    "train": "offline_rl.training",
+    "Result": "offline_rl.training",
+    "Dataset": "offline_rl.data",
+}
 
 
 def _check_neighbours() -> None:

@@ -30,8 +30,8 @@ from offline_rl.errors import UserError
 from offline_rl.files import read_json, write_atomically, write_json
 from offline_rl.paths import share
 from offline_rl.rundir import SeedFolder
-from offline_rl.train import train
 from offline_rl.trainer import Trainer
+from offline_rl.training import train
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")

@@ -50,7 +50,7 @@ def train(arguments: Sequence[str]) -> None:
     """
     _quiet()
     from offline_rl.report import summary
-    from offline_rl.train import train as run
+    from offline_rl.training import train as run
 
     result = run(**_parse(arguments))
     print(summary(result.path))

@@ -376,7 +376,7 @@ def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]
 def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offline_rl.train.find_spec", lambda name: None)
+    monkeypatch.setattr("offline_rl.training.find_spec", lambda name: None)
     assert main(train(tracker=package)) == 2
     assert f"pip install {package}" in capsys.readouterr().err
     assert not (folder / "runs").exists()

@@ -12,7 +12,7 @@ from offline_rl.config import algorithm_class, algorithm_names, build, coerce
 from offline_rl.data import Dataset
 from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
-from offline_rl.train import batch_columns
+from offline_rl.training import batch_columns
 from policies import Spec
 
 SPEC = Spec((5,), 2)

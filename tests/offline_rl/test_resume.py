@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from offline_rl.rundir import SeedFolder
-from offline_rl.train import train
+from offline_rl.training import train
 
 OFFLINE = {
     "algorithm": "td3_bc",
@@ -64,7 +64,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
         keys["dataset"] = str(data_file(tmp_path))
     train(show=False, **keys, out=str(tmp_path / "whole"))
     keys["out"] = str(tmp_path / "killed")
-    code = f"from offline_rl.train import train; train(show=False, **{keys!r})"
+    code = f"from offline_rl.training import train; train(show=False, **{keys!r})"
     kills = 0
     for _ in range(20):  # as many kills as the run lasts, each at a random moment
         process = subprocess.Popen([sys.executable, "-c", code])

@@ -8,11 +8,12 @@ import pytest
 from small_data import save_small
 
 import envs
+import offline_rl
 import policies
 from offline_rl.evaluate import EVALUATION_SEED, rollout
 from offline_rl.generate import Recipe, build, learn, roll_out
-from offline_rl.train import train
 from offline_rl.trainer import Trainer
+from offline_rl.training import train
 from policies.normaliser import Normaliser
 
 SMALL = {
@@ -29,6 +30,15 @@ def small_run(tmp_path: Path, **keys: object):
     save_small(tmp_path / "small.npz")
     keys = SMALL | {"num_updates": 20, "eval_episodes": 2} | keys
     return train(task="neorl2/DMSD", dataset=str(tmp_path / "small.npz"), out=str(tmp_path), **keys)
+
+
+def test_train_can_be_called_again_in_the_same_process(tmp_path: Path):
+    """Importing a submodule of that name would put the module in the function's place."""
+    save_small(tmp_path / "small.npz")
+    keys = SMALL | {"algorithm": "bc", "num_updates": 2, "eval_episodes": 1, "out": str(tmp_path)}
+    for name in ("first", "second"):
+        offline_rl.train(task="neorl2/DMSD", dataset=str(tmp_path / "small.npz"), name=name, **keys)
+        assert (tmp_path / "neorl2_DMSD" / "bc" / name / "seed_0" / "result.json").is_file()
 
 
 def test_a_rollout_equals_a_loop_over_single_environments():
