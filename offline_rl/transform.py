@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 RANGES = {  # of the fields that algorithms' configs share: (name or its ending, low, high)
-    "discount": (0, 1),
+    "discount": (0, 0.999999),
     "tau": (0, 1),
     "expectile": (0, 1),
     "lr": (0, 1e3),
