@@ -23,6 +23,8 @@ from offline_rl.transform import Preprocessing
 from policies.spec import Spec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from offline_rl.data.dataset import Dataset
 
 Params = Mapping[str, Tensor]
@@ -42,6 +44,7 @@ class Batch:
     mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
     costs: Tensor | None = None  # [B]
     next_actions: Tensor | None = None  # [B, A]
+    expert: Batch | None = None  # as many transitions of an expert's
 
 
 class _Method(nn.Module):
@@ -96,7 +99,7 @@ class Algorithm:
     targets: ClassVar[
         Mapping[str, str]
     ] = {}  # target network -> the network it starts as a copy of
-    needs: ClassVar[tuple[str, ...]] = ()  # columns of the batch beyond the usual five
+    needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn from an environment of its own
     policy: ClassVar[str] = "policy"  # the network that acts
 
@@ -132,6 +135,11 @@ class Algorithm:
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset
+
+    @classmethod
+    def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
+        """The column of that name, [N]; `dataset`'s rewards are those that are learnt from."""
+        return dataset.monte_carlo_returns(cfg.discount)
 
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""

@@ -12,7 +12,8 @@ Sampling is a tensor program over `tensors()`, so that it runs inside the compil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -166,7 +167,7 @@ class ReplayBuffer:
         data: `tensors()` without the leading axis.
         """
         rows = random.integers(data["size"], (batch_size,))
-        columns = {name: data[name][rows] for name in COLUMNS if name in data}
+        columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         rewards, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(
             observations=data["observations"][rows],
@@ -236,6 +237,24 @@ def windows(
     return torch.stack(behind, 1), future, inside
 
 
+class WithExpert:
+    """Batches of `data`, each with as large a batch of `expert` beside it."""
+
+    def __init__(self, data: ReplayBuffer, expert: ReplayBuffer) -> None:
+        self.data, self.expert = data, expert
+
+    def tensors(self) -> dict[str, Tensors]:
+        """See `Source`."""
+        return {"data": self.data.tensors(), "expert": self.expert.tensors()}
+
+    def sample(
+        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """`batch_size` transitions of each."""
+        expert = self.expert.sample(data["expert"], random, batch_size, discount)
+        return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
+
+
 class Mixture:
     """Every batch a share `ratio` from `first`, the rest from `second`, interleaved.
 
@@ -270,7 +289,7 @@ class Mixture:
         order[np.flatnonzero(is_first)] = np.arange(count)
         order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
         index = torch.from_numpy(order).to(parts[0].rewards.device)
-        columns = {
+        columns: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts])[index]
             for name in parts[0].__dataclass_fields__
             if all(getattr(part, name) is not None for part in parts)

@@ -33,7 +33,7 @@ class TrainOptions:
     algorithm: str  # a file in offline_rl/algorithms
     task: str  # see `offline-rl data list`; env:<Gymnasium id>; none
     dataset: str | None = None  # a file (recognised by content) or a card, instead of the task's
-    expert_dataset: str | None = None  # for algorithms that learn from demonstrations beside data
+    expert_dataset: str | None = None  # an expert's data beside the other, for who imitates one
     action_scale: float | None = None  # the data's actions are divided by it
     action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
@@ -45,7 +45,7 @@ class TrainOptions:
     pretrain_updates: int | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: int = 0  # environment steps to learn from online
     utd: float = 1.0  # updates per environment step, online
-    batch_size: int = 256
+    batch_size: int | None = None  # default: the algorithm's own, 256 where it names none
     eval_every: int = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: int = 10  # for each seed
     checkpoint_every: int = 10_000  # likewise

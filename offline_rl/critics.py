@@ -36,13 +36,24 @@ class Critic(nn.Module):
         """[..., O], [..., A] -> [E, ...]."""
         return self.net(torch.cat([observations, actions], -1)).squeeze(-1)
 
+    def each(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """[E, ..., O], [E, ..., A] -> [E, ...]: member i values the i-th slice alone."""
+        return self.net(torch.cat([observations, actions], -1), own_rows=True).squeeze(-1)
+
 
 class Value(nn.Module):
     """V(s)."""
 
-    def __init__(self, observations: int, hidden: Sequence[int], init: Init = torch_init) -> None:
+    def __init__(
+        self,
+        observations: int,
+        hidden: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        init: Init = torch_init,
+    ) -> None:
         super().__init__()
-        self.net = MLP(observations, 1, hidden, init=init)
+        self.net = MLP(observations, 1, hidden, layer_norm=layer_norm, init=init)
 
     def forward(self, observations: Tensor) -> Tensor:
         """[..., O] -> [...]."""

@@ -129,7 +129,7 @@ class Trainer:
         while self.clock < stop:
             self.collector.step()
             learnt = self.engine.updates - self.offline_updates
-            warm = max(self.collector.random_steps, self.options.batch_size)
+            warm = max(self.collector.random_steps, self.engine.batch_size)
             due = int(max(self.collector.steps - warm, 0) * self.options.utd) - learnt
             if due >= period:
                 self._updates(due // period * period, "update")

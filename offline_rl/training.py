@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -23,7 +23,7 @@ import envs
 from envs import Task
 from offline_rl import config, hardware
 from offline_rl.algorithm import Algorithm, check_stackable
-from offline_rl.buffer import ReplayBuffer
+from offline_rl.buffer import ReplayBuffer, WithExpert
 from offline_rl.collect import Collector
 from offline_rl.config import TrainOptions
 from offline_rl.data import Dataset, load
@@ -64,8 +64,10 @@ class Plan:
     pattern: str | None  # of the algorithm's per-task table
     task: Task
     dataset: Dataset | None
+    expert: Dataset | None  # what expert_dataset names
     spec: Spec
     seeds: list[int]
+    batch_size: int
 
     @property
     def cfg(self) -> Any:
@@ -137,8 +139,9 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     checks(options, algorithm, seeds)
     settings, pattern = runs(options, algorithm, hyper)
     cfg = next(iter(settings.values()))
+    batch_size = getattr(cfg, "batch_size", options.batch_size or 256)
     hardware.device(options.device)
-    dataset = None
+    dataset = expert = None
     if options.num_updates:
         if options.dataset is None and task.card is None:
             raise UserError(
@@ -153,7 +156,9 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             "subset": options.subset,
         }
         dataset = load(source, options.data_dir, **how)
-    spec = specification(task, env, dataset)
+        if options.expert_dataset is not None:
+            expert = load(options.expert_dataset, options.data_dir, **how)
+    spec = specification(task, env, dataset, expert)
     if env is not None:
         env.close()
     period = algorithm(spec, cfg).period
@@ -162,7 +167,9 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             f"num_updates={options.num_updates}: {options.algorithm} repeats every {period}; "
             f"give a multiple of {period}"
         )
-    return Plan(options, algorithm, settings, pattern, task, dataset, spec, seeds)
+    return Plan(
+        options, algorithm, settings, pattern, task, dataset, expert, spec, seeds, batch_size
+    )
 
 
 def runs(
@@ -185,9 +192,10 @@ def runs(
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
-        settings[name], pattern = config.algorithm_config(
-            options.algorithm, options.task, {**hyper, **chosen}
-        )
+        cfg, pattern = config.algorithm_config(options.algorithm, options.task, {**hyper, **chosen})
+        if hasattr(cfg, "batch_size") and options.batch_size is not None:
+            cfg = replace(cfg, batch_size=options.batch_size)
+        settings[name] = cfg
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
     return settings, pattern
@@ -197,8 +205,9 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
     """The options' ranges and what they need of one another."""
     positive = ("batch_size", "eval_every", "eval_episodes", "checkpoint_every")
     for name in positive:
-        if getattr(options, name) < 1:
-            raise UserError(f"{name}={getattr(options, name)}: must be at least 1")
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value}: must be at least 1")
     if options.num_updates < 0 or options.num_env_steps < 0 or options.utd <= 0:
         raise UserError("num_updates and num_env_steps must be at least 0 and utd above 0")
     if not options.num_updates and not options.num_env_steps:
@@ -216,37 +225,52 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError("num_env_steps needs an environment; task=none has none")
     if options.expert_dataset is not None and "expert" not in algorithm.needs:
         raise UserError(f"{options.algorithm} does not use expert_dataset")
+    if options.expert_dataset is None and "expert" in algorithm.needs:
+        raise UserError(
+            f"{options.algorithm} imitates an expert: give the expert's data with "
+            "expert_dataset=<path or id>, beside the other data of the task or dataset="
+        )
 
 
-def specification(task: Task, env: envs.VectorEnv | None, dataset: Dataset | None) -> Spec:
+def specification(
+    task: Task, env: envs.VectorEnv | None, dataset: Dataset | None, expert: Dataset | None = None
+) -> Spec:
     """The policy's spec; raises UserError where data and environment contradict each other."""
     shapes = []
-    if dataset is not None:
-        shape = dataset.observations.shape[1:], dataset.actions.shape[1]
-        shapes.append((f"{dataset.path or dataset.name}", *shape))
+    for data in (dataset, expert):
+        if data is not None:
+            shape = data.observations.shape[1:], data.actions.shape[1]
+            shapes.append((f"{data.path or data.name}", *shape))
     if env is not None:
         shapes.append((f"task {task.name}", tuple(env.observation_shape), env.action_dim))
-    if len(shapes) == 2 and shapes[0][1:] != shapes[1][1:]:
-        (data, obs, act), (name, own_obs, own_act) = shapes
-        raise UserError(
-            f"{data} has observations {list(obs)} and {act} actions, {name} has "
-            f"{list(own_obs)} and {own_act}: data of another "
-            "task? Use its own task, or task=none to train only"
-        )
-    return Spec(shapes[0][1], shapes[0][2])
+    first, obs, act = shapes[0]
+    for name, own_obs, own_act in shapes[1:]:
+        if (obs, act) != (own_obs, own_act):
+            raise UserError(
+                f"{first} has observations {list(obs)} and {act} actions, {name} has "
+                f"{list(own_obs)} and {own_act}: data of another "
+                "task? Use its own task, or task=none to train only"
+            )
+    return Spec(obs, act)
 
 
 def description(plan: Plan, name: str) -> dict[str, Any]:
     """What makes two runs the same run."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
-    return {**options, "name": name, "hyper": asdict(plan.settings[name]), "data": data}
+    made = {"name": name, "batch_size": plan.batch_size, "data": data}
+    made["hyper"] = asdict(plan.settings[name])
+    if plan.expert is not None:
+        made["expert_data"] = plan.expert.sha256
+    return options | made
 
 
 def headline(plan: Plan) -> str:
     """What is about to happen, in a few lines."""
     o, data = plan.options, plan.dataset
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
+    if plan.expert is not None:
+        rows += f", {plan.expert.num_rows:,} of the expert's"
     table = f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     count = len(plan.settings)
@@ -267,10 +291,12 @@ def train_group(
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
+    source: ReplayBuffer | WithExpert
     if data is not None:
-        learnt = transform.dataset(data)
-        columns = batch_columns(plan.algorithm, plan.cfg, learnt)
-        source = ReplayBuffer.from_dataset(learnt, columns=columns, device=device)
+        expert = plan.expert and transform.dataset(plan.expert)
+        source = offline_source(
+            plan.algorithm, plan.cfg, transform.dataset(data), expert, device=device
+        )
     else:
         source = ReplayBuffer(
             plan.spec.observation_shape,
@@ -284,7 +310,7 @@ def train_group(
         lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
         seeds,
         source,
-        batch_size=o.batch_size,
+        batch_size=plan.batch_size,
         device=device,
         precision=choices["precision"],
         compile=choices["compile"] is True,
@@ -308,6 +334,7 @@ def train_group(
     )
     collector = None
     if o.num_env_steps:
+        assert isinstance(source, ReplayBuffer)
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
@@ -386,12 +413,30 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
     return {"precision": precision, "compile": compiled, "threads": threads}
 
 
+def offline_source(
+    algorithm: type[Algorithm],
+    cfg: Any,
+    data: Dataset,
+    expert: Dataset | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> ReplayBuffer | WithExpert:
+    """Where offline batches come from; data and the expert's as they are learnt from."""
+    columns = batch_columns(algorithm, cfg, data)
+    buffer = ReplayBuffer.from_dataset(data, columns=columns, device=device)
+    if expert is None:
+        return buffer
+    return WithExpert(buffer, ReplayBuffer.from_dataset(expert, device=device))
+
+
 def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
     """The algorithm's further batch columns. Raises UserError where the data lacks one."""
     columns = {}
     for name in algorithm.needs:
+        if name == "expert":  # no column, but a batch of its own
+            continue
         if name == "mc_returns":
-            columns[name] = data.monte_carlo_returns(cfg.discount)
+            columns[name] = algorithm.mc_returns(cfg, data)
         elif name == "costs" and "costs" in data.extras:
             columns[name] = data.extras["costs"]
         elif name == "next_actions":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 RANGES = {  # of the fields that algorithms' configs share: (name or its ending, low, high)
-    "discount": (0, 1),
+    "discount": (0, 0.999999),
     "tau": (0, 1),
     "expectile": (0, 1),
     "lr": (0, 1e3),
@@ -26,6 +26,9 @@ RANGES = {  # of the fields that algorithms' configs share: (name or its ending,
     "top_fraction": (1e-9, 1),
     "dropout": (0, 0.999),
     "policy_delay": (1, 1e6),
+    "value_updates": (1, 1e6),
+    "batch_size": (1, 1e9),
+    "critics": (2, 1e6),
     "samples": (1, 1e6),
     "hidden": (1, 1e6),
     "noise": (0, 1e3),
@@ -34,6 +37,10 @@ RANGES = {  # of the fields that algorithms' configs share: (name or its ending,
     "steps": (0, 1e12),
     "temperature": (1e-9, 1e9),
     "initial_alpha": (1e-9, 1e9),
+    "huber": (1e-9, 1e9),
+    "lam": (0, 1),
+    "eta": (0, 1e9),
+    "mixture": (0, 1),
 }
 
 

@@ -30,6 +30,7 @@ def train(arguments: Sequence[str]) -> None:
       task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
                         none (train without evaluation); see `offline-rl data list`
       dataset=          a file or card instead of the task's own data
+      expert_dataset=   an expert's data beside the other, for recoil
       action_scale=     the data's actions are divided by it, to lie in [-1, 1]
       action_range=     or [low,high], what -1 and 1 stand for; numbers, or one list each
       observation_keys= [state,…] the file's arrays that make an observation, in this order
@@ -39,7 +40,8 @@ def train(arguments: Sequence[str]) -> None:
       seeds=1           a count or a list such as [7,42]; they train side by side
       num_updates=1000000       updates of the main phase   pretrain_updates=  of preliminary phases
       num_env_steps=0   environment steps to learn from online, with utd=1 updates for each
-      batch_size=256    eval_every=10000    eval_episodes=10    checkpoint_every=10000
+      batch_size=       default: the algorithm's, mostly 256
+      eval_every=10000    eval_episodes=10    checkpoint_every=10000
       device=auto       auto, cpu, cuda     precision=auto      auto, fp32, tf32, bf16
       compile=auto      auto, always, never
       out=runs          name=default        tracker=tensorboard (or wandb, none)

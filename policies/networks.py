@@ -46,6 +46,23 @@ def small_output_init(gain: float) -> Init:
     return init
 
 
+def edac_init(bound: float) -> Init:
+    """`torch_init` with hidden biases of 0.1 and an output layer uniform in +-`bound`.
+
+    An et al., arXiv:2110.01548 (snu-mllab/EDAC:lifelong_rl/models/networks.py).
+    """
+
+    def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+        torch_init(weight, bias, fan_in, is_last)
+        if is_last:
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+        else:
+            nn.init.constant_(bias, 0.1)
+
+    return init
+
+
 class MLP(nn.Module):
     """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
 
@@ -77,13 +94,21 @@ class MLP(nn.Module):
         norms = [LayerNorm(size, ensemble) for size in hidden] if layer_norm else []
         self.norms = nn.ModuleList(norms)
 
-    def forward(self, x: Tensor, dropout: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        dropout: Callable[[Tensor], Tensor] | None = None,
+        *,
+        own_rows: bool = False,
+    ) -> Tensor:
         """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
 
         dropout: applied after each hidden ReLU where given (training only).
+        own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
         """
         x, dtype, last = x.to(self.compute_dtype), self.compute_dtype, len(self.weights) - 1
-        rows, flat = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
+        flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             flat = flat @ weight.to(dtype) + bias.to(dtype)
             if layer < last:

@@ -135,6 +135,8 @@ MISTAKES = {
     "not online": (train(num_env_steps=10), ["td3_bc", "num_env_steps"]),
     "no algorithm": (train(algorithm=None), ["algorithm=", "missing"]),
     "no data": (train(task="none", dataset=None), ["none", "dataset="]),
+    "no expert": (train(algorithm="recoil"), ["recoil", "expert_dataset="]),
+    "no use for an expert": (train(expert_dataset="small.npz"), ["td3_bc", "expert_dataset"]),
     "no such file": (train(dataset="big.npz"), ["big.npz", "no such file"]),
     "not downloaded": (train(dataset=None), ["data download neorl2/DMSD", "data_dir="]),
     "unwritable": (train(out="small.npz/runs"), ["small.npz", "out="]),
@@ -218,6 +220,9 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     known = {field.name for field in fields(algorithm_class(name).Config)}
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
+    task["pretrain_updates"] = 5  # where there are preliminary phases
+    if "expert" in algorithm_class(name).needs:
+        task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
     assert main(train(**({"algorithm__hidden": None} | small | task))) == 0
     (here,) = folder.glob("runs/*/*/*/seed_0")

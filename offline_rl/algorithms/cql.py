@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
 from offline_rl.critics import Critic, Variant, proposals, soft_maximum
 from offline_rl.optim import Adam
+from offline_rl.soft import temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
 from policies.networks import Scalar, orthogonal_init, small_output_init
@@ -60,7 +61,7 @@ class Config(Preprocessing):
 
 
 class CQL(Algorithm):
-    Config = Config
+    Config: ClassVar[type] = Config
     targets: ClassVar = {"critic_target": "critic"}
 
     @property
@@ -97,11 +98,7 @@ class CQL(Algorithm):
             return (alpha * log_pi - gain).mean(), log_pi.mean()
 
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
-
-        def alpha_loss(log_alpha):  # towards an entropy of -|A|, as SAC
-            return -log_alpha() * (log_pi - self.spec.action_dim)
-
-        state, _ = minimise(state, "log_alpha", alpha_loss)
+        state = temper(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
         drawn, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
         actions = torch.cat([drawn, a[None]])
@@ -110,7 +107,8 @@ class CQL(Algorithm):
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [2, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [2]
-            z = soft_maximum(q, log_density, cfg.variant, cfg.temperature)  # [2, B]
+            pushed = self.pushed(q, batch)
+            z = soft_maximum(pushed, log_density, cfg.variant, cfg.temperature)  # [2, B]
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
             return (td + factor * self.excess(bounded.mean(1))).sum(), (td.sum(), bounded.mean(1))
 
@@ -137,6 +135,10 @@ class CQL(Algorithm):
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
+
+    def pushed(self, q: Tensor, batch: Batch) -> Tensor:
+        """The values of which the penalty takes the soft maximum, [2, M + 1, B], data's last."""
+        return q
 
     def excess(self, penalty: Tensor) -> Tensor:
         """What the critics pay, [2] -> [2]: the weighted penalty, less the gap where there is one.

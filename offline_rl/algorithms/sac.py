@@ -19,6 +19,7 @@ from torch import nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
+from offline_rl.soft import soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
 from policies.networks import Scalar
@@ -64,9 +65,7 @@ class SAC(Algorithm):
         """Critics; actor, with the new ones; temperature; target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         alpha = state.log_alpha().exp().detach()
-        next_a, next_log_pi = state.policy.sample(batch.next_observations, state.random)
-        next_q = state.critic_target(batch.next_observations, next_a).amin(0)
-        y = batch.rewards + batch.discount * (next_q - alpha * next_log_pi)  # [B], eq. 2 and 3
+        y = soft_target(state, batch, alpha)  # [B], eq. 2 and 3
 
         def critic_loss(critic):  # eq. 5, without its 1/2; [2, B] - [B]
             return (critic(s, a) - y).square().mean(1).sum()
@@ -74,17 +73,10 @@ class SAC(Algorithm):
         state, critic_value = minimise(state, "critic", critic_loss)
 
         def policy_loss(policy):  # eq. 9
-            pi, log_pi = policy.sample(s, state.random)
-            q = state.critic(s, pi).amin(0)
-            return (alpha * log_pi - q).mean(), log_pi.mean()
+            return soft_policy_loss(policy, state, s, alpha)
 
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
-        target_entropy = -cfg.entropy_scale * self.spec.action_dim
-
-        def alpha_loss(log_alpha):  # eq. 18
-            return -log_alpha() * (log_pi + target_entropy)
-
-        state, _ = minimise(state, "log_alpha", alpha_loss)
+        state = temper(state, log_pi, -cfg.entropy_scale * self.spec.action_dim)  # eq. 18
         state = track(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "policy_loss": policy_value, "target": y.mean()}
         return state, metrics | {"entropy": -log_pi, "alpha": alpha}

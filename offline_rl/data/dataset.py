@@ -166,13 +166,18 @@ class Dataset:
         """[E] float64: undiscounted sums of rewards."""
         return np.add.reduceat(self.rewards.astype(np.float64), self.episode_starts)
 
-    def monte_carlo_returns(self, discount: float) -> np.ndarray:
-        """[N] float32: G_t = r_t + discount * G_{t+1} within the episode, 0 after its last row."""
+    def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
+        """[N] float32: G_t = r_t + discount * G_{t+1} within the episode.
+
+        tail: [E], G after the last row of each episode that did not terminate; default 0.
+        """
+        tail = np.zeros(self.num_episodes) if tail is None else tail
+        tail = np.where(self.terminated[self.episode_ends], 0, tail)
         lengths = self.episode_lengths()
         order = np.argsort(-lengths, kind="stable")
         lengths, ends = lengths[order], self.episode_ends[order]
         returns = np.empty(self.num_rows, np.float32)
-        running = np.zeros(len(ends))  # of all episodes at once, backwards from their last rows
+        running = tail[order]  # of all episodes at once, backwards from their last rows
         for back in range(lengths[0]):
             alive = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
             rows = ends[:alive] - back

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from offline_rl.buffer import Mixture, ReplayBuffer, n_step, windows
+from offline_rl.buffer import Mixture, ReplayBuffer, WithExpert, n_step, windows
 from offline_rl.data import Dataset
 from offline_rl.errors import UserError
 from offline_rl.random import Random
@@ -53,6 +53,20 @@ def test_batches_hold_true_next_observations_and_bootstrap_unless_terminated():
         assert r == pytest.approx(10.0 ** (s - 3))
         assert discount == pytest.approx(0 if s == 2 else GAMMA)
     assert set(batch.observations[:, 0].tolist()) == set(range(7))
+
+
+def test_an_experts_batch_comes_beside_the_datas_and_has_rows_of_its_own():
+    data, expert = (ReplayBuffer.from_dataset(two_episodes()) for _ in range(2))
+    expert.data["observations"] += 100
+    both = WithExpert(data, expert)
+    tensors = {name: stream(buffer) for name, buffer in (("data", data), ("expert", expert))}
+    batch = both.sample(tensors, random(), 500, GAMMA)
+    assert batch.expert is not None
+    assert batch.expert.expert is None
+    rows, own = batch.observations[:, 0], batch.expert.observations[:, 0]
+    assert set(rows.tolist()) == set(range(7))
+    assert set(own.tolist()) == {100 + k for k in range(7)}
+    assert not torch.equal(rows, own - 100)
 
 
 def test_a_timed_out_row_without_a_next_observation_is_never_drawn_but_serves_as_one():

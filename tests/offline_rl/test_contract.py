@@ -5,18 +5,20 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from offline_rl.algorithm import Algorithm, State
+from offline_rl.algorithm import Algorithm, Batch, State
 from offline_rl.buffer import ReplayBuffer
 from offline_rl.config import algorithm_class, algorithm_names, build, coerce
 from offline_rl.data import Dataset
-from offline_rl.engine import Engine, flatten
+from offline_rl.engine import Engine, Source, flatten
 from offline_rl.random import Random
-from offline_rl.training import batch_columns
+from offline_rl.training import offline_source
 from policies import Spec
 
 SPEC = Spec((5,), 2)
-SMALL = {"hidden": [16, 16], "policy_hidden": [16, 16], "critic_hidden": [16, 16], "samples": 3}
+SIZES = ("hidden", "policy_hidden", "critic_hidden")
+SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_size": 32}
 SEEDS = [3, 1, 7]
 
 
@@ -25,8 +27,8 @@ def small_config(cls: type[Algorithm], **values: object) -> object:
     return build(cls.Config, {k: v for k, v in (SMALL | values).items() if k in fields})
 
 
-def dataset(rows: int = 300) -> Dataset:
-    draw = np.random.default_rng(0)
+def dataset(rows: int = 300, seed: int = 0) -> Dataset:
+    draw = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
         draw.normal(size=(rows, 5)),
@@ -38,11 +40,16 @@ def dataset(rows: int = 300) -> Dataset:
     )
 
 
+def source(cls: type[Algorithm], cfg: object) -> Source:
+    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    return offline_source(cls, cfg, dataset(), expert)
+
+
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
-    cls, data = algorithm_class(name), dataset()
+    cls = algorithm_class(name)
     cfg = small_config(cls)
-    buffer = ReplayBuffer.from_dataset(data, columns=batch_columns(cls, cfg, data))
-    return Engine(lambda _: cls(SPEC, cfg, 100), seeds, buffer, batch_size=32, **options)
+    made = source(cls, cfg)
+    return Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, **options)
 
 
 @cache
@@ -68,8 +75,16 @@ def states(e: Engine) -> list[dict[str, torch.Tensor]]:
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Over all tensors; in units of a tensor's largest number where that is above 1."""
     assert a.keys() == b.keys()
-    return max((a[k].double() - b[k].double()).abs().max().item() for k in a)
+    pairs = [(a[k].double(), b[k].double()) for k in a]
+    return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
+
+
+def leaves(batch: Batch) -> dict[str, torch.Tensor]:
+    """The batch's columns, and those of a batch within it."""
+    nested = {k: leaves(v) if isinstance(v, Batch) else v for k, v in vars(batch).items()}
+    return flatten({k: v for k, v in nested.items() if v is not None})
 
 
 every_algorithm = pytest.mark.parametrize("name", algorithm_names())
@@ -81,10 +96,9 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     algorithm = cls(SPEC, small_config(cls), 100)
     tree = algorithm.initial()
     random = Random(torch.tensor(0), torch.tensor(0))
-    source = engine(name, [0]).source
-    data = {k: v[0] for k, v in source.tensors().items()}
-    batch = source.sample(data, random, 32, 0.99)
-    columns = {k: v.clone() for k, v in vars(batch).items() if v is not None}
+    made = engine(name, [0]).source
+    batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
+    columns = {k: v.clone() for k, v in leaves(batch).items()}
     before = {k: v.clone() for k, v in flatten(tree).items()}
     for i in range(algorithm.period):
         state = State(algorithm, tree["params"], tree["optimiser"], random)
@@ -94,7 +108,7 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
             assert value.dim() == 0
             assert value.isfinite()
             assert not value.requires_grad
-    assert all(torch.equal(columns[k], getattr(batch, k)) for k in columns)
+    assert largest_difference(columns, leaves(batch)) == 0
     assert largest_difference(before, flatten(tree)) == 0
     assert new.params.keys() == tree["params"].keys()
 
@@ -181,7 +195,7 @@ def check_compiled(name: str) -> None:
     eager.run(20)
     compiled.run(20)
     for a, b in zip(states(eager), states(compiled), strict=True):
-        assert largest_difference(a, b) < 5e-5
+        assert largest_difference(a, b) < 1e-4
 
 
 @every_algorithm
@@ -208,18 +222,17 @@ def test_a_gpu_gives_what_the_cpu_gives(name: str):
 @every_algorithm
 def test_config_floats_may_be_stacked_values(name: str):
     """Two learning rates side by side equal the two runs apart."""
-    cls, data = algorithm_class(name), dataset()
+    cls = algorithm_class(name)
     rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
-    cfg = small_config(cls)
-    buffer = ReplayBuffer.from_dataset(data, columns=batch_columns(cls, cfg, data))
+    made = source(cls, small_config(cls))
     values = [1e-3, 1e-4]
 
     def make(s: int) -> Algorithm:
         return cls(SPEC, small_config(cls, **{rate: values[s]}), 100)
 
-    both = Engine(make, [5, 5], buffer, batch_size=32, values={rate: values})
+    both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
     both.run(10)
-    alone = Engine(lambda _: make(1), [5], buffer, batch_size=32)
+    alone = Engine(lambda _: make(1), [5], made, batch_size=32)
     alone.run(10)
     assert largest_difference(alone.seed_state(0), both.seed_state(1)) < 2e-5
     names = ("params", "optimiser")

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+from torch.utils._pytree import tree_map
 
 from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.data.dataset import Dataset
+from offline_rl.engine import flatten
 from offline_rl.random import Random
+from offline_rl.training import offline_source
 from policies.spec import Spec
 
 SPEC = Spec((3,), 2)
@@ -114,9 +117,9 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
     data = Dataset.from_arrays(
         row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
     )
-    buffer = ReplayBuffer.from_dataset(data)
-    tensors = {k: v[0] for k, v in buffer.tensors().items()}
-    batch = buffer.sample(tensors, Recorded(), 8, 0.99)
+    source = offline_source(cls, cls.Config(), data, data if "expert" in cls.needs else None)
+    tensors = tree_map(lambda x: x[0], source.tensors())
+    batch = source.sample(tensors, Recorded(), 8, 0.99)
     return advance(start(cls, **config), batch)[1]["target"].item()
 
 
@@ -175,6 +178,43 @@ def assert_same_number(
     """`assert_same` for a parameter outside a perceptron."""
     close(state.params[name][key], number)
     close(state.optimiser[name]["first"][key], adam.state[number]["exp_avg"])
+
+
+def assert_equal_states(one: State, other: State, tolerance: float = 0.0) -> None:
+    """The same parameters and optimisers."""
+    a, b = (flatten({"params": s.params, "optimiser": s.optimiser}) for s in (one, other))
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], atol=tolerance, rtol=0)
+
+
+def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """A tanh-Gaussian policy's action with this noise, and its log density by torch's own."""
+    mean, log_std = outputs.chunk(2, -1)
+    pi = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
+    a = (mean + log_std.exp() * noise).tanh()
+    return a, pi.log_prob(a).sum(-1)
+
+
+def value_of(net: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
+    """A critic's [...] at [..., O], [..., A]; observations may lack leading axes."""
+    observations = observations.expand(*actions.shape[:-1], observations.shape[-1])
+    return net(torch.cat([observations, actions], -1))[..., 0]
+
+
+def descend(loss: Tensor, adam: torch.optim.Optimizer) -> None:
+    """One step of this optimiser's parameters alone."""
+    parameters = [p for group in adam.param_groups for p in group["params"]]
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = gradient
+    adam.step()
+
+
+def follow(targets: list[nn.Module], critics: list[nn.Module], tau: float) -> None:
+    """Moving averages, parameter by parameter."""
+    for slow, net in zip(targets, critics, strict=True):
+        for old, p in zip(slow.parameters(), net.parameters(), strict=True):
+            old.data = (1 - tau) * old.data + tau * p.data
 
 
 def close(ours: Tensor, plain: Tensor | float) -> None:

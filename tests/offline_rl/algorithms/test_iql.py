@@ -1,4 +1,4 @@
-"""IQL: updates written out in the authors' order, and the facts of its three losses."""
+"""IQL: the shared learner with its losses equals IQL written out, and the facts of these losses."""
 
 from dataclasses import replace
 

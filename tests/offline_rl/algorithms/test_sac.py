@@ -16,22 +16,14 @@ from by_hand import (
     hill,
     made_batch,
     plain,
+    squashed,
     start,
     target_after,
 )
-from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from offline_rl.algorithms.sac import SAC
 from policies.actors import TanhGaussianActor
 from policies.spec import Spec
-
-
-def squashed(outputs, noise):
-    """An action with this noise, and its log density by torch's own distributions."""
-    mean, log_std = outputs.chunk(2, -1)
-    pi = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
-    a = (mean + log_std.exp() * noise).tanh()
-    return a, pi.log_prob(a).sum(-1)
 
 
 def test_updates_equal_plain_pytorch():

@@ -1,5 +1,7 @@
 """Dataset: episodes, successors, returns and choices of episodes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_files import steps, two_episodes, with_next
@@ -108,6 +110,14 @@ def test_monte_carlo_returns_equal_the_recursion():
     for t in reversed(range(data.num_rows)):
         expected[t] = data.rewards[t] + (0 if ends[t] else 0.9 * expected[t + 1])
     np.testing.assert_allclose(data.monte_carlo_returns(0.9), expected, rtol=1e-6)
+
+
+def test_monte_carlo_returns_go_on_after_a_cut_but_not_after_an_end():
+    data = episodes([3, 2, 1], [1, 10, 100])
+    ended = np.arange(6) == 4  # the second episode
+    data = replace(data, terminated=ended, truncated=data.truncated & ~ended)
+    returns = data.monte_carlo_returns(0.5, np.array([8.0, 16.0, 32.0]))
+    np.testing.assert_allclose(returns, [1 + 0.5 * 3.5, 1 + 0.5 * 5, 1 + 0.5 * 8, 15, 10, 116])
 
 
 def test_returns_are_summed_in_double_precision():

@@ -1,0 +1,88 @@
+"""Calibrated Q-learning (Cal-QL): CQL that does not unlearn what the data is known to earn.
+
+CQL pushes the values of its policy's actions down without end, so that fine-tuning begins with an
+unlearning. Cal-QL stops at the return that followed in the data: a value already below it is left
+alone, and is on the scale of true returns when learning continues in an environment.
+
+Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
+Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that the last row of an episode that
+         was cut counts in its return where the file has it, and that an episode which only failed
+         and then *terminated* keeps its plain return with `tail=failures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch
+from offline_rl.algorithms import cql
+from policies.actors import TanhGaussianActor
+from policies.networks import orthogonal_init
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Config(cql.Config):
+    """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
+
+    tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
+    weight: float = 5.0
+    max_target_backup: bool = True
+    policy_lr: float = 1e-4
+    policy_hidden: tuple[int, ...] = (256, 256)
+    critic_hidden: tuple[int, ...] = (256, 256)
+    normalise_observations: bool = False
+    clip_actions: float = 0.99999
+
+
+class CalQL(cql.CQL):
+    Config: ClassVar[type] = Config
+    needs: ClassVar = ("mc_returns",)
+
+    @classmethod
+    def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
+        """G [N], the discounted return from each row on; rewards as they are learnt from.
+
+        tail: what a cut episode would have earned after its last row.
+        zero:         nothing. A lower bound only where rewards are not negative.
+        failures:     if all it ever got is the data's least reward, that reward for ever: G is
+                      r / (1 - discount) all along. For sparse rewards, where a failure that was cut
+                      short would else seem better than one that was watched for longer.
+        last_reward:  its last reward for ever. For rewards that stay once earned (kitchen).
+        """
+        last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
+        for_ever = last / (1 - cfg.discount)
+        if cfg.tail == "failures":
+            best = np.maximum.reduceat(dataset.rewards, dataset.episode_starts)
+            for_ever = np.where(best == dataset.rewards.min(), for_ever, 0.0)
+        tail = None if cfg.tail == "zero" else for_ever
+        return dataset.monte_carlo_returns(cfg.discount, tail)
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        init, affine = orthogonal_init(last_gain=1e-2), (1.0, -1.0)
+        policy = TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=init)
+        return super().networks() | {"policy": policy}
+
+    def pushed(self, q: Tensor, batch: Batch) -> Tensor:
+        """max(Q(s, a), G(s)) for the policy's actions; uniform ones and the data's as in CQL.
+
+        Where G is larger there is no gradient.
+        """
+        count = 0 if self.cfg.variant == "rho" else self.cfg.samples
+        uniform, policy, data = q.split([count, q.shape[1] - 1 - count, 1], 1)
+        return torch.cat([uniform, policy.maximum(batch.mc_returns), data], 1)
+
+    def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
+        """Raises ValueError for a stacked discount: returns are computed once, for all seeds."""
+        if "discount" in values:
+            raise ValueError("discount cannot be stacked: cal_ql's mc_returns are made of one")
+        return super().with_values(values)

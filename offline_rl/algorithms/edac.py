@@ -1,0 +1,57 @@
+"""EDAC: SAC-N with a tenth of the critics, which are made to disagree off the data.
+
+Critics that rise in the same direction from the data's actions agree on what to overrate there. A
+penalty on the cosines between their gradients makes them differ, so that fewer do.
+
+Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1.
+Differs: as SAC-N. tinkoff-ai/CORL's settings for Adroit: raw rewards and one rate, where the
+         authors normalise rewards and train 200,000 updates with a slower policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offline_rl.algorithm import Batch, Metrics, Network, State
+from offline_rl.algorithms import sac_n
+from offline_rl.algorithms.sac_n import squared_error
+
+
+@dataclass(frozen=True)
+class Config(sac_n.Config):
+    """Defaults: tinkoff-ai/CORL:configs/offline/edac/halfcheetah."""
+
+    eta: float = 1.0  # >= 0: weight of the penalty; 0 is SAC-N
+
+
+class EDAC(sac_n.SACN):
+    Config = Config
+
+    def critic_loss(
+        self, critic: Network, state: State, batch: Batch, y: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """SAC-N's, and eta times the similarity of the critics' gradients at the data's actions."""
+        count = self.cfg.critics
+        s, a = (x.expand(count, *x.shape) for x in (batch.observations, batch.actions))
+
+        def total(actions: Tensor) -> tuple[Tensor, Tensor]:  # each critic has actions of its own
+            q = critic.each(s, actions)
+            return q.sum(), q
+
+        gradients, q = torch.func.grad(total, has_aux=True)(a)  # [E, B, A], [E, B]
+        td, metrics = squared_error(q, y)
+        cosines = similarity(gradients)
+        return td + self.cfg.eta * cosines, metrics | {"similarity": cosines}
+
+
+def similarity(gradients: Tensor) -> Tensor:
+    """E[sum_{i != j} <g_i, g_j>] / (N - 1), g of unit length; [E, B, A] -> 0-d, N for equal ones.
+
+    By sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.
+    """
+    unit = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
+    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # [B]
+    return pairs.mean() / (len(gradients) - 1)

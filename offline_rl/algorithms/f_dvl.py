@@ -1,0 +1,78 @@
+"""f-DVL: XQL's learner with a choice of divergence, so that no exponential can blow up.
+
+In the dual of RL regularised by an f-divergence, V solves
+    min_V (1 - lam) E[V(s)] + lam E[f*(Q(s, a) - V(s))]
+over the data, f* being f's convex conjugate on densities w >= 0. The reverse KL divergence gives
+XQL's Gumbel loss; chi-square and total variation grow as a square and linearly.
+
+Paper:   Sikchi, Zheng, Zhang, Niekum, ICLR 2024, arXiv:2302.08560.
+Differs: the released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises again for
+         Q < V - 4 and so pulls V down to outliers; that is conjugate=released. With the README's
+         weight of 1 nothing else pulls V down; here lam is its other one, 0.8. No table of
+         weights is published in code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offline_rl.algorithms import xql
+from offline_rl.dual import gumbel_loss
+
+Conjugate = Literal["one_sided", "two_sided", "released"]
+
+
+@dataclass(frozen=True)
+class Config(xql.Config):
+    """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
+
+    divergence: Literal["chi_square", "total_variation", "reverse_kl"] = "chi_square"
+    conjugate: Conjugate = "one_sided"  # see `conjugate`; of all but reverse_kl
+    lam: float = 0.8  # in (0.5, 1): towards 1 V is the best action's; of all but reverse_kl
+    temperature: float = 1.0  # Q - V is divided by it
+    batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.divergence == "reverse_kl" and isinstance(self.lam, float) and self.lam != 0.8:
+            raise ValueError("lam is not read by reverse_kl: leave it out and set temperature")
+
+
+class FDVL(xql.XQL):
+    Config = Config
+
+    def value_loss(self, u: Tensor) -> Tensor:
+        """lam f*(z) - (1 - lam) z, z = u / temperature; for reverse KL as XQL, e^z - 1 - z."""
+        cfg, z = self.cfg, u / self.cfg.temperature
+        if cfg.divergence == "reverse_kl":
+            return gumbel_loss(u, cfg.temperature, cfg.max_clip).mean()
+        function = chi_square if cfg.divergence == "chi_square" else total_variation
+        return (cfg.lam * function(z, cfg.conjugate) - (1 - cfg.lam) * z).mean()
+
+
+def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
+    """max_{w >= 0} w y - f(w), elementwise.
+
+    two_sided:  of f = (w - 1)^2:          y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
+    one_sided:  of f = max(w - 1, 0)^2:    the same where y > 0, else 0 at w = 0. So V looks only
+                up, and is the best action's for lam -> 1; two-sided it would pass that by 2.
+    released:   max(y + y^2 / 4, 0), no conjugate: it falls from y = -4 on.
+    """
+    full = y + y.square() / 4
+    if conjugate == "two_sided":
+        return torch.where(y > -2, full, -1.0)
+    return torch.where(y > 0, full, 0.0) if conjugate == "one_sided" else full.clamp(min=0)
+
+
+def total_variation(y: Tensor, conjugate: Conjugate) -> Tensor:
+    """max_{w >= 0} w y - f(w), elementwise; infinite for y > 1/2, which is passed over: y.
+
+    two_sided:  of f = |w - 1| / 2:          y at w = 1, or -1/2 at w = 0.
+    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q, that
+                with a share (1 - lam) / lam above; released: the same.
+    """
+    return y.clamp(min=-0.5 if conjugate == "two_sided" else 0.0)

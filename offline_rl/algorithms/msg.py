@@ -1,0 +1,115 @@
+"""MSG: critics that never hear of one another, and a policy that heeds their disagreement.
+
+Each of N critics bootstraps from its own target only: a shared pessimistic target can turn
+optimistic, independent ones spread where data is thin. The policy climbs mean + beta * deviation,
+beta < 0; a little of CQL keeps each critic's own policy values down.
+
+Paper:   Ghasemipour, Gu, Nachum, NeurIPS 2022, arXiv:2205.13703.
+Differs: from the authors' code (google-research/google-research:jrl/agents/msg) in that the
+         temperature's loss is linear in log alpha, not alpha, the policy's deviation exp of a
+         clipped output, not softplus + 0.01, and initial weights are torch's; and without the pair
+         of networks for each critic that they had on locomotion, to no noticeable effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partialmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise_with, track
+from offline_rl.critics import Critic
+from offline_rl.optim import Adam
+from offline_rl.soft import soft_policy_loss, temper
+from offline_rl.transform import Preprocessing
+from policies.actors import TanhGaussianActor
+from policies.networks import Scalar
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: the authors' README, the one setting they published."""
+
+    critics: int = 64  # N >= 2
+    beta: float = -8.0  # <= 0: deviations below the mean that the policy climbs
+    conservatism: float = 0.1  # >= 0: weight of Q at the policy's actions less Q at the data's
+    random_weights: bool = True  # errors weighted by U[0, 2], afresh for each critic and sample
+    target_entropy: float = 0.0
+    bc_updates: int = 50_000  # preliminary updates in which the policy clones
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critics that enters their targets each update
+    actor_lr: float = 3e-5
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    hidden: tuple[int, ...] = (256, 256, 256)
+
+
+class MSG(Algorithm):
+    Config = Config
+    targets: ClassVar = {"critic_target": "critic"}
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        return {"clone": self.cfg.bc_updates} if self.cfg.bc_updates else {}
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return {
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2)),
+            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.critics),
+            "log_alpha": Scalar(0),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg = self.cfg
+        return {
+            "policy": Adam(cfg.actor_lr),
+            "critic": Adam(cfg.critic_lr),
+            "log_alpha": Adam(cfg.alpha_lr),
+        }
+
+    def update(
+        self, state: State, batch: Batch, i: int, *, clone: bool = False
+    ) -> tuple[State, Metrics]:
+        """Critics, policy and temperature, each loss at the old parameters; then the targets."""
+        s, cfg, old = batch.observations, self.cfg, state
+        s_E, a_E, s2_E = (
+            x.expand(cfg.critics, *x.shape) for x in (s, batch.actions, batch.next_observations)
+        )
+        next_a, _ = old.policy.sample(batch.next_observations, old.random, cfg.critics)  # [E, B, A]
+        pi, _ = old.policy.sample(s, old.random, cfg.critics)
+        y = batch.rewards + batch.discount * old.critic_target.each(s2_E, next_a)  # [E, B]
+        weight = 2 * old.random.uniform(y.shape) if cfg.random_weights else 1.0
+
+        def critic_loss(critic):  # each critic's own, summed
+            q = critic.each(s_E, a_E)
+            error = (q - y).square()
+            penalty = (critic.each(s_E, pi) - q).mean(1)  # [E]
+            loss = (weight * error).mean(1) / 2 + cfg.conservatism * penalty
+            return loss.sum(), (error.mean(1).sum(), penalty.mean(), q.std(0, correction=0).mean())
+
+        state, _, (td, penalty, spread) = minimise_with(state, "critic", critic_loss)
+        alpha = old.log_alpha().exp()
+
+        def policy_loss(policy):
+            if clone:
+                log_pi = policy.log_prob(s, batch.actions).mean()
+                return -log_pi, log_pi
+            return soft_policy_loss(policy, old, s, alpha, self.lower_bound)
+
+        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        if not clone:
+            state = temper(state, log_pi, cfg.target_entropy)
+        state = track(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": td, "penalty": penalty, "disagreement": spread}
+        metrics |= {"policy_loss": policy_value, "target": y.mean()}
+        return state, metrics if clone else metrics | {"entropy": -log_pi, "alpha": alpha}
+
+    clone = partialmethod(update, clone=True)  # the preliminary phase
+
+    def lower_bound(self, q: Tensor) -> Tensor:
+        """mean + beta * deviation over critics, [E, B] -> [B]."""
+        return q.mean(0) + self.cfg.beta * q.std(0, correction=0)

@@ -1,0 +1,102 @@
+"""RO2O, its offline phase: an ensemble that changes slowly around the data's states.
+
+SAC-N whose critics and policy must hardly change under the worst of n small perturbations of the
+state, and whose critics are lowered by their own deviation at the policy's actions there. Made so,
+it can go on learning online with the same losses.
+
+Paper:   Wen, Yu, Yang, Chen, Bai, Wang, 2023, arXiv:2309.16973; the losses are those of RORL,
+         arXiv:2206.02829.
+Differs: nowhere known from the authors' code (BattleWen/RO2O:algorithms/offline): "adversarial" is
+         the worst of n uniform draws, the same n for the whole batch, not an attack by gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from offline_rl.algorithm import Batch, Metrics, Network, State
+from offline_rl.algorithms import sac_n
+from offline_rl.algorithms.sac_n import squared_error
+from offline_rl.soft import least, soft_q
+
+
+@dataclass(frozen=True)
+class Config(sac_n.Config):
+    """Defaults: the authors' README for walker2d-medium."""
+
+    samples: int = 20  # perturbed states for each state (n)
+    q_noise: float = 0.01  # their largest distance in each dimension: for the critics' smoothness,
+    policy_noise: float = 0.01  # for the policy's,
+    ood_noise: float = 0.01  # and for the uncertainty
+    q_smoothness: float = 1e-4  # >= 0: weights of these three (eta_1,
+    policy_smoothness: float = 1.0  # eta_3,
+    uncertainty: float = 0.1  # eta_2)
+    pessimism: float = 1.0  # deviations by which Q is lowered, at the start (alpha),
+    min_pessimism: float = 0.1  # at the end,
+    pessimism_decay: float = 5e-7  # and the fall with each update
+    bound: Literal["min", "lcb"] = "min"  # what the policy climbs: least critic, or mean - 4 std
+    cloning: float = 0.0  # >= 0: weight of the policy's squared distance from the data
+    independent: bool = False  # each critic has its own target, not the least one's
+    normalise_observations: bool = True
+
+
+class RO2O(sac_n.SACN):
+    Config: ClassVar[type] = Config
+
+    def policy_loss(
+        self, policy: Network, state: State, batch: Batch, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """SAC's, the worst change under perturbation, and cloning; and the entropy."""
+        s, cfg = batch.observations, self.cfg
+        pi, log_pi = policy.sample(s, state.random)
+        q = state.critic(s, pi)
+        bound = least(q) if cfg.bound == "min" else q.mean(0) - 4 * q.std(0)
+        worst = jeffreys(policy(s), policy(self.around(state, s, cfg.policy_noise))).amax(0)  # [B]
+        loss = (alpha * log_pi - bound).mean() + cfg.policy_smoothness * worst.mean()
+        return loss + cfg.cloning * (pi - batch.actions).square().mean(), -log_pi.mean()
+
+    def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
+        """SAC-N's [B], or that of each critic alone [E, B]."""
+        if not self.cfg.independent:
+            return super().target(state, batch, alpha)
+        return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha)
+
+    def critic_loss(
+        self, critic: Network, state: State, batch: Batch, y: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """SAC-N's, smoothness at the data's actions, uncertainty at the policy's."""
+        s, a, cfg = batch.observations, batch.actions, self.cfg
+        q = critic(s, a)  # [E, B]
+        td, metrics = squared_error(q, y)
+
+        near = self.around(state, s, cfg.q_noise)  # [N, B, O]
+        change = critic(near, a.expand(len(near), *a.shape)) - q[:, None]  # [E, N, B]
+        rise, fall = change.clamp(min=0).square(), change.clamp(max=0).square()
+        smooth = (0.8 * rise + 0.2 * fall).mean(0).amax(0).mean()
+
+        near = self.around(state, s, cfg.ood_noise)
+        pi, _ = state.policy.sample(near, state.random)
+        q_ood = critic(near, pi)  # [E, N, B]
+        done = state.optimiser["critic"]["count"]["steps"]
+        depth = (cfg.pessimism - cfg.pessimism_decay * done).clamp(min=cfg.min_pessimism)
+        lower = mse_loss(q_ood, (q_ood - depth * q_ood.std(0)).detach())
+        loss = td + cfg.q_smoothness * smooth + cfg.uncertainty * lower
+        return loss, metrics | {"smoothness": smooth, "uncertainty": lower}
+
+    def around(self, state: State, observations: Tensor, size: float) -> Tensor:
+        """[B, O] -> [N, B, O]: each state moved by the same N uniform draws in +-size."""
+        shape = (self.cfg.samples, 1, observations.shape[-1])
+        return observations + size * (2 * state.random.uniform(shape) - 1)
+
+
+def jeffreys(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
+    """KL(p, q) + KL(q, p) of Normals given by mean and log deviation, summed over actions."""
+    (mean, log_std), (other_mean, other_log_std) = p, q
+    ratio = (2 * (log_std - other_log_std)).exp()
+    gap = (mean - other_mean).square()
+    apart = gap * ((-2 * log_std).exp() + (-2 * other_log_std).exp())
+    return ((ratio + 1 / ratio + apart) / 2 - 1).sum(-1)

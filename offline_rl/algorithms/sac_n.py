@@ -1,0 +1,115 @@
+"""SAC-N: as many critics as it takes that the least of them distrusts what the data does not show.
+
+Soft actor-critic whose target and policy take the minimum over N critics. Where critics agree, on
+the data, it costs little; where they do not it is a bound N deviations deep. No other pessimism.
+
+Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1 with eta = 0.
+Differs: temperature, policy and critics are stepped one after the other, each with what is new, as
+         tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used; the authors take all
+         losses at the old parameters (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py). The
+         target critics start as copies; weights by fan-in for each critic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State, minimise_with, track
+from offline_rl.critics import Critic
+from offline_rl.optim import Adam
+from offline_rl.soft import soft_policy_loss, soft_target, temper
+from offline_rl.transform import Preprocessing
+from policies.actors import TanhGaussianActor
+from policies.networks import Scalar, edac_init, torch_init
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: tinkoff-ai/CORL:configs/offline/sac_n/halfcheetah."""
+
+    critics: int = 10  # N >= 2: more are more careful, and slower
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critics that enters their targets each update
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    alpha_lr: float = 3e-4
+    layer_norm: bool = False  # in the critics
+    init: Literal["edac", "torch"] = "edac"  # how networks start: edac_init in networks.py
+    hidden: tuple[int, ...] = (256, 256, 256)
+
+
+class SACN(Algorithm):
+    Config: ClassVar[type] = Config
+    targets: ClassVar = {"critic_target": "critic"}
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        edac = cfg.init == "edac"
+        actor, critic = (edac_init(1e-3), edac_init(3e-3)) if edac else (torch_init, torch_init)
+        return {
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), init=actor),
+            "critic": Critic(
+                obs,
+                act,
+                cfg.hidden,
+                ensemble=cfg.critics,
+                layer_norm=cfg.layer_norm,
+                init=critic,
+            ),
+            "log_alpha": Scalar(0),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg = self.cfg
+        return {
+            "policy": Adam(cfg.actor_lr),
+            "critic": Adam(cfg.critic_lr),
+            "log_alpha": Adam(cfg.alpha_lr),
+        }
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Temperature; policy; critics, each with what is already new; the target."""
+        _, log_pi = state.policy.sample(batch.observations, state.random)
+        state = temper(state, log_pi.mean(), -self.spec.action_dim)
+        alpha, old = state.log_alpha().exp(), state
+
+        def policy_loss(policy):
+            return self.policy_loss(policy, old, batch, alpha)
+
+        state, policy_value, entropy = minimise_with(state, "policy", policy_loss)
+        y, now = self.target(state, batch, alpha), state
+
+        def critic_loss(critic):
+            return self.critic_loss(critic, now, batch, y)
+
+        state, _, metrics = minimise_with(state, "critic", critic_loss)
+        state = track(state, "critic_target", "critic", self.cfg.tau)
+        metrics |= {"policy_loss": policy_value, "target": y.mean(), "alpha": alpha}
+        return state, metrics | {"entropy": entropy}
+
+    def policy_loss(
+        self, policy: Network, state: State, batch: Batch, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """E[alpha log pi - min_i Q_i(s, a)], a ~ pi; and the entropy."""
+        loss, log_pi = soft_policy_loss(policy, state, batch.observations, alpha)
+        return loss, -log_pi
+
+    def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
+        """r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]."""
+        return soft_target(state, batch, alpha)
+
+    def critic_loss(
+        self, critic: Network, state: State, batch: Batch, y: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """Squared error to y, mean over the batch, sum over critics; and metrics."""
+        q = critic(batch.observations, batch.actions)  # [E, B]
+        return squared_error(q, y)
+
+
+def squared_error(q: Tensor, y: Tensor) -> tuple[Tensor, Metrics]:
+    """mean over the batch, sum over critics, of (Q_i - y)^2; and metrics. [E, B], [B] or [E, B]."""
+    td = (q - y).square().mean(1).sum()
+    return td, {"critic_loss": td, "disagreement": q.std(0, correction=0).mean()}

@@ -1,0 +1,129 @@
+"""Cal-QL: what its bound touches, what it leaves to CQL, and the returns it is made of."""
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from by_hand import (
+    action,
+    advance,
+    assert_equal_states,
+    made_batch,
+    start,
+    target_after,
+    two_actions,
+)
+
+from offline_rl.algorithm import State
+from offline_rl.algorithms.cal_ql import CalQL
+from offline_rl.algorithms.cql import CQL
+from offline_rl.data.dataset import Dataset
+from policies.actors import TanhGaussianActor
+from policies.spec import Spec
+
+SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "samples": 4}
+
+
+def batch_with(returns, seed=1):
+    batch = made_batch(seed)
+    return replace(batch, mc_returns=torch.full_like(batch.rewards, returns))
+
+
+@pytest.mark.parametrize("variant", ["H", "H-raw", "rho"])
+def test_with_hopeless_returns_it_is_cql(variant):
+    ours = start(CalQL, variant=variant, gap=1.0, **SMALL)
+    config = {k: v for k, v in asdict(ours.algorithm.cfg).items() if k != "tail"}
+    plain = State(CQL(Spec((3,), 2), CQL.Config(**config)), *list(vars(ours).values())[1:])
+    batches = batch_with(-1e9, 1), batch_with(-1e9, 2)
+    assert_equal_states(advance(ours, *batches)[0], advance(plain, *batches)[0])
+    assert not torch.equal(
+        advance(ours, batch_with(9.0))[0].params["critic"]["net.weights.0"],
+        advance(plain, batch_with(9.0))[0].params["critic"]["net.weights.0"],
+    )
+
+
+@pytest.mark.parametrize(("variant", "uniform"), [("H", 4), ("H-raw", 4), ("rho", 0)])
+def test_only_the_policys_actions_are_bounded_and_the_bound_has_no_gradient(variant, uniform):
+    algorithm = start(CalQL, variant=variant, **SMALL).algorithm
+    drawn = 4 if variant == "rho" else 12
+    q = torch.randn(2, drawn + 1, 32, requires_grad=True)
+    batch = replace(made_batch(), mc_returns=torch.linspace(-1, 1, 32))
+    pushed = algorithm.pushed(q, batch)
+    (gradient,) = torch.autograd.grad(pushed.sum(), q)
+    bounded = torch.zeros(q.shape, dtype=torch.bool)
+    bounded[:, uniform:drawn] = q[:, uniform:drawn] < batch.mc_returns
+    assert 0 < bounded.sum() < bounded[:, uniform:drawn].numel()
+    assert torch.equal(pushed, torch.where(bounded, batch.mc_returns, q))
+    assert torch.equal(gradient, (~bounded).float())
+
+
+@pytest.mark.parametrize(("returns", "value"), [(-3.0, 0.0), (1.5, 1.5)])
+def test_penalty_of_a_constant_critic_and_a_uniform_policy(returns, value, monkeypatch):
+    """Z = log(N e^0 + 2N e^max(0, G)) + |A| log 2: densities are divided out after the bound."""
+
+    def sample(self, observations, random, samples=None):
+        rows = observations.shape[:-1] if samples is None else (samples, *observations.shape[:-1])
+        gradient = 0 * self.act(observations).sum()
+        a = 2 * random.uniform((*rows, 2)) - 1
+        return a + gradient, torch.full(rows, -2 * math.log(2)) + gradient
+
+    monkeypatch.setattr(TanhGaussianActor, "sample", sample)
+    state = start(CalQL, **SMALL)
+    zeros = {k: torch.zeros_like(v) for k, v in state.params["critic"].items()}
+    state = replace(state, params={**state.params, "critic": zeros, "critic_target": zeros})
+    _, metrics = advance(state, batch_with(returns))
+    expected = math.log(4 + 8 * math.exp(value)) + 2 * math.log(2)
+    assert metrics["penalty"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def returns_of(rewards, ends, tail, discount=0.99):
+    """G of episodes with these rewards; ends: x terminated, | cut."""
+    rewards, flags = np.array(rewards, np.float32), np.array(list(ends))
+    obs = np.zeros((len(rewards), 1), np.float32)
+    data = Dataset.from_arrays(
+        obs, obs, rewards, flags == "x", flags == "|", next_observations=obs + 1
+    )
+    return CalQL.mc_returns(CalQL.Config(tail=tail, discount=discount), data)
+
+
+def test_a_failure_goes_on_failing_and_a_success_ends():
+    """AntMaze's rewards 10 r - 5: a failed episode is worth -5 / 0.01 wherever it was cut."""
+    G = returns_of([-5, -5, -5, -5, 5, -5], ". .| .x|".replace(" ", ""), "failures")
+    np.testing.assert_allclose(G, [-500, -500, -500, -5 + 0.99 * 5, 5, -500], rtol=1e-5)
+
+
+def test_a_success_that_is_cut_later_is_not_a_failure_whatever_its_last_reward():
+    G = returns_of([-5, 5, -5, -5], "..||", "failures")
+    np.testing.assert_allclose(G[:3], [-5 + 0.99 * (5 - 0.99 * 5), 5 - 0.99 * 5, -5], rtol=1e-5)
+    assert G[3] == pytest.approx(-500)
+
+
+def test_rewards_that_stay_once_earned():
+    """Kitchen's: after a cut the last reward for ever, after the end nothing."""
+    G = returns_of([0, 2, 1, 3], ".|.x", "last_reward", discount=0.5)
+    np.testing.assert_allclose(G, [0.5 * 4, 4, 1 + 0.5 * 3, 3])
+
+
+def test_by_default_nothing_follows():
+    np.testing.assert_allclose(returns_of([1, 2, 4], "..|", "zero", discount=0.5), [3, 4, 4])
+
+
+def test_a_stacked_discount_is_refused():
+    algorithm = start(CalQL, **SMALL).algorithm
+    algorithm.with_values({"weight": torch.tensor(1.0)})
+    with pytest.raises(ValueError, match="discount cannot be stacked"):
+        algorithm.with_values({"discount": torch.tensor(0.9)})
+
+
+def test_prefers_the_better_of_two_demonstrated_actions():
+    batch = replace(two_actions(), mc_returns=two_actions().rewards)
+    rates = {"policy_lr": 1e-2, "critic_lr": 1e-2, "weight": 1.0}
+    state, _ = advance(start(CalQL, spec=Spec((1,), 1), **rates, **SMALL), *[batch] * 100)
+    assert action(state) == pytest.approx(0.5, abs=0.25)
+
+
+def test_bootstraps_after_a_truncation_but_not_after_a_termination():
+    assert target_after(CalQL, terminated=True, **SMALL) == 1
+    assert target_after(CalQL, terminated=False, **SMALL) != 1
