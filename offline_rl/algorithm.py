@@ -24,6 +24,7 @@ from policies.spec import Spec
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from offline_rl.engine import Source
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
@@ -32,7 +33,10 @@ Loss = Callable[["Network"], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps."""
+    """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps.
+
+    Or B windows of H steps (`buffer.Windows`): then every column is [B, H, …], and `real` is given.
+    """
 
     observations: Tensor  # [B, O]
     actions: Tensor  # [B, A]
@@ -41,7 +45,9 @@ class Batch:
     next_observations: Tensor  # [B, O]
     mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
     costs: Tensor | None = None  # [B]
-    next_actions: Tensor | None = None  # [B, A]
+    next_actions: Tensor | None = None  # [B, A]; at an episode's end the row's own action
+    timesteps: Tensor | None = None  # [B], the row's place in its episode, from 0
+    real: Tensor | None = None  # [B, H] bool: of the episode; else its last step, repeated
 
 
 class _Method(nn.Module):
@@ -99,6 +105,7 @@ class Algorithm:
     needs: ClassVar[tuple[str, ...]] = ()  # columns of the batch beyond the usual five
     online: ClassVar[bool] = False  # can learn from an environment of its own
     policy: ClassVar[str] = "policy"  # the network that acts
+    batch_size: ClassVar[int] = 256  # where neither the command line nor the per-task table says
 
     def __init__(self, spec: Spec, cfg: Any, num_updates: int = 1) -> None:
         """num_updates: length of the main phase, for schedules that end with it."""
@@ -132,6 +139,15 @@ class Algorithm:
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """`cfg` with the values that only the data can tell, where they were left open."""
+        return cfg
+
+    def source(self, source: Source) -> Source:
+        """Where batches come from: `source` itself, or a view of it such as its windows."""
+        return source
 
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""

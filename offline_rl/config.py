@@ -42,7 +42,7 @@ class TrainOptions:
     pretrain_updates: int | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: int = 0  # environment steps to learn from online
     utd: float = 1.0  # updates per environment step, online
-    batch_size: int = 256
+    batch_size: int = 256  # default: the algorithm's own, where it is another
     eval_every: int = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: int = 10  # for each seed
     checkpoint_every: int = 10_000  # likewise
@@ -194,6 +194,11 @@ def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
     return None, {}
 
 
+def default_batch_size(name: str, task: str) -> int:
+    """Of the per-task table, else the algorithm's own."""
+    return tuned(name, task)[1].get("batch_size", algorithm_class(name).batch_size)
+
+
 def alternatives(pattern: str) -> list[str]:
     """`{a,b}-*` -> `a-*`, `b-*`."""
     match = re.search(r"\{([^{}]*)\}", pattern)
@@ -206,4 +211,5 @@ def alternatives(pattern: str) -> list[str]:
 def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[Any, str | None]:
     """The algorithm's config for `task`, and the pattern of its table that was used."""
     pattern, values = tuned(name, task)
+    values.pop("batch_size", None)  # see default_batch_size
     return build(algorithm_class(name).Config, {**values, **given}, "algorithm."), pattern

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,10 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         raise UserError(str(error)) from None
     seeds = options.seeds if isinstance(options.seeds, list) else list(range(options.seeds))
     checks(options, algorithm, seeds)
+    if "batch_size" not in keys:
+        options = replace(
+            options, batch_size=config.default_batch_size(options.algorithm, options.task)
+        )
     cfg, pattern = config.algorithm_config(options.algorithm, options.task, hyper)
     hardware.device(options.device)
     dataset = None
@@ -123,15 +127,20 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             "d4rl_compatible": options.d4rl_compatible,
         }
         dataset = load(source, options.data_dir, **how)
+        cfg = algorithm.complete(cfg, dataset)
     spec = specification(task, env, dataset)
     if env is not None:
         env.close()
-    period = algorithm(spec, cfg).period
-    if options.num_updates % period:
-        raise UserError(
-            f"num_updates={options.num_updates}: {options.algorithm} repeats every {period}; "
-            f"give a multiple of {period}"
-        )
+    learner = algorithm(spec, cfg)
+    phases = dict(learner.phases)
+    if options.pretrain_updates is not None:
+        phases = {"pretrain_updates": options.pretrain_updates}
+    for name, updates in {"num_updates": options.num_updates, **phases}.items():
+        if updates % learner.period:
+            raise UserError(
+                f"{name}={updates}: {options.algorithm} repeats every {learner.period}; "
+                f"give a multiple of {learner.period}"
+            )
     return Plan(options, algorithm, cfg, pattern, task, dataset, spec, seeds)
 
 
@@ -322,8 +331,12 @@ def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[s
         elif name == "costs" and "costs" in data.extras:
             columns[name] = data.extras["costs"]
         elif name == "next_actions":
-            following = np.minimum(np.arange(data.num_rows) + 1, data.num_rows - 1)
+            following = np.arange(data.num_rows) + 1
+            following[data.episode_ends] -= 1  # never another episode's
             columns[name] = data.actions[following]
+        elif name == "timesteps":
+            starts = np.repeat(data.episode_starts, data.episode_lengths())
+            columns[name] = np.arange(data.num_rows) - starts
         else:
             raise UserError(f"{data.path or data.name} has no {name}, which {algorithm} needs")
     return columns

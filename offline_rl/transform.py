@@ -34,6 +34,15 @@ RANGES = {  # of the fields that algorithms' configs share: (name or its ending,
     "steps": (0, 1e12),
     "temperature": (1e-9, 1e9),
     "initial_alpha": (1e-9, 1e9),
+    "return_scale": (1e-9, 1e9),
+    "weight": (0, 1e9),
+    "bc": (0, 1e9),
+    "share": (1e-9, 1),
+    "window": (1, 1e6),
+    "episode_steps": (1, 1e6),
+    "size": (1, 1e6),
+    "layers": (1, 1e6),
+    "heads": (1, 1e6),
 }
 
 

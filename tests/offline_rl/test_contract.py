@@ -17,6 +17,9 @@ from policies import Spec
 
 SPEC = Spec((5,), 2)
 SMALL = {"hidden": [16, 16], "policy_hidden": [16, 16], "critic_hidden": [16, 16], "samples": 3}
+SMALL |= {"vae_hidden": [16, 16], "policy_samples": 2}
+SMALL |= {"window": 4, "size": 8, "layers": 2, "heads": 2, "episode_steps": 20}
+SMALL |= {"warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
 SEEDS = [3, 1, 7]
 
 
@@ -103,7 +106,8 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
 def test_every_trained_network_moves_and_targets_follow(name: str):
     e = engine(name, [0])
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
-    e.run(4 * e.algorithm.period)
+    for phase in [*e.algorithm.phases, "update"]:
+        e.run(4 * e.algorithm.period, phase)
     moved = {
         k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
     }
