@@ -13,9 +13,10 @@ task = sys.argv[2] if len(sys.argv) > 2 else policy.bundle.provenance["task"]
 env = envs.make(task)
 
 observation, _ = env.reset(seed=0)
-state, total, over = None, 0.0, False
+state, reward, total, over = None, None, 0.0, False
 while not over:
-    chunk, state = policy.act(observation, state)  # actions in [-1, 1], [horizon, A]; here [1, A]
+    # actions in [-1, 1], [horizon, A]; here [1, A]; the reward is for policies that aim at a return
+    chunk, state = policy.act(observation, state, reward)
     observation, reward, terminated, truncated, _ = env.step(chunk[0])
     total, over = total + float(reward), terminated or truncated
 print(f"{task}: return {total:.1f}")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from offline_rl.data.dataset import Dataset
+    from offline_rl.engine import Source
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
@@ -34,7 +35,10 @@ Loss = Callable[["Network"], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps."""
+    """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps.
+
+    Or B windows of H steps (`buffer.Windows`): then every column is [B, H, …], and `real` is given.
+    """
 
     observations: Tensor  # [B, O]
     actions: Tensor  # [B, A]
@@ -43,7 +47,9 @@ class Batch:
     next_observations: Tensor  # [B, O]
     mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
     costs: Tensor | None = None  # [B]
-    next_actions: Tensor | None = None  # [B, A]
+    next_actions: Tensor | None = None  # [B, A]; at an episode's end the row's own action
+    timesteps: Tensor | None = None  # [B], the row's place in its episode, from 0
+    real: Tensor | None = None  # [B, H] bool: of the episode; else its last step, repeated
     expert: Batch | None = None  # as many transitions of an expert's
 
 
@@ -140,6 +146,15 @@ class Algorithm:
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
         """The column of that name, [N]; `dataset`'s rewards are those that are learnt from."""
         return dataset.monte_carlo_returns(cfg.discount)
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """`cfg` with the values that only the data can tell, where they were left open."""
+        return cfg
+
+    def source(self, source: Source) -> Source:
+        """Where batches come from: `source` itself, or a view of it such as its windows."""
+        return source
 
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""

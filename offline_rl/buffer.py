@@ -25,9 +25,10 @@ from offline_rl.random import Random
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from offline_rl.engine import Source
 
 Tensors = dict[str, Tensor]
-COLUMNS = ("mc_returns", "costs", "next_actions")
+COLUMNS = ("mc_returns", "costs", "next_actions", "timesteps")
 
 
 class ReplayBuffer:
@@ -253,6 +254,38 @@ class WithExpert:
         """`batch_size` transitions of each."""
         expert = self.expert.sample(data["expert"], random, batch_size, discount)
         return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
+
+
+class Windows:
+    """Every batch windows of `length` steps, each from a uniformly drawn row on, [B, H, …].
+
+    Where the episode ends within a window its last step is repeated; `real` says which are real.
+    """
+
+    def __init__(self, buffer: Source, length: int) -> None:
+        """buffer: with the tensors of a `ReplayBuffer`."""
+        self.buffer, self.length = buffer, length
+
+    def tensors(self) -> Tensors:
+        """See `Source`."""
+        return self.buffer.tensors()
+
+    def sample(
+        self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """See `ReplayBuffer.sample`; the discount is that of single steps."""
+        start = random.integers(data["size"], (batch_size,))
+        _, rows, real = windows(data, start, 1, self.length)
+        columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
+        return Batch(
+            observations=data["observations"][rows],
+            actions=data["actions"][rows],
+            rewards=data["rewards"][rows],
+            discount=discount * (1 - data["terminated"][rows]),
+            next_observations=data["observations"][data["next_index"][rows]],
+            real=real,
+            **columns,
+        )
 
 
 class Mixture:

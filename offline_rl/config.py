@@ -45,7 +45,7 @@ class TrainOptions:
     pretrain_updates: int | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: int = 0  # environment steps to learn from online
     utd: float = 1.0  # updates per environment step, online
-    batch_size: int | None = None  # default: the algorithm's own, 256 where it names none
+    batch_size: int | None = None  # default: the algorithm's own, mostly 256
     eval_every: int = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: int = 10  # for each seed
     checkpoint_every: int = 10_000  # likewise

@@ -68,7 +68,7 @@ class Engine:
         torch.set_flush_denormal(True)  # dead units' moments decay to numbers 100 times slower
         if torch.device(device).type == "cpu":
             hardware.keep_memory()
-        self.seeds, self.source, self.batch_size = list(seeds), source, batch_size
+        self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
         self.compile_seconds, self.metric_names = 0.0, dict[str, list[str]]()
         algorithms, trees = [], []
@@ -79,6 +79,7 @@ class Engine:
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
+        self.source = self.algorithm.source(source)
         check_stackable(type(self.algorithm.cfg), values or {})
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
@@ -230,42 +231,13 @@ class Engine:
                 torch.cuda.synchronize()
             return (time.perf_counter() - started) / calls
 
-    def actor(self, batch: int, *, explore: bool = False) -> Callable[..., Tensor]:
-        """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
+    def actor(self, batch: int, *, explore: bool = False) -> Actor:
+        """The policies of all seeds, for `batch` episodes of each.
 
-        Float32 whatever the engine's precision. explore: with the algorithm's own noise, which is a
-        function of the seed and `step` alone; otherwise deterministic.
+        explore: with the algorithm's own noise, which is a function of the seed and the step alone;
+        otherwise deterministic.
         """
-        name = self.algorithm.policy
-        module = self.algorithm.modules[name]
-        leaves, form = tree_flatten(self.state["params"][name])
-
-        def one(params: Any, seed: Tensor, observations: Tensor, step: Tensor) -> Tensor:
-            network = Network(module, params)
-            if explore:
-                return network.explore(observations, Random(seed + EXPLORATION, step))
-            return network.act(observations)
-
-        def act(leaves: list[Tensor], observations: Tensor, step: Tensor) -> Tensor:
-            params, seeds = tree_unflatten(leaves, form), self.state["counters"]["seed"]
-            if len(self.seeds) == 1:
-                params = tree_map(lambda x: x[0], params)
-                return one(params, seeds[0], observations[0], step)[None]
-            return vmap(one, in_dims=(0, 0, 0, None))(params, seeds, observations, step)
-
-        example = torch.zeros(len(self.seeds), batch, *self.algorithm.spec.observation_shape)
-        set_precision(self.algorithm, "fp32", self.device)
-        with torch.no_grad():
-            graph = make_fx(act)(
-                leaves, example.to(self.device), torch.tensor(0, device=self.device)
-            )
-        set_precision(self.algorithm, self.precision, self.device)
-
-        def call(observations: Tensor, step: int = 0) -> Tensor:
-            with torch.no_grad():
-                return graph(leaves, observations, torch.tensor(step, device=self.device))
-
-        return call
+        return Actor(self, batch, explore)
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
@@ -283,6 +255,78 @@ class Engine:
                     f"{tuple(own[name][s].shape)} {own[name].dtype} here"
                 )
             own[name][s] = value.to(self.device)
+
+
+class Actor:
+    """The policies as one call: (observations [S, batch, O], step) -> actions [S, batch, A].
+
+    Float32 whatever the engine's precision. Of a policy with memory (`policies.actors.Recurrent`)
+    this keeps the memory on the device: `reset` begins `batch` new episodes of each seed, `observe`
+    tells the raw rewards of the last actions. Others need neither.
+    """
+
+    def __init__(self, engine: Engine, batch: int, explore: bool) -> None:
+        self.engine, seeds = engine, len(engine.seeds)
+        self.module = engine.algorithm.modules[engine.algorithm.policy]
+        self.batch, self.shape = batch, (seeds, batch)
+        self.leaves, form = tree_flatten(engine.state["params"][engine.algorithm.policy])
+        self.reset()
+
+        def one(
+            step: Tensor,
+            params: Any,
+            seed: Tensor,
+            observations: Tensor,
+            rewards: Tensor,
+            context: Any,
+        ) -> tuple[Tensor, Any]:
+            network = Network(self.module, params)
+            if hasattr(self.module, "step"):
+                return network.step(observations, rewards, context)
+            if explore:
+                return network.explore(observations, Random(seed + EXPLORATION, step)), context
+            return network.act(observations), context
+
+        def act(leaves: list[Tensor], step: Tensor, *own: Any) -> tuple[Tensor, Any]:
+            params, seed = tree_unflatten(leaves, form), engine.state["counters"]["seed"]
+            arguments = (params, seed, *own)
+            if seeds == 1:
+                alone = one(step, *tree_map(lambda x: x[0], arguments))
+                return tree_map(lambda x: x[None], alone)
+            return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
+
+        example = torch.zeros(*self.shape, *engine.algorithm.spec.observation_shape)
+        set_precision(engine.algorithm, "fp32", engine.device)
+        with torch.no_grad():
+            self.graph = make_fx(act)(
+                self.leaves,
+                torch.tensor(0, device=engine.device),
+                example.to(engine.device),
+                self.rewards,
+                self.context,
+            )
+        set_precision(engine.algorithm, engine.precision, engine.device)
+
+    def reset(self) -> None:
+        """New episodes."""
+        device = self.engine.device
+        self.rewards = torch.zeros(self.shape, device=device)
+        context = self.module.reset(self.batch) if hasattr(self.module, "reset") else {}  # type: ignore[operator]
+        self.context = {
+            k: v.to(device).expand(self.shape[0], *v.shape).clone() for k, v in context.items()
+        }
+
+    def observe(self, rewards: Tensor) -> None:
+        """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""
+        self.rewards = rewards
+
+    def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
+        with torch.no_grad():
+            now = torch.tensor(step, device=self.engine.device)
+            actions, self.context = self.graph(
+                self.leaves, now, observations, self.rewards, self.context
+            )
+        return actions
 
 
 def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., Tensor]:

@@ -36,8 +36,18 @@ class Episodes(NamedTuple):
         return Episodes(self.returns[own], self.lengths[own], success, self.seeds[own])
 
 
-def rollout(env: VectorEnv, act: Act, normaliser: Normaliser, seeds: np.ndarray) -> Episodes:
-    """One episode in each environment from each seed; those that ended wait for the rest."""
+def rollout(
+    env: VectorEnv,
+    act: Act,
+    normaliser: Normaliser,
+    seeds: np.ndarray,
+    observe: Callable[[np.ndarray], None] | None = None,
+) -> Episodes:
+    """One episode in each environment from each seed; those that ended wait for the rest.
+
+    observe: told each step's raw rewards [B], 0 where the episode is over; for policies with
+    memory.
+    """
     observations = env.reset([int(seed) for seed in seeds])
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     success, told = np.zeros(env.num_envs, bool), False
@@ -47,6 +57,10 @@ def rollout(env: VectorEnv, act: Act, normaliser: Normaliser, seeds: np.ndarray)
         step = env.step(actions[running], running)
         returns[running] += step.rewards
         lengths[running] += 1
+        if observe is not None:
+            rewards = np.zeros(env.num_envs)
+            rewards[running] = step.rewards
+            observe(rewards)
         for key in ("success", "is_success"):
             if key in step.infos:
                 told = True

@@ -63,6 +63,15 @@ def log(beta: Number) -> Number:
     return beta.log() if isinstance(beta, Tensor) else math.log(beta)
 
 
+def warm_up(total: int) -> Callable[[Tensor], Tensor]:
+    """A factor that rises from 1/total to 1 over the first `total` steps."""
+
+    def factor(done: Tensor) -> Tensor:
+        return ((done.float() + 1) / max(total, 1)).clamp(max=1)
+
+    return factor
+
+
 def cosine(total: int) -> Callable[[Tensor], Tensor]:
     """A factor that falls from 1 to 0 along half a cosine over `total` steps (and stays there)."""
 

@@ -31,6 +31,7 @@ class EvaluateOptions:
     run: str  # a bundle, a seed's folder or its parent
     task: str | None = None  # default: the one the policy was trained on
     episodes: int = 100  # of each bundle; episode k always starts from the same seed
+    target_return: float | None = None  # for policies that aim at one; default: the bundle's
     json: bool = False  # numbers for machines instead of a table
 
 
@@ -43,7 +44,9 @@ def evaluate(**keys: Any) -> str:
     try:
         task = envs.task(options.task or trained_on(paths))
         env = envs.make_vector(task, options.episodes, num_threads=min(cores(), 8))
-        loaded = {path: load(path, task, env) for path in paths}
+        target = options.target_return
+        given = {} if target is None else {"target_return": target}
+        loaded = {path: load(path, task, env, given) for path in paths}
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     played = {path: play(policy, env) for path, policy in loaded.items()}
@@ -71,10 +74,10 @@ def trained_on(paths: Sequence[Path]) -> str:
     return tasks[0]
 
 
-def load(path: Path, task: Task, env: VectorEnv) -> Policy:
-    """The policy, which fits the task. Raises UserError."""
+def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Policy:
+    """The policy, built with arguments `given` in place of its own; it fits the task. UserError."""
     try:
-        policy = policies.load(path)
+        policy = policies.load(path, **given)
     except policies.BundleError as error:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
     problem = policy.spec.mismatch(Spec(tuple(env.observation_shape), env.action_dim))
@@ -85,15 +88,19 @@ def load(path: Path, task: Task, env: VectorEnv) -> Policy:
 
 def play(policy: Policy, env: VectorEnv) -> Episodes:
     """An episode in every environment; of a chunk of actions the first is taken."""
-    state = None
+    state, rewards = None, None
 
     def act(observations: np.ndarray) -> np.ndarray:
         nonlocal state
-        chunk, state = policy.act(observations, state)  # normalises by itself
+        chunk, state = policy.act(observations, state, rewards)  # normalises by itself
         return chunk[:, 0]
 
+    def observe(told: np.ndarray) -> None:
+        nonlocal rewards
+        rewards = told
+
     seeds = EVALUATION_SEED + np.arange(env.num_envs)
-    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds)
+    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds, observe)
 
 
 def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:

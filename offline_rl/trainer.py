@@ -199,8 +199,13 @@ class Trainer:
             broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
             return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).cpu().numpy()
 
+        def observe(rewards: np.ndarray) -> None:
+            told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
+            self._act.observe(told.to(device))
+
+        self._act.reset()
         seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
-        everything = rollout(env, act, self.transform.normaliser, seeds)
+        everything = rollout(env, act, self.transform.normaliser, seeds, observe)
         updates, self.progress.evaluated = self.engine.updates, self.clock
         self.last, scores = [], []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -67,7 +67,6 @@ class Plan:
     expert: Dataset | None  # what expert_dataset names
     spec: Spec
     seeds: list[int]
-    batch_size: int
 
     @property
     def cfg(self) -> Any:
@@ -137,9 +136,9 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         raise UserError(str(error)) from None
     seeds = options.seeds if isinstance(options.seeds, list) else list(range(options.seeds))
     checks(options, algorithm, seeds)
+    if options.batch_size is not None:
+        hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
-    cfg = next(iter(settings.values()))
-    batch_size = getattr(cfg, "batch_size", options.batch_size or 256)
     hardware.device(options.device)
     dataset = expert = None
     if options.num_updates:
@@ -156,20 +155,32 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             "subset": options.subset,
         }
         dataset = load(source, options.data_dir, **how)
+        settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
         if options.expert_dataset is not None:
             expert = load(options.expert_dataset, options.data_dir, **how)
     spec = specification(task, env, dataset, expert)
     if env is not None:
         env.close()
-    period = algorithm(spec, cfg).period
-    if options.num_updates % period:
-        raise UserError(
-            f"num_updates={options.num_updates}: {options.algorithm} repeats every {period}; "
-            f"give a multiple of {period}"
-        )
-    return Plan(
-        options, algorithm, settings, pattern, task, dataset, expert, spec, seeds, batch_size
-    )
+    plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
+    learner = algorithm(spec, plan.cfg)
+    lengths = {"num_updates": options.num_updates}
+    if options.pretrain_updates is None:
+        lengths |= phases(plan, learner)
+    else:
+        lengths["pretrain_updates"] = options.pretrain_updates
+    for name, updates in lengths.items():
+        if updates % learner.period:
+            raise UserError(
+                f"{name}={updates}: {options.algorithm} repeats every {learner.period}; "
+                f"give a multiple of {learner.period}"
+            )
+    return plan
+
+
+def phases(plan: Plan, learner: Algorithm) -> dict[str, int]:
+    """The preliminary phases' lengths, in updates."""
+    given = plan.options.pretrain_updates
+    return {name: n if given is None else given for name, n in learner.phases.items()}
 
 
 def runs(
@@ -192,10 +203,9 @@ def runs(
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
-        cfg, pattern = config.algorithm_config(options.algorithm, options.task, {**hyper, **chosen})
-        if hasattr(cfg, "batch_size") and options.batch_size is not None:
-            cfg = replace(cfg, batch_size=options.batch_size)
-        settings[name] = cfg
+        settings[name], pattern = config.algorithm_config(
+            options.algorithm, options.task, {**hyper, **chosen}
+        )
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
     return settings, pattern
@@ -258,8 +268,7 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     """What makes two runs the same run."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
-    made = {"name": name, "batch_size": plan.batch_size, "data": data}
-    made["hyper"] = asdict(plan.settings[name])
+    made: dict[str, Any] = {"name": name, "data": data, "hyper": asdict(plan.settings[name])}
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made
@@ -310,7 +319,7 @@ def train_group(
         lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
         seeds,
         source,
-        batch_size=plan.batch_size,
+        batch_size=plan.cfg.batch_size,
         device=device,
         precision=choices["precision"],
         compile=choices["compile"] is True,
@@ -322,10 +331,6 @@ def train_group(
         choices["compile"] = engine.compiled
     if choices["threads"] is None:
         choices["threads"] = engine.choose_threads(hardware.cores())
-    phases = {
-        name: n if o.pretrain_updates is None else o.pretrain_updates
-        for name, n in engine.algorithm.phases.items()
-    }
     threads = min(hardware.cores(), 8)
     evaluation = (
         envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
@@ -356,7 +361,7 @@ def train_group(
         transform,
         folders,
         trackers,
-        phases=phases,
+        phases=phases(plan, engine.algorithm),
         evaluation=evaluation,
         collector=collector,
         watch=watch,
@@ -440,8 +445,12 @@ def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[s
         elif name == "costs" and "costs" in data.extras:
             columns[name] = data.extras["costs"]
         elif name == "next_actions":
-            following = np.minimum(np.arange(data.num_rows) + 1, data.num_rows - 1)
+            following = np.arange(data.num_rows) + 1
+            following[data.episode_ends] -= 1  # never another episode's
             columns[name] = data.actions[following]
+        elif name == "timesteps":
+            starts = np.repeat(data.episode_starts, data.episode_lengths())
+            columns[name] = np.arange(data.num_rows) - starts
         else:
             raise UserError(f"{data.path or data.name} has no {name}, which {algorithm} needs")
     return columns

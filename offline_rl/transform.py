@@ -41,6 +41,15 @@ RANGES = {  # of the fields that algorithms' configs share: (name or its ending,
     "lam": (0, 1),
     "eta": (0, 1e9),
     "mixture": (0, 1),
+    "return_scale": (1e-9, 1e9),
+    "weight": (0, 1e9),
+    "bc": (0, 1e9),
+    "share": (1e-9, 1),
+    "window": (1, 1e6),
+    "episode_steps": (1, 1e6),
+    "size": (1, 1e6),
+    "layers": (1, 1e6),
+    "heads": (1, 1e6),
 }
 
 
@@ -55,6 +64,7 @@ class Preprocessing:
     reward_scale: float = 1.0  # rewards * scale + shift
     reward_shift: float = 0.0
     clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
+    batch_size: int = 256  # transitions in an update; `batch_size=` on the command line is the same
 
     def __post_init__(self) -> None:
         """Raises ValueError naming a field that is out of range."""

@@ -65,6 +65,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     usage: offline-rl evaluate run=<bundle, seed folder or its parent> [task=<task>] [episodes=100]
 
       task=      default: the task the policy was trained on
+      target_return=  what policies that aim at a return aim at; default: what they were built with
       json=true  print numbers for machines instead of a table
     """
     _quiet()

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from policies.bundle import Bundle, BundleError
 from policies.normaliser import Normaliser
@@ -15,9 +17,15 @@ from policies.spec import Spec
 __all__ = ["Bundle", "BundleError", "Normaliser", "Policy", "Spec", "load"]
 
 
-def load(path: str | Path) -> Policy:
-    """The policy of a bundle, verified. Raises BundleError naming what is wrong with the file."""
+def load(path: str | Path, **arguments: Any) -> Policy:
+    """The policy of a bundle, verified. Raises BundleError naming what is wrong with the file.
+
+    arguments: used instead of those the policy was built with, such as `target_return`.
+    """
     from policies.bundle import read
     from policies.policy import TorchPolicy
 
-    return TorchPolicy(read(path))
+    bundle = read(path)
+    for name in arguments.keys() - bundle.arguments.keys():
+        raise BundleError(f"{path}: a {bundle.kind} has no {name}")
+    return TorchPolicy(replace(bundle, arguments=bundle.arguments | arguments))

@@ -3,6 +3,8 @@
 Each has `act(observations) -> actions` (deterministic, for evaluation and robots) and
 `explore(observations, random) -> actions`. `random` gives `normal(shape)` and `uniform(shape)`;
 noise is always handed in, so that an update draws the same numbers however it is run.
+
+A head with memory has, instead of `act`, what `Recurrent` says.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from torch.nn.functional import softplus
 
 from policies.networks import MLP, Init, orthogonal_init, torch_init
 
-KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor")  # what a bundle may name
+KINDS = {  # what a bundle may name, and the module that has it
+    "DeterministicActor": "policies.actors",
+    "GaussianActor": "policies.actors",
+    "TanhGaussianActor": "policies.actors",
+    "DecisionTransformer": "policies.transformer",
+}
 
 
 class Random(Protocol):
@@ -26,6 +33,27 @@ class Random(Protocol):
 
     def normal(self, shape: Sequence[int]) -> Tensor: ...
     def uniform(self, shape: Sequence[int]) -> Tensor: ...
+
+
+Context = dict[str, Tensor]  # what a policy remembers of B running episodes, [B, …] each
+
+
+class Recurrent(Protocol):
+    """A policy that acts on more than the present observation: history, returns, a running chunk.
+
+    Its memory is a dict of tensors that goes in and out, so that it lies on the device, is stacked
+    over seeds, and belongs to no one.
+    """
+
+    def reset(self, batch: int) -> Context:
+        """The memory at the start of `batch` episodes."""
+        ...
+
+    def step(
+        self, observations: Tensor, rewards: Tensor, context: Context
+    ) -> tuple[Tensor, Context]:
+        """[B, O], the raw rewards [B] of the actions before (0 at first) -> [B, A], the memory."""
+        ...
 
 
 def dropout(x: Tensor, rate: float, random: Random) -> Tensor:
@@ -71,7 +99,10 @@ class DeterministicActor(nn.Module):
 
 
 class GaussianActor(nn.Module):
-    """Normal around tanh(MLP) with a deviation that does not depend on the state (IQL's policy)."""
+    """Normal around tanh(MLP) with a deviation that does not depend on the state (IQL's policy).
+
+    Without `tanh_mean` around the MLP itself (AWAC's); actions are then clipped to [-1, 1].
+    """
 
     def __init__(
         self,
@@ -80,6 +111,7 @@ class GaussianActor(nn.Module):
         hidden: Sequence[int],
         *,
         log_std_range: Sequence[float] = (-5.0, 2.0),
+        tanh_mean: bool = True,
         dropout_rate: float = 0.0,
         init: Init | None = None,
     ) -> None:
@@ -89,7 +121,9 @@ class GaussianActor(nn.Module):
             "actions": actions,
             "hidden": [*hidden],
             "log_std_range": [*log_std_range],
+            "tanh_mean": tanh_mean,
         }
+        self.tanh_mean = tanh_mean
         self.trunk = MLP(observations, actions, hidden, init=init or orthogonal_init())
         self.log_std = nn.Parameter(torch.zeros(actions))
         self.log_std_range = (log_std_range[0], log_std_range[1])
@@ -97,9 +131,12 @@ class GaussianActor(nn.Module):
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
         """[..., O] -> the mean [..., A]; with `random`, under dropout, as in training."""
-        return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
+        mean = self.trunk(observations, hidden_dropout(self.dropout_rate, random))
+        return mean.tanh() if self.tanh_mean else mean
 
-    act = forward
+    def act(self, observations: Tensor) -> Tensor:
+        """[..., O] -> the mean [..., A], clipped to [-1, 1]."""
+        return self(observations).clamp(-1, 1)
 
     def log_prob(
         self, observations: Tensor, actions: Tensor, random: Random | None = None

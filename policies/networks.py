@@ -46,19 +46,26 @@ def small_output_init(gain: float) -> Init:
     return init
 
 
-def edac_init(bound: float) -> Init:
-    """`torch_init` with hidden biases of 0.1 and an output layer uniform in +-`bound`.
-
-    An et al., arXiv:2110.01548 (snu-mllab/EDAC:lifelong_rl/models/networks.py).
-    """
+def uniform_output_init(bound: float, hidden_bias: float | None = None) -> Init:
+    """`torch_init`, but an output layer uniform in +-bound; `hidden_bias` for the other biases."""
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         torch_init(weight, bias, fan_in, is_last)
         if is_last:
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
-        else:
-            nn.init.constant_(bias, 0.1)
+        elif hidden_bias is not None:
+            nn.init.constant_(bias, hidden_bias)
+
+    return init
+
+
+def normal_init(deviation: float) -> Init:
+    """Normal weights, zero biases."""
+
+    def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+        nn.init.normal_(weight, std=deviation)
+        nn.init.zeros_(bias)
 
     return init
 
@@ -79,9 +86,12 @@ class MLP(nn.Module):
         *,
         ensemble: int | None = None,
         layer_norm: bool = False,
+        norm_after_relu: bool = False,
         init: Init = torch_init,
     ) -> None:
+        """layer_norm: in each hidden layer, before its ReLU or after it."""
         super().__init__()
+        self.norm_after_relu = norm_after_relu
         sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, out) in enumerate(pairwise(sizes)):
@@ -112,9 +122,10 @@ class MLP(nn.Module):
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             flat = flat @ weight.to(dtype) + bias.to(dtype)
             if layer < last:
+                flat = flat.relu() if self.norm_after_relu else flat
                 if len(self.norms):
                     flat = self.norms[layer](flat.float()).to(dtype)
-                flat = flat.relu()
+                flat = flat if self.norm_after_relu else flat.relu()
                 flat = flat if dropout is None else dropout(flat)
         members = () if self.ensemble is None else (self.ensemble,)
         return flat.float().reshape(*members, *rows, flat.shape[-1])
@@ -129,7 +140,7 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, size], or [E, R, size] for an ensemble; eps is torch's."""
+        """[..., size], or [E, R, size] for an ensemble; eps is torch's."""
         return layer_norm(x, x.shape[-1:]) * self.weight + self.bias
 
 

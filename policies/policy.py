@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +18,13 @@ class Policy(Protocol):
     spec: Spec
     normaliser: Normaliser
 
-    def act(self, observation: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
+    def act(
+        self, observation: np.ndarray, state: Any = None, reward: Any = None
+    ) -> tuple[np.ndarray, Any]:
         """observation: [*obs] or [B, *obs], raw. state: what the last call returned, None at first.
 
+        reward: raw, a number or [B], of the action before; policies with memory need it from the
+        second call of an episode on.
         Returns a chunk of actions in [-1, 1], [horizon, A] or [B, horizon, A], and the next state.
         Raises ValueError for another shape or a NaN: a robot must not guess.
         """
@@ -27,7 +32,7 @@ class Policy(Protocol):
 
 
 class TorchPolicy:
-    """A policy whose network is one of `policies.actors`."""
+    """A policy whose network is one of `policies.actors.KINDS`."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Raises BundleError where the weights do not fit the network that the bundle names."""
@@ -36,11 +41,11 @@ class TorchPolicy:
         from policies import actors
 
         self.spec, self.normaliser, self.bundle = bundle.spec, bundle.normaliser, bundle
-        kind = getattr(actors, bundle.kind, None) if bundle.kind in actors.KINDS else None
-        if kind is None:
+        if bundle.kind not in actors.KINDS:
             raise BundleError(
                 f"unknown policy {bundle.kind!r}; known are {', '.join(actors.KINDS)}"
             )
+        kind = getattr(importlib.import_module(actors.KINDS[bundle.kind]), bundle.kind)
         try:
             self.module = kind(**bundle.arguments)
             weights = {k: torch.from_numpy(v) for k, v in bundle.weights.items()}
@@ -49,8 +54,10 @@ class TorchPolicy:
             raise BundleError(f"{bundle.kind}: the weights do not fit: {error}") from None
         self.module.eval()
 
-    def act(self, observation: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
-        """See `Policy.act`; deterministic, without memory."""
+    def act(
+        self, observation: np.ndarray, state: Any = None, reward: Any = None
+    ) -> tuple[np.ndarray, Any]:
+        """See `Policy.act`; deterministic."""
         import torch
 
         observation = np.asarray(observation)
@@ -62,6 +69,30 @@ class TorchPolicy:
         if not np.isfinite(batch).all():
             raise ValueError("the observation holds NaN or infinite numbers")
         with torch.inference_mode():
-            actions = self.module.act(torch.from_numpy(self.normaliser(batch))).numpy()
-        chunk = actions[:, None]
+            x = torch.from_numpy(self.normaliser(batch))
+            if hasattr(self.module, "step"):
+                rewards = torch.zeros(len(x)) if state is None else self._rewards(reward, len(x))
+                start = self.module.reset(len(x)) if state is None else state
+                if any(len(value) != len(x) for value in start.values()):
+                    count = len(next(iter(start.values())))
+                    raise ValueError(f"{len(x)} observations: the episodes' memory is for {count}")
+                actions, state = self.module.step(x, rewards, start)
+            else:
+                actions = self.module.act(x)
+        chunk = actions.numpy()[:, None]
         return (chunk[0] if single else chunk), state
+
+    def _rewards(self, reward: Any, count: int) -> Any:
+        """`reward` as a tensor [count], checked."""
+        import torch
+
+        kind = self.bundle.kind
+        if reward is None:
+            raise ValueError(
+                f"a {kind} acts on the rewards of its episode: from the second call on, give "
+                "act(observation, state, reward=…) that of the action before"
+            )
+        values = np.asarray(reward, np.float32).reshape(-1)
+        if len(values) != count or not np.isfinite(values).all():
+            raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
+        return torch.from_numpy(values)

@@ -25,7 +25,7 @@ from offline_rl.optim import Adam
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac; the rates are those of a batch of 256."""
 
-    batch_size: int = 10_000  # if none is given to `train`
+    batch_size: int = 10_000
     init: Literal["edac", "torch"] = "torch"
 
 

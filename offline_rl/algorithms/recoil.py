@@ -32,7 +32,7 @@ class Config(DualConfig):
     max_clip: float = 7.0  # (Q - V) / temperature above this is ignored
     reward_gap: float = 2.0  # > 0: `bounded` charges this for each step of the other data
     mixture: float = 0.1  # in (0, 1): share of the expert in `mixture`, beta in the paper
-    batch_size: int = 1024  # of the other data, and of the expert's, if none is given to `train`
+    batch_size: int = 1024  # of the other data, and of the expert's
 
 
 class ReCOIL(DualV):

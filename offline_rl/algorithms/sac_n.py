@@ -23,7 +23,7 @@ from offline_rl.optim import Adam
 from offline_rl.soft import soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
-from policies.networks import Scalar, edac_init, torch_init
+from policies.networks import Scalar, torch_init, uniform_output_init
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Config(Preprocessing):
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
     layer_norm: bool = False  # in the critics
-    init: Literal["edac", "torch"] = "edac"  # how networks start: edac_init in networks.py
+    init: Literal["edac", "torch"] = "edac"  # how networks start: see `networks`
     hidden: tuple[int, ...] = (256, 256, 256)
 
 
@@ -47,8 +47,11 @@ class SACN(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        edac = cfg.init == "edac"
-        actor, critic = (edac_init(1e-3), edac_init(3e-3)) if edac else (torch_init, torch_init)
+        small = cfg.init == "edac"  # as in snu-mllab/EDAC:lifelong_rl/models/networks.py
+        actor, critic = (
+            uniform_output_init(bound, hidden_bias=0.1) if small else torch_init
+            for bound in (1e-3, 3e-3)
+        )
         return {
             "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), init=actor),
             "critic": Critic(

@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import nn
 
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, track
-from offline_rl.critics import Critic, td3_target
+from offline_rl.critics import Critic, regress, td3_target
 from offline_rl.optim import Adam
 from offline_rl.transform import Preprocessing
 from policies.actors import DeterministicActor
@@ -59,14 +59,9 @@ class TD3(Algorithm):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """The critics; every `policy_delay`-th time then the actor and both targets."""
-        s, a, cfg = batch.observations, batch.actions, self.cfg
+        s, cfg = batch.observations, self.cfg
         y = td3_target(state, batch, cfg.policy_noise, cfg.noise_clip)  # [B]
-
-        def critic_loss(critic):  # [2, B] - [B]
-            return (critic(s, a) - y).square().mean(1).sum()
-
-        state, critic_value = minimise(state, "critic", critic_loss)
-        metrics = {"critic_loss": critic_value, "target": y.mean()}
+        state, metrics = regress(state, batch, y)
         if i != cfg.policy_delay - 1:
             return state, metrics
 

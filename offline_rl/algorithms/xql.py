@@ -34,7 +34,6 @@ class Config(DualConfig):
     noise: bool = False  # V sees the data's actions under clipped noise, deviation 0.1, at most 0.5
     huber: float = 20.0  # error of Q from which on its loss grows linearly
     layer_norm: bool = True
-    batch_size: int = 256  # if none is given to `train`
 
 
 class XQL(DualV):

@@ -17,8 +17,10 @@ from offline_rl.training import offline_source
 from policies import Spec
 
 SPEC = Spec((5,), 2)
-SIZES = ("hidden", "policy_hidden", "critic_hidden")
+SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
 SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_size": 32}
+SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2, "heads": 2}
+SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
 SEEDS = [3, 1, 7]
 
 
@@ -117,7 +119,8 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
 def test_every_trained_network_moves_and_targets_follow(name: str):
     e = engine(name, [0])
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
-    e.run(4 * e.algorithm.period)
+    for phase in [*e.algorithm.phases, "update"]:
+        e.run(4 * e.algorithm.period, phase)
     moved = {
         k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
     }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from offline_rl.optim import Adam, cosine
+from offline_rl.optim import Adam, cosine, warm_up
 
 
 def problem() -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
@@ -53,6 +53,15 @@ def ours(adam, params, gradients):
             Adam(1e-2, schedule=cosine(20)),
             lambda p: torch.optim.Adam(p, 1e-2),
             {"schedule": lambda a: torch.optim.lr_scheduler.CosineAnnealingLR(a, 20)},
+        ),
+        (
+            Adam(1e-2, weight_decay=0.1, schedule=warm_up(7)),
+            lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
+            {
+                "schedule": lambda a: torch.optim.lr_scheduler.LambdaLR(
+                    a, lambda done: min((done + 1) / 7, 1)
+                )
+            },
         ),
     ],
 )

@@ -9,6 +9,8 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from policies import actors
 from policies.actors import DeterministicActor, GaussianActor, TanhGaussianActor
 
+HEADS = [kind for kind, module in actors.KINDS.items() if module == "policies.actors"]
+
 
 class Numbers:
     """A source of random numbers for heads."""
@@ -101,7 +103,7 @@ def test_dropout_is_for_training_and_keeps_the_mean_of_what_it_drops(kind):
     assert torch.equal(made(kind)(OBSERVATIONS, Numbers()), made(kind).act(OBSERVATIONS))
 
 
-@pytest.mark.parametrize("kind", actors.KINDS)
+@pytest.mark.parametrize("kind", HEADS)
 def test_heads_act_within_the_box_and_explore_around_it(kind):
     actor = made(getattr(actors, kind))
     acts, explores = actor.act(100 * OBSERVATIONS), actor.explore(OBSERVATIONS, Numbers())
@@ -112,7 +114,7 @@ def test_heads_act_within_the_box_and_explore_around_it(kind):
     assert not torch.equal(actor.explore(OBSERVATIONS, Numbers(1)), explores)
 
 
-@pytest.mark.parametrize("kind", actors.KINDS)
+@pytest.mark.parametrize("kind", HEADS)
 def test_heads_are_rebuilt_from_their_arguments(kind):
     """What a policy bundle does: the same actions from arguments and weights alone."""
     actor = made(getattr(actors, kind))
@@ -122,6 +124,24 @@ def test_heads_are_rebuilt_from_their_arguments(kind):
     again = getattr(actors, kind)(**actor.arguments)
     again.load_state_dict(actor.state_dict())
     assert torch.equal(again.act(OBSERVATIONS), actor.act(OBSERVATIONS))
+
+
+def test_a_mean_without_tanh_is_the_networks_output_and_stays_so_when_rebuilt():
+    """AWAC's policy: a plain Normal, whose actions alone are clipped."""
+    actor = made(GaussianActor, tanh_mean=False)
+    with torch.no_grad():
+        for p in actor.parameters():
+            p += 1.0
+    again = GaussianActor(**actor.arguments)
+    again.load_state_dict(actor.state_dict())
+    mean = actor.trunk(OBSERVATIONS)
+    assert (mean > 1).any()
+    a = torch.zeros(5, 2)
+    for net in (actor, again):
+        assert torch.equal(net(OBSERVATIONS), mean)
+        assert torch.equal(net.act(OBSERVATIONS), mean.clamp(-1, 1))
+        density = Normal(mean, net.log_std.exp()).log_prob(a).sum(-1)
+        torch.testing.assert_close(net.log_prob(OBSERVATIONS, a), density)
 
 
 def test_exploration_has_the_deviation_asked_for():

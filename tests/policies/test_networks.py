@@ -24,16 +24,18 @@ def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
             norm = nn.LayerNorm(linear.out_features)
             norm.weight.data = of(net.norms[count].weight).flatten()
             norm.bias.data = of(net.norms[count].bias).flatten()
-            layers.append(norm)
-        layers.append(nn.ReLU())
-    return nn.Sequential(*layers[:-1])
+            layers += [nn.ReLU(), norm] if net.norm_after_relu else [norm, nn.ReLU()]
+        elif count < len(net.weights) - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("layer_norm", [False, True, "after"])
 @pytest.mark.parametrize("rows", [(), (5,), (2, 5), (4, 2, 5)])
 def test_members_are_independent_networks(rows, layer_norm):
     torch.manual_seed(0)
-    net = MLP(3, 2, (8, 6), ensemble=2, layer_norm=layer_norm)
+    after = layer_norm == "after"
+    net = MLP(3, 2, (8, 6), ensemble=2, layer_norm=bool(layer_norm), norm_after_relu=after)
     with torch.no_grad():
         for p in net.parameters():
             p += 0.1 * torch.randn_like(p)  # gains and shifts of the members differ

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State
 from offline_rl.data.dataset import Dataset
-from offline_rl.engine import flatten
+from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
 from offline_rl.training import offline_source
 from policies.spec import Spec
@@ -81,6 +81,37 @@ def made_batch(seed: int = 1, size: int = 32) -> Batch:
     )
 
 
+def one_step(actions: Tensor, rewards: Tensor) -> Dataset:
+    """Episodes of one step from one state; actions: [N, 1], rewards: [N]."""
+    zeros = np.zeros((len(rewards), 1), np.float32)
+    return Dataset.from_arrays(zeros, actions.numpy(), rewards.numpy(), zeros[:, 0] == 0)
+
+
+def taught(
+    cls: type[Algorithm],
+    data: Dataset,
+    change: Callable[[dict[str, Any]], None] = lambda params: None,
+    *,
+    num_updates: int,
+    pretrain_updates: int = 0,
+    **config: Any,
+) -> State:
+    """A learner of one-step data after so many updates, by the engine, which traces one of them.
+
+    change: what is done to the initial parameters, stacked as [1, …], in place.
+    """
+    cfg = cls.Config(**config)
+    spec = Spec(data.observations.shape[1:], data.actions.shape[1])
+    source = offline_source(cls, cfg, data)
+    engine = Engine(lambda _: cls(spec, cfg), [0], source, batch_size=32)
+    change(engine.state["params"])
+    for phase in engine.algorithm.phases:
+        engine.run(pretrain_updates, phase)
+    engine.run(num_updates)
+    tree = tree_map(lambda x: x[0], engine.state)
+    return State(engine.algorithm, tree["params"], tree["optimiser"], Recorded())
+
+
 def two_actions() -> Batch:
     """One state, one step: +0.5 paid 1 and -0.5 paid 0, seen equally often."""
     better = torch.arange(32) % 2
@@ -117,7 +148,9 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
     data = Dataset.from_arrays(
         row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
     )
-    source = offline_source(cls, cls.Config(), data, data if "expert" in cls.needs else None)
+    source = offline_source(
+        cls, cls.Config(**config), data, data if "expert" in cls.needs else None
+    )
     tensors = tree_map(lambda x: x[0], source.tensors())
     batch = source.sample(tensors, Recorded(), 8, 0.99)
     return advance(start(cls, **config), batch)[1]["target"].item()
@@ -221,6 +254,49 @@ def close(ours: Tensor, plain: Tensor | float) -> None:
     """Equal but for what float32 cannot hold."""
     other = torch.as_tensor(plain, dtype=torch.float64).detach()
     torch.testing.assert_close(ours.detach().double(), other, atol=1e-5, rtol=1e-4)
+
+
+def leaves(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters in float64, to be learnt: for networks that are no plain perceptrons."""
+    return {k: v.detach().double().requires_grad_() for k, v in params.items()}
+
+
+def assert_same_leaves(
+    state: State,
+    name: str,
+    own: Mapping[str, Tensor],
+    adam: torch.optim.Optimizer | None = None,
+) -> None:
+    """`assert_same` for `leaves`."""
+    assert own.keys() == state.params[name].keys()
+    for key, value in own.items():
+        close(state.params[name][key], value)
+        if adam is not None:
+            close(state.optimiser[name]["first"][key], adam.state[value]["exp_avg"])
+
+
+def perceptron(
+    own: Mapping[str, Tensor], prefix: str, x: Tensor, member: int | None = None
+) -> Tensor:
+    """ReLU layers with the parameters `<prefix>weights.0` and so on."""
+    layers = list(layers_of(own, prefix, member))
+    for k, (weight, bias, _, _) in enumerate(layers):
+        x = x @ weight + bias
+        x = x.clamp(min=0) if k < len(layers) - 1 else x
+    return x
+
+
+def follow_leaves(slow: Mapping[str, Tensor], own: Mapping[str, Tensor], tau: float) -> None:
+    """slow <- (1 - tau) slow + tau own."""
+    for key, value in own.items():
+        slow[key].data = (1 - tau) * slow[key].data + tau * value.data
+
+
+def step(adam: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step of `adam` down `loss`."""
+    adam.zero_grad()
+    loss.backward(inputs=[p for group in adam.param_groups for p in group["params"]])
+    adam.step()
 
 
 def doubles(batch: Batch) -> tuple[Tensor, ...]:

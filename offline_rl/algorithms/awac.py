@@ -1,0 +1,75 @@
+"""Advantage-weighted actor-critic (AWAC): clone what was better than the policy's own choice.
+
+Twin critics learn the policy's value as in SAC, without entropy. The policy clones the data's
+actions, each weighted by exp(advantage / temperature) over an action of its own, so that it
+improves without ever being led to actions that the data does not have.
+
+Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
+Differs: weights are capped and not normalised, the baseline is one action, the policy's deviation
+         does not depend on the state: all as in tinkoff-ai/CORL (algorithms/offline/awac.py), whose
+         settings are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, track
+from offline_rl.critics import Critic, regress
+from offline_rl.optim import Adam
+from offline_rl.transform import Preprocessing
+from policies.actors import GaussianActor
+from policies.networks import torch_init
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
+
+    temperature: float = 1 / 3  # > 0 (lambda): large clones, small trusts the advantage
+    max_weight: float = 100.0  # cap on exp(advantage / temperature)
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    hidden: tuple[int, ...] = (256, 256, 256)
+    normalise_observations: bool = True
+
+
+class AWAC(Algorithm):
+    Config = Config
+    targets: ClassVar = {"critic_target": "critic"}
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, hidden = self.spec.observation_dim, self.spec.action_dim, self.cfg.hidden
+        return {
+            "policy": GaussianActor(
+                obs, act, hidden, log_std_range=(-20.0, 2.0), tanh_mean=False, init=torch_init
+            ),
+            "critic": Critic(obs, act, hidden),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Critics; policy, with the new ones; target. Samples are clipped before Q sees them."""
+        s, a, cfg = batch.observations, batch.actions, self.cfg
+        next_a = state.policy.explore(batch.next_observations, state.random)
+        next_q = state.critic_target(batch.next_observations, next_a).amin(0)  # [B]
+        state, metrics = regress(state, batch, batch.rewards + batch.discount * next_q)
+
+        own = state.policy.explore(s, state.random)
+        advantage = state.critic(s, a).amin(0) - state.critic(s, own).amin(0)  # [B]
+        weight = (advantage / cfg.temperature).exp().clamp(max=cfg.max_weight)
+
+        def policy_loss(policy):
+            return -(weight * policy.log_prob(s, a)).mean()
+
+        state, policy_value = minimise(state, "policy", policy_loss)
+        state = track(state, "critic_target", "critic", cfg.tau)
+        metrics |= {"advantage": advantage.mean(), "weight": weight.mean()}
+        return state, metrics | {"policy_loss": policy_value}

@@ -1,0 +1,110 @@
+"""Decision Transformer: reinforcement learning as the completion of a sequence, without values.
+
+A causal transformer reads (return to go, observation, action) step after step and answers with the
+data's action. Asked to act, it is told the return to aim at; each reward is taken off it.
+
+Paper:   Chen et al., NeurIPS 2021, arXiv:2106.01345.
+Differs: from the authors' code (kzl/decision-transformer:gym) in that short windows are padded at
+         their end, where nobody looks, instead of masked at their start; observations are divided
+         by their deviation plus 1e-3, there 1e-6. Their second evaluation target is
+         `offline-rl evaluate run=… target_return=…`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise
+from offline_rl.buffer import Windows
+from offline_rl.optim import Adam, warm_up
+from offline_rl.transform import Preprocessing
+from policies.transformer import DecisionTransformer
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+    from offline_rl.engine import Source
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: the authors' code's. They train for 100,000 updates."""
+
+    target_return: float | None = None  # raw, to aim at; null: that of the data's best episode
+    return_scale: float | None = None  # divides returns; null: the data's largest, by size
+    window: int = 20  # steps seen at once (K)
+    size: int = 128  # of an embedding
+    layers: int = 3
+    heads: int = 1
+    episode_steps: int = 1000  # places in an episode that are told apart
+    dropout: float = 0.1  # in [0, 1)
+    lr: float = 1e-4
+    weight_decay: float = 1e-4
+    max_norm: float = 0.25  # > 0, of the gradient
+    warm_up_updates: int = 10_000  # over which lr rises
+    normalise_observations: bool = True
+    batch_size: int = 64  # windows
+    discount: ClassVar[float] = 1.0  # returns to go are plain sums
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide size={self.size}")
+        if self.normalise_returns or (self.reward_scale, self.reward_shift) != (1, 0):
+            raise ValueError("returns are told as they are when acting: use return_scale instead")
+
+
+class DT(Algorithm):
+    Config = Config
+    needs = ("mc_returns", "timesteps")
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """What to aim at and the size of returns, from the data."""
+        returns = dataset.episode_returns()
+        if cfg.target_return is None:
+            cfg = replace(cfg, target_return=float(returns.max()))
+        if cfg.return_scale is None:
+            cfg = replace(cfg, return_scale=float(np.abs(returns).max()) or 1.0)
+        return cfg
+
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """All rows, also those whose next observation is unknown: nobody looks at it."""
+        return replace(dataset, next_index=dataset.next_index.clip(min=0))
+
+    def source(self, source: Source) -> Source:
+        return Windows(source, self.cfg.window)
+
+    def networks(self) -> dict[str, nn.Module]:
+        spec, cfg = self.spec, self.cfg
+        if cfg.target_return is None or cfg.return_scale is None:
+            raise ValueError("target_return and return_scale are open: see DT.complete")
+        names = ("target_return", "return_scale", "window", "size", "layers", "heads")
+        options = {name: getattr(cfg, name) for name in (*names, "episode_steps")}
+        return {
+            "policy": DecisionTransformer(
+                spec.observation_dim, spec.action_dim, dropout_rate=cfg.dropout, **options
+            )
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg, schedule = self.cfg, warm_up(self.cfg.warm_up_updates)
+        decay, norm = cfg.weight_decay, cfg.max_norm
+        return {"policy": Adam(cfg.lr, weight_decay=decay, max_norm=norm, schedule=schedule)}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step of regression on every real step of the windows."""
+        s, a, real = batch.observations, batch.actions, batch.real  # [B, T, O], [B, T, A], [B, T]
+        assert batch.timesteps is not None
+        assert real is not None
+        returns, places = batch.mc_returns, batch.timesteps.long()
+
+        def policy_loss(policy):  # mean over real steps and action dimensions
+            error = policy(s, a, returns, places, real, state.random) - a
+            return (error.square().mean(-1) * real).sum() / real.sum()
+
+        state, policy_value = minimise(state, "policy", policy_loss)
+        return state, {"policy_loss": policy_value}

@@ -1,0 +1,116 @@
+"""Mildly conservative Q-learning (MCQ): the unseen is worth what the best of the seen is worth.
+
+Soft actor-critic whose critics, at the policy's own actions, are also drawn to a pseudo target: the
+highest value among actions that a VAE of the data proposes in that state. So unseen actions are not
+overrated, and not punished beyond need either. The VAE learns alongside.
+
+Paper:   Lyu, Ma, Li, Lu, NeurIPS 2022, arXiv:2206.04745.
+Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py) in that pseudo targets
+         are not raised to 0 and no data set has rules of its own there (a margin, weights by
+         distance, errors of one side only); both critics see the same samples; there a network has
+         one hidden layer more than its setting says, and the policy's mean is bounded by 9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
+from offline_rl.critics import Critic
+from offline_rl.optim import Adam
+from offline_rl.transform import Preprocessing
+from offline_rl.vae import VAE
+from policies.actors import TanhGaussianActor
+from policies.networks import Scalar
+
+
+@dataclass(frozen=True)
+class Config(Preprocessing):
+    """Defaults: the authors' code's; `bellman_share` is tuned for each data set."""
+
+    bellman_share: float = 0.7  # in (0, 1] (lambda): of the critics' loss; the rest is pseudo
+    samples: int = 10  # actions of the VAE in each state, of which the best one counts
+    policy_samples: int = 10  # actions of the policy in each state that are drawn to it
+    alpha: float | None = None  # temperature; null: learnt, towards an entropy of -|A|
+    discount: float = 0.99  # in [0, 1)
+    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
+    actor_lr: float = 3e-4  # also of the temperature
+    critic_lr: float = 3e-4
+    vae_lr: float = 1e-3
+    policy_hidden: tuple[int, ...] = (400, 400)
+    critic_hidden: tuple[int, ...] = (400, 400)
+    vae_hidden: tuple[int, ...] = (750, 750)
+
+
+class MCQ(Algorithm):
+    Config = Config
+    targets: ClassVar = {"critic_target": "critic"}
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        networks: dict[str, nn.Module] = {
+            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, log_std_range=(-5.0, 2.0)),
+            "critic": Critic(obs, act, cfg.critic_hidden),
+            "vae": VAE(obs, act, cfg.vae_hidden),
+        }
+        return networks | ({"log_alpha": Scalar(0)} if cfg.alpha is None else {})
+
+    def optimisers(self) -> dict[str, Adam]:
+        actor, critic, vae = (
+            Adam(lr) for lr in (self.cfg.actor_lr, self.cfg.critic_lr, self.cfg.vae_lr)
+        )
+        adams = {"policy": actor, "log_alpha": actor, "critic": critic, "vae": vae}
+        return {name: adams[name] for name in self.modules if name in adams}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """The authors' order: VAE; temperature; critics; policy; each with what is new by then."""
+        s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
+
+        def vae_loss(vae):  # sums over dimensions
+            error, kl = vae.terms(s, a, state.random)
+            return (error.sum(-1) + kl.sum(-1)).mean()
+
+        state, vae_value = minimise(state, "vae", vae_loss)
+        if cfg.alpha is None:
+            entropy_gap = state.policy.sample(s, state.random)[1].mean() - self.spec.action_dim
+
+            def alpha_loss(log_alpha):
+                return -log_alpha() * entropy_gap
+
+            state, _ = minimise(state, "log_alpha", alpha_loss)
+        alpha = state.log_alpha().exp() if cfg.alpha is None else torch.as_tensor(cfg.alpha)
+
+        next_a, next_log_pi = state.policy.sample(s2, state.random)
+        next_q = state.critic_target(s2, next_a).amin(0) - alpha * next_log_pi
+        y = batch.rewards + batch.discount * next_q  # [B]
+        both = torch.cat([s, s2])  # [2 B, O]
+        own, _ = state.policy.sample(both, state.random, cfg.policy_samples)  # [M, 2 B, A]
+        pseudo = self.pseudo_target(state, both)  # [2 B]
+
+        def critic_loss(critic):
+            td = (critic(s, a) - y).square().mean(1)  # [2]
+            away = critic(both.expand(len(own), *both.shape), own) - pseudo  # [2, M, 2 B]
+            away = away.square().mean((1, 2))  # [2]
+            share = cfg.bellman_share
+            return (share * td + (1 - share) * away).sum(), (td.sum(), away.sum())
+
+        state, _, (td, away) = minimise_with(state, "critic", critic_loss)
+
+        def policy_loss(policy):
+            pi, log_pi = policy.sample(s, state.random)
+            return (alpha * log_pi - state.critic(s, pi).amin(0)).mean(), log_pi.mean()
+
+        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state = track(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": td, "pseudo_loss": away, "policy_loss": policy_value}
+        metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean(), "vae_loss": vae_value}
+        return state, metrics | {"entropy": -log_pi, "alpha": alpha}
+
+    def pseudo_target(self, state: State, s: Tensor) -> Tensor:
+        """min over critics of the max over the VAE's actions, of the present critics; [B]."""
+        proposed = state.vae.sample(s, state.random, self.cfg.samples)  # [N, B, A]
+        return state.critic(s.expand(len(proposed), *s.shape), proposed).amax(1).amin(0)

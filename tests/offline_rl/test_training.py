@@ -1,0 +1,41 @@
+"""What is settled before training: batch sizes, what the data tells, phases that divide."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import save_small
+
+from offline_rl.config import algorithm_config
+from offline_rl.errors import UserError
+from offline_rl.training import prepare
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, object]:
+    path = save_small(tmp_path / "small.npz")
+    return {"task": "none", "dataset": str(path), "num_updates": 10, "out": str(tmp_path)}
+
+
+def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_does(given):
+    assert prepare({**given, "algorithm": "rebrac"}).cfg.batch_size == 1024
+    assert prepare({**given, "algorithm": "rebrac", "batch_size": 8}).cfg.batch_size == 8
+    assert prepare({**given, "algorithm": "iql"}).cfg.batch_size == 256
+    cfg, pattern = algorithm_config("rebrac", "antmaze-umaze-v2", {})
+    assert (pattern, cfg.discount, cfg.batch_size) == ("antmaze-umaze-v?", 0.999, 256)
+
+
+def test_what_only_the_data_can_tell_stands_in_the_runs_config(given):
+    cfg = prepare({**given, "algorithm": "decision_transformer"}).cfg
+    rewards = np.load(given["dataset"])["reward"]
+    best = max(rewards[k : k + 100].sum() for k in (0, 100, 200))
+    assert cfg.target_return == pytest.approx(best, rel=1e-5)
+    own = {"algorithm": "decision_transformer", "algorithm.target_return": 7}
+    assert prepare({**given, **own}).cfg.target_return == 7
+
+
+def test_a_preliminary_phase_divides_into_periods(given):
+    with pytest.raises(UserError, match="pretrain_updates=5: spot repeats every 2"):
+        prepare({**given, "algorithm": "spot", "pretrain_updates": 5})
+    with pytest.raises(UserError, match="fit_vae=7: spot repeats every 2"):
+        prepare({**given, "algorithm": "spot", "algorithm.vae_updates": 7})
