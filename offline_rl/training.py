@@ -155,6 +155,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             "subset": options.subset,
         }
         dataset = load(source, options.data_dir, **how)
+        if "costs" in algorithm.needs and "costs" not in dataset.extras:
+            raise UserError(
+                f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
+                "from: give data with a column `costs`, as DSRL's"
+            )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
         if options.expert_dataset is not None:
             expert = load(options.expert_dataset, options.data_dir, **how)
@@ -435,14 +440,14 @@ def offline_source(
 
 
 def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
-    """The algorithm's further batch columns. Raises UserError where the data lacks one."""
+    """The algorithm's further batch columns. Raises KeyError where the data has no costs."""
     columns = {}
     for name in algorithm.needs:
         if name == "expert":  # no column, but a batch of its own
             continue
         if name == "mc_returns":
             columns[name] = algorithm.mc_returns(cfg, data)
-        elif name == "costs" and "costs" in data.extras:
+        elif name == "costs":
             columns[name] = data.extras["costs"]
         elif name == "next_actions":
             following = np.arange(data.num_rows) + 1
@@ -452,7 +457,7 @@ def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[s
             starts = np.repeat(data.episode_starts, data.episode_lengths())
             columns[name] = np.arange(data.num_rows) - starts
         else:
-            raise UserError(f"{data.path or data.name} has no {name}, which {algorithm} needs")
+            raise ValueError(f"{algorithm.__name__}.needs names {name}, which is no column")
     return columns
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
+from offline_rl.soft import soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from offline_rl.vae import VAE
 from policies.actors import TanhGaussianActor
@@ -76,17 +77,11 @@ class MCQ(Algorithm):
 
         state, vae_value = minimise(state, "vae", vae_loss)
         if cfg.alpha is None:
-            entropy_gap = state.policy.sample(s, state.random)[1].mean() - self.spec.action_dim
-
-            def alpha_loss(log_alpha):
-                return -log_alpha() * entropy_gap
-
-            state, _ = minimise(state, "log_alpha", alpha_loss)
+            _, log_pi = state.policy.sample(s, state.random)
+            state = temper(state, log_pi.mean(), -self.spec.action_dim)
         alpha = state.log_alpha().exp() if cfg.alpha is None else torch.as_tensor(cfg.alpha)
 
-        next_a, next_log_pi = state.policy.sample(s2, state.random)
-        next_q = state.critic_target(s2, next_a).amin(0) - alpha * next_log_pi
-        y = batch.rewards + batch.discount * next_q  # [B]
+        y = soft_target(state, batch, alpha)  # [B]
         both = torch.cat([s, s2])  # [2 B, O]
         own, _ = state.policy.sample(both, state.random, cfg.policy_samples)  # [M, 2 B, A]
         pseudo = self.pseudo_target(state, both)  # [2 B]
@@ -101,8 +96,7 @@ class MCQ(Algorithm):
         state, _, (td, away) = minimise_with(state, "critic", critic_loss)
 
         def policy_loss(policy):
-            pi, log_pi = policy.sample(s, state.random)
-            return (alpha * log_pi - state.critic(s, pi).amin(0)).mean(), log_pi.mean()
+            return soft_policy_loss(policy, state, s, alpha)
 
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
         state = track(state, "critic_target", "critic", cfg.tau)

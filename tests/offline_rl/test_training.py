@@ -8,7 +8,7 @@ from small_data import save_small
 
 from offline_rl.config import algorithm_config
 from offline_rl.errors import UserError
-from offline_rl.training import prepare
+from offline_rl.training import prepare, train
 
 
 @pytest.fixture
@@ -39,3 +39,12 @@ def test_a_preliminary_phase_divides_into_periods(given):
         prepare({**given, "algorithm": "spot", "pretrain_updates": 5})
     with pytest.raises(UserError, match="fit_vae=7: spot repeats every 2"):
         prepare({**given, "algorithm": "spot", "algorithm.vae_updates": 7})
+
+
+def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written(
+    given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("offline_rl.algorithms.iql.IQL.needs", ("costs",))
+    with pytest.raises(UserError, match=r"small\.npz has no costs, which iql learns from"):
+        train(**given, algorithm="iql")
+    assert [p.name for p in tmp_path.iterdir()] == ["small.npz"]

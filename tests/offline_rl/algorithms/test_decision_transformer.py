@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Recorded, advance, close, start, taught
-from offline_rl.training import batch_columns, train
 from small_data import save_small
 
 import envs
@@ -19,6 +18,7 @@ from offline_rl.data import Dataset
 from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED
 from offline_rl.score import evaluate
+from offline_rl.training import batch_columns, train
 from policies.spec import Spec
 from policies.transformer import DecisionTransformer
 

@@ -24,11 +24,11 @@ from by_hand import (
     target_after,
     taught,
 )
-from offline_rl.training import batch_columns
 
 from offline_rl.algorithms.rebrac import ReBRAC
 from offline_rl.buffer import ReplayBuffer
 from offline_rl.data import Dataset
+from offline_rl.training import batch_columns
 from policies.spec import Spec
 
 SMALL = {"hidden": (16, 16)}

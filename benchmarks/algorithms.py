@@ -1,0 +1,150 @@
+"""docs/algorithms.md, made from the algorithms' own files and the committed results.
+
+python -m benchmarks.algorithms
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
+
+PAGE = Path("docs/algorithms.md")
+RESULTS = Path("benchmarks/results")
+HEAD = """# Algorithms
+
+*Made by `python -m benchmarks.algorithms` from the code and `benchmarks/results`, not by hand.*
+
+Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
+(`critics.py`, `soft.py`, `dual.py`, `vae.py`). Lines are those of code: neither blank nor comment
+nor docstring. Settings by task are in `configs/algorithm/<name>.yaml`. bf16: scores were held
+against float32 (`benchmarks/results/parity`), so `precision=auto` uses it where the processor can.
+"""
+SCORES = """## Scores
+
+The last checkpoint's normalised score, mean ± standard deviation over seeds; `data` is the mean of
+the data's own episodes. Updates, episodes, settings and what differs from the published numbers
+stand with each run in `benchmarks/results`.
+"""
+SPEED = """## Speed
+
+Seed-updates per second of the compiled engine as a multiple of eager single-seed PyTorch in the
+same run, on the machine named in the file. Observations 17, actions 6, the algorithm's own batch.
+"""
+
+
+def sections(doc: str) -> tuple[str, dict[str, str]]:
+    """The docstring's first line, and its `Name: text` paragraphs with their lines joined."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in doc.splitlines():
+        start = re.match(r"(\w+):\s+(.*)", line)
+        if start:
+            name = start[1]
+            found[name] = start[2]
+        elif name and line.startswith("   "):
+            found[name] += " " + line.strip()
+        else:
+            name = ""
+    return doc.splitlines()[0], found
+
+
+def code_lines(path: Path) -> int:
+    """Lines that are neither blank nor comment nor docstring."""
+    text = path.read_text()
+    silent = set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            silent |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(x.strip()) and x.strip()[0] != "#" and n not in silent for n, x in lines)
+
+
+def needs(cls: Any) -> str:
+    """What it learns from, in words."""
+    words = {
+        "mc_returns": "returns to go",
+        "next_actions": "next actions",
+        "timesteps": "places in the episode",
+        "expert": "an expert's data beside",
+        "costs": "costs",
+    }
+    further = [words[name] for name in cls.needs]
+    return "data" + ("" if not further else f" ({', '.join(further)})")
+
+
+def scores() -> list[str]:
+    """A table for each benchmark: algorithms by tasks."""
+    lines = []
+    for benchmark in sorted(p.parent for p in RESULTS.glob("*/runs")):
+        cells: dict[str, dict[str, str]] = {}
+        for run in sorted((benchmark / "runs").glob("*/*/*")):
+            seeds = [json.loads(p.read_text()) for p in sorted(run.glob("seed_*/result.json"))]
+            if not seeds:
+                continue
+            first = seeds[0]
+            task = first["task"] + ("" if run.name == "default" else f" ({run.name})")
+            values = [s["score"] for s in seeds]
+            score = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
+            cells.setdefault("data", {})[task] = f"{first['behaviour_score']:.1f}"
+            cells.setdefault(first["algorithm"], {})[task] = score
+        tasks = sorted({task for row in cells.values() for task in row})
+        lines += [f"### `{benchmark}`", "", "| | " + " | ".join(tasks) + " |"]
+        lines.append("|---" * (len(tasks) + 1) + "|")
+        for name, row in cells.items():
+            lines.append("| " + " | ".join([name, *(row.get(t, "") for t in tasks)]) + " |")
+        lines.append("")
+    return lines
+
+
+def speed() -> list[str]:
+    """Every measured row of every speed file."""
+    lines = []
+    for path in sorted(RESULTS.glob("speed*.json")):
+        rows = json.loads(path.read_text())["rows"]
+        columns = sorted({(r["precision"], r["seeds"]) for r in rows if r["contender"] == "ours"})
+        heads = [f"{p}, {s} seed{'s' if s > 1 else ''}" for p, s in columns]
+        lines += [f"### `{path}`", "", "| | eager, /s | " + " | ".join(heads) + " |"]
+        lines.append("|---" * (len(columns) + 2) + "|")
+        for name in dict.fromkeys(r["algorithm"] for r in rows):
+            own = [r for r in rows if r["algorithm"] == name]
+            base = next(r for r in own if r["contender"] == "eager")
+            ratios = {
+                (r["precision"], r["seeds"]): f"{r['ratio_to_eager']:.1f}×"
+                for r in own
+                if r["contender"] == "ours"
+            }
+            cells = [name, f"{base['seed_updates_per_second']:.0f}"]
+            lines.append("| " + " | ".join([*cells, *(ratios.get(c, "") for c in columns)]) + " |")
+        lines.append("")
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    rows = ["| name | paper | lines | learns from | bf16 |", "|---|---|---|---|---|"]
+    differs = []
+    for name in algorithm_names():
+        cls = algorithm_class(name)
+        path = PACKAGE / "algorithms" / f"{name}.py"
+        doc = inspect.getdoc(inspect.getmodule(cls)) or ""
+        title, parts = sections(doc)
+        paper = parts["Paper"].split(". Equation")[0].split(", with its")[0].rstrip(".")
+        link = f"[`{name}`](../offline_rl/algorithms/{name}.py)"
+        source = "an environment" if cls.online else needs(cls)
+        held = "yes" if "bf16" in (algorithm_yaml(name).get("parity") or {}) else ""
+        rows.append(f"| {link} | {paper} | {code_lines(path)} | {source} | {held} |")
+        differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
+    parts = [HEAD, *rows, "", "## What differs from paper or code", "", *differs]
+    return "\n".join([*parts, SCORES, *scores(), SPEED, *speed()]).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)
