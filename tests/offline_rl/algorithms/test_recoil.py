@@ -156,7 +156,7 @@ def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path
         prepare({**keys, "expert_dataset": str(other)})
     plan = prepare({**keys, "expert_dataset": str(data)})
     assert plan.expert is not None
-    assert plan.batch_size == 1024
+    assert plan.cfg.batch_size == 1024
 
 
 def test_the_bound_follows_the_discount():
