@@ -8,12 +8,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs import locomotion, neorl2
+from envs import locomotion, mazes, neorl2, robotics
 from envs.adapters import LoopVectorEnv, SingleEnv, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.vector import VectorEnv
 
-NATIVE: dict[str, Callable[..., VectorEnv]] = {**locomotion.ENVS, **neorl2.ENVS}
+NATIVE: dict[str, Callable[..., VectorEnv]] = {
+    **locomotion.ENVS,
+    **mazes.ENVS,
+    **neorl2.ENVS,
+    **robotics.ENVS,
+}
 _registered: dict[str, "Registration"] = {}
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.locomotion import Hopper, load_model
+from envs.locomotion import Hopper
+from envs.physics import load_model
 
 
 @functools.cache

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from envs.adapters import SingleEnv
-from envs.locomotion import ENVS, load_model
+from envs.locomotion import ENVS
+from envs.physics import load_model
 
 
 @pytest.fixture

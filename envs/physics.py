@@ -1,0 +1,147 @@
+"""MuJoCo for many environments at a time: models, threads, reading and drawing.
+
+`mujoco.rollout` is no faster here, and it does not carry the constraint solver's warm start from
+call to call, so that trajectories depart from Gymnasium's after contacts. Hence `mj_step`.
+"""
+
+import functools
+import warnings
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.vector import Step, VectorEnv
+
+
+def gymnasium_spec(xml: str) -> Any:
+    """Gymnasium's MuJoCo model `xml`, to be changed before it is compiled."""
+    import mujoco
+
+    path = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / xml
+    return mujoco.MjSpec.from_file(str(path))
+
+
+def compile_spec(spec: Any) -> Any:
+    """The model, with contacts as in the MuJoCo that D4RL was made with.
+
+    From 3.5 a contact's margin is the sum of its two geoms' margins, before it was the larger. All
+    geoms of a model have the same margin here, so that halving them restores the contacts.
+    """
+    import mujoco
+
+    if tuple(map(int, mujoco.__version__.split(".")[:2])) >= (3, 5):
+        for geom in spec.geoms:
+            geom.margin /= 2
+    with warnings.catch_warnings():  # MuJoCo 4 on an attribute of half_cheetah.xml
+        warnings.filterwarnings("ignore", message=".*settotalmass")
+        return spec.compile()
+
+
+@functools.cache
+def load_model(xml: str) -> Any:
+    """Gymnasium's MuJoCo model `xml`, compiled."""
+    return compile_spec(gymnasium_spec(xml))
+
+
+class MujocoVectorEnv(VectorEnv):
+    """Environments with one model each and actions [-1, 1] as controls.
+
+    num_threads: of the simulation, which runs outside Python's lock.
+    """
+
+    frame_skip: int  # simulation steps in one of ours
+    max_speed = np.inf  # observed velocities are clipped to it, m/s or rad/s
+    hidden_positions = 0  # leading positions that are not observed
+    camera: int | str = -1
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs)
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}; at least 1 thread is needed.")
+        import mujoco
+
+        self._mujoco = mujoco
+        self.model = self.build()
+        self.dt_s = self.model.opt.timestep * self.frame_skip
+        self.observation_shape = (self.model.nq + self.model.nv - self.hidden_positions,)
+        self.action_dim = self.model.nu
+        self._models = [self.model] * num_envs  # a subclass may give each environment its own
+        self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
+        self._qpos = np.stack([data.qpos for data in self._data])
+        self._qvel = np.stack([data.qvel for data in self._data])
+        self._num_threads = min(num_threads, num_envs)
+        self._pool = ThreadPoolExecutor(num_threads)  # starts no thread before it is used
+        self._renderer: Any = None
+
+    @abstractmethod
+    def build(self) -> Any:
+        """The MuJoCo model."""
+
+    @abstractmethod
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """An episode's first qpos [nq] and qvel [nv] in environment `index`."""
+
+    @abstractmethod
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """rewards [B], terminated [B] and infos of a step; before: qpos [B, nq] at its start."""
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        for seed, index in zip(seeds, indices, strict=True):
+            model, data = self._models[index], self._data[index]
+            self._mujoco.mj_resetData(model, data)
+            rng = np.random.Generator(np.random.PCG64(seed))
+            data.qpos[:], data.qvel[:] = self.start(index, rng)
+            self._mujoco.mj_forward(model, data)
+        self._read(indices)
+        return self._observations(indices)
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        actions, before = actions.astype(np.float64), self._qpos[indices]
+        self._simulate(actions, indices)
+        self._read(indices)
+        rewards, terminated, infos = self.outcome(indices, before, actions)
+        never = np.zeros(len(indices), bool)
+        return Step(self._observations(indices), rewards, terminated, never, infos)
+
+    def _simulate(self, actions: np.ndarray, indices: np.ndarray) -> None:
+        """Shared out evenly over the threads, of which the caller's is one."""
+        shares = [np.array_split(array, self._num_threads) for array in (actions, indices)]
+        mine, *others = zip(*shares, strict=True)
+        futures = [self._pool.submit(self._simulate_some, *share) for share in others]
+        self._simulate_some(*mine)
+        for future in futures:
+            future.result()
+
+    def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
+        step = self._mujoco.mj_step
+        for action, index in zip(actions, indices, strict=True):
+            data = self._data[index]
+            data.ctrl[:] = action
+            step(self._models[index], data, self.frame_skip)
+
+    def _read(self, indices: np.ndarray) -> None:
+        for index in indices:
+            self._qpos[index] = self._data[index].qpos
+            self._qvel[index] = self._data[index].qvel
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        velocities = self._qvel[indices].clip(-self.max_speed, self.max_speed)
+        return np.concatenate([self._qpos[indices, self.hidden_positions :], velocities], 1)
+
+    def render(self, index: int = 0) -> np.ndarray:
+        if self._renderer is None:
+            self._renderer = self._mujoco.Renderer(self.model, height=480, width=480)
+        self._renderer.update_scene(self._data[index], camera=self.camera)
+        return self._renderer.render()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
