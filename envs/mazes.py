@@ -211,6 +211,63 @@ class DensePointMaze(PointMaze):
     dense = True
 
 
+class Waypoints:
+    """Walks a point maze from goal to goal: free cells drawn at random, shortest ways between.
+
+    Of each cell on the way the waypoint lies up to 0.2 m below its middle; a waypoint 0.1 m away is
+    passed. Action: 10 (waypoint - position) - velocity, and noise. As D4RL's
+    pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
+    """
+
+    NEAR = 0.1  # m
+
+    def __init__(self, env: PointMaze, noise: float = 0.5, seed: int = 0) -> None:
+        self.noise, self._rng = noise, np.random.default_rng(seed)
+        self._free = cells(env.maze, ".RG")
+        self._ways: list[list[np.ndarray]] = []
+        self.reset(env.num_envs)
+
+    def reset(self, num_envs: int) -> None:
+        """New walks in `num_envs` environments."""
+        self._ways = [[] for _ in range(num_envs)]
+
+    def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """[B, 4] -> [B, 2]; indices: of the environments they come from."""
+        places, speeds = observations[:, :2].astype(np.float64), observations[:, 2:]
+        goals = np.stack([self._waypoint(i, x) for i, x in zip(indices, places, strict=True)])
+        noise = self.noise * self._rng.standard_normal(goals.shape)
+        actions = 10 * (goals - places) - speeds + noise
+        return actions.clip(-1, 1).astype(np.float32)
+
+    def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
+        """The next one of an environment's walk; a new walk where the last one is done."""
+        way = self._ways[index]
+        if way and np.linalg.norm(place - way[0]) < self.NEAR:
+            way.pop(0)
+        while not way:
+            start = (round(place[0]), round(place[1]))
+            goal = self._free[self._rng.integers(len(self._free))]
+            way += [
+                np.array(cell) - (0.2 * self._rng.uniform(size=2) if cell != goal else 0)
+                for cell in self.path(start, goal)[1:]
+            ]
+        return way[0]
+
+    def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
+        """The cells of a shortest way, both ends included; breadth first from the goal."""
+        onward: dict[tuple[int, int], tuple[int, int]] = {goal: goal}
+        queue = [goal]
+        for i, j in queue:
+            for cell in ((i, j - 1), (i, j + 1), (i - 1, j), (i + 1, j)):
+                if cell in self._free and cell not in onward:
+                    onward[cell] = (i, j)
+                    queue.append(cell)
+        way = [start]
+        while way[-1] != goal:
+            way.append(onward[way[-1]])
+        return way
+
+
 LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (600, 800)}  # v0, v1
 
 

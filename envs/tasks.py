@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs import locomotion, mazes, neorl2, robotics
+from envs import locomotion, mazes, neorl2, push, robotics
 from envs.adapters import LoopVectorEnv, SingleEnv, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.vector import VectorEnv
@@ -17,6 +17,7 @@ NATIVE: dict[str, Callable[..., VectorEnv]] = {
     **locomotion.ENVS,
     **mazes.ENVS,
     **neorl2.ENVS,
+    **push.ENVS,
     **robotics.ENVS,
 }
 _registered: dict[str, "Registration"] = {}

@@ -13,6 +13,7 @@ reaches `medium_return`; the expert is that of the best evaluation. The kinds ar
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,22 +22,22 @@ import torch
 
 import envs
 import policies
-from offline_rl import config, hardware
+from offline_rl import config
 from offline_rl.data import Dataset
 from offline_rl.data.find import data_folder
-from offline_rl.data.raw import checksum
 from offline_rl.data.write import write
 from offline_rl.errors import UserError
 from offline_rl.files import read_json, write_atomically, write_json
 from offline_rl.paths import share
+from offline_rl.roll import Act, contents, roll_out
 from offline_rl.rundir import SeedFolder
+from offline_rl.scripted import Script, script
 from offline_rl.trainer import Trainer
 from offline_rl.training import train
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
 ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k: its own range
-BATCH = 50  # episodes rolled out side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +68,18 @@ def generate(
 ) -> str:
     """Makes the sets of `recipe` and returns the folder they are in.
 
-    out: default `<data folder>/gym`, where `task=gym/…` finds them. runs: for the learner's
-    run, which is resumed where it was interrupted. qualities: by default all but full-replay.
+    out: default `<data folder>/<suite>`, where `task=<suite>/…` finds them. runs: for the learner's
+    run, which is resumed where it was interrupted. qualities: by default all but full-replay; of a
+    script: its sets.
     """
-    wanted = qualities or list(QUALITIES[:-1])
-    for quality in wanted:
-        if quality not in QUALITIES:
-            raise UserError(config.unknown("quality", quality, QUALITIES))
     plan = load_recipe(recipe)
+    known = plan.sets if isinstance(plan, Script) else QUALITIES
+    for quality in qualities or ():
+        if quality not in known:
+            raise UserError(config.unknown("quality", quality, known))
+    if isinstance(plan, Script):
+        return script(plan, recipe, out, qualities or list(plan.sets), show)
+    wanted = qualities or list(QUALITIES[:-1])
     folder = Path(out) if out else data_folder() / "gym"
     run = learn(plan, recipe, runs, show)
     made: dict[str, Dataset] = {}
@@ -94,15 +99,16 @@ def generate(
     return str(folder)
 
 
-def load_recipe(name: str) -> Recipe:
-    """configs/recipe/<name>.yaml. Raises UserError with near matches."""
+def load_recipe(name: str) -> Recipe | Script:
+    """configs/recipe/<name>.yaml, one with a `controller` or of an agent. Raises UserError."""
     from omegaconf import OmegaConf
 
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
     if name not in files:
         raise UserError(config.unknown("recipe", name, files))
     values: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
-    return config.build(Recipe, values, f"recipe {name}: ")
+    kind: type[Recipe] | type[Script] = Script if "controller" in values else Recipe
+    return config.build(kind, values, f"recipe {name}: ")
 
 
 def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
@@ -162,7 +168,8 @@ def build(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset])
             random = quality == "random"
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
             first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
-            made[quality] = roll_out(plan, policy, first)
+            actor = partial(noisy, policy)
+            made[quality] = roll_out(plan.task, plan.rows, first, actor)
     return made[quality]
 
 
@@ -177,54 +184,19 @@ def replay(run: SeedFolder, steps: int | None) -> Dataset:
     return Dataset.from_arrays(**columns)
 
 
-def roll_out(plan: Recipe, policy: Any, first_seed: int) -> Dataset:
-    """`plan.rows` rows of whole episodes (the last one cut), episode k from seed first_seed + k."""
-    env = envs.make_vector(plan.task, BATCH, num_threads=hardware.cores())
-    rows, episodes, done = list[dict[str, np.ndarray]](), 0, 0
-    while done < plan.rows:
-        batch = episode_batch(env, policy, first_seed + episodes)
-        rows += batch
-        episodes += BATCH
-        done += sum(len(episode["rewards"]) for episode in batch)
-    columns: dict[str, Any] = {
-        k: np.concatenate([e[k] for e in rows])[: plan.rows] for k in rows[0]
-    }
-    return Dataset.from_arrays(**columns)
-
-
-def episode_batch(env: envs.VectorEnv, policy: Any, seed: int) -> list[dict[str, np.ndarray]]:
-    """One episode in each environment, as columns, in the order of their seeds."""
-    seeds = [seed + k for k in range(env.num_envs)]
-    observations, running = env.reset(seeds), np.arange(env.num_envs)
-    steps: list[list[tuple[Any, ...]]] = [[] for _ in seeds]
-    draws = [np.random.default_rng(s) for s in seeds]
+def noisy(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
+    """Actions of a policy, sampled, or uniform ones for None; the noise is the episodes' own."""
+    draws = [np.random.default_rng(first_seed + k) for k in range(env.num_envs)]
     shape = (env.max_episode_steps, env.action_dim)
-    if policy is None:
-        noise = np.stack([draw.uniform(-1, 1, shape) for draw in draws])
-    else:
-        noise = np.stack([draw.standard_normal(shape) for draw in draws])
-    noise, t = noise.astype(np.float32), 0
-    while len(running):
-        actions = noise[running, t]
-        if policy is not None:
-            actions = sampled(policy, observations[running], torch.from_numpy(actions))
-        t += 1
-        step = env.step(actions, running)
-        for j, k in enumerate(running):
-            steps[k].append(
-                (
-                    observations[k].copy(),
-                    actions[j],
-                    np.float32(step.rewards[j]),
-                    step.terminated[j],
-                    step.truncated[j],
-                    step.observations[j],
-                )
-            )
-        observations[running] = step.observations
-        running = running[~(step.terminated | step.truncated)]
-    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
-    return [dict(zip(names, map(np.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+    kinds = [d.uniform(-1, 1, shape) if policy is None else d.standard_normal(shape) for d in draws]
+    noise, steps = np.stack(kinds).astype(np.float32), np.zeros(env.num_envs, np.int64)
+
+    def act(observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        own = noise[indices, steps[indices]]
+        steps[indices] += 1
+        return own if policy is None else sampled(policy, observations, torch.from_numpy(own))
+
+    return act
 
 
 def sampled(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
@@ -253,22 +225,11 @@ def describe(
     plan: Recipe, name: str, quality: str, data: Dataset, path: Path, run: SeedFolder
 ) -> dict[str, Any]:
     """The card of a made file: how it was made and what is in it."""
-    returns, task = data.episode_returns(), envs.task(plan.task)
     return {
         "set": f"{plan.family}-{quality}",
         "recipe": {"name": name, **asdict(plan)},
-        "file": path.name,
-        "sha256": checksum(path),
-        "size_bytes": path.stat().st_size,
-        "rows": data.num_rows,
-        "episodes": len(returns),
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
-        "score_mean": float(task.score(returns).mean()) if task.reference else None,
+        **contents(data, path, plan.task),
         "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
-        "made_with": hardware.description(),
         "learning_curve": [
             {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
             for row in run.rows("evaluations")

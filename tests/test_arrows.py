@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from offline_rl import config
 from offline_rl.generate import Recipe
+from offline_rl.scripted import Script
 
 ROOT = Path(__file__).resolve().parents[1]
 ARROWS = {
@@ -138,7 +139,8 @@ def test_a_config_says_only_what_differs(name: str) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_only_what_differs(path: Path) -> None:
-    assert_differs(Recipe, OmegaConf.to_container(OmegaConf.load(path)), path.name)
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    assert_differs(Script if "controller" in values else Recipe, values, path.name)
 
 
 def assert_differs(cls: type, values: dict[str, object], where: str) -> None:

@@ -53,7 +53,9 @@ def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() ->
             assert "{" not in task.reference.environment
             world = tasks.NATIVE[task.env_id]
             given = world.keywords if isinstance(world, partial) else {}
-            limit = given.get("max_episode_steps") or world.max_episode_steps
+            limit = (
+                given.get("max_episode_steps") or getattr(world, "func", world).max_episode_steps
+            )
             assert limit == task.max_episode_steps
 
 
@@ -67,7 +69,7 @@ def test_the_suites_are_complete() -> None:
         assert all(f"{runner}-{quality}-v2" in cards for quality in [*qualities, "full-replay"])
 
 
-SUITES = {"d4rl": 183, "neorl2": 8, "gym": 15}
+SUITES = {"d4rl": 183, "neorl2": 8, "gym": 18, "d5rl": 3, "push": 10}
 
 
 def test_cards_state_what_was_published() -> None:

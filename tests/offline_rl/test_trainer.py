@@ -1,6 +1,7 @@
 """The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import envs
 import offline_rl
 import policies
 from offline_rl.evaluate import EVALUATION_SEED, rollout
-from offline_rl.generate import Recipe, build, learn, roll_out
+from offline_rl.generate import Recipe, build, learn, noisy
+from offline_rl.roll import roll_out
 from offline_rl.trainer import Trainer
 from offline_rl.training import train
 from policies.normaliser import Normaliser
@@ -171,7 +173,8 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path):
     assert replay.num_rows == 300
     whole = build(plan, "full-replay", run, made)
     assert np.array_equal(whole.actions[:300], replay.actions)
-    medium, again = (roll_out(plan, policies.load(run.path / "medium.bundle"), 7) for _ in "ab")
+    policy = policies.load(run.path / "medium.bundle")
+    medium, again = (roll_out(plan.task, 450, 7, partial(noisy, policy)) for _ in "ab")
     assert medium.num_rows == 450
     assert np.array_equal(medium.actions, again.actions)
     assert medium.episode_lengths().tolist() == [200, 200, 50]

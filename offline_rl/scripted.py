@@ -1,0 +1,64 @@
+"""Datasets of scripted experts, without any learning: point mazes by waypoints, the puck pushed.
+
+A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
+the noise of the waypoints' actions, the skill of the pushing expert. A set `x` of suite `s` is
+recorded in the environment of the task `s/x`, whose card finds the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import envs
+from envs.mazes import Waypoints
+from envs.push import Expert
+from offline_rl.data.find import data_folder
+from offline_rl.data.write import write
+from offline_rl.errors import UserError
+from offline_rl.files import write_json
+from offline_rl.roll import Act, contents, roll_out
+
+FIRST_SEED = 600_000_000  # of the first set; each further one a million later
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A controller and the sets it makes."""
+
+    controller: Literal["waypoints", "push"]
+    suite: str
+    sets: dict  # name -> noise or skill
+    rows: int = 100_000  # of each
+
+
+def script(plan: Script, name: str, out: str | None, wanted: list[str], show: bool) -> str:
+    """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe."""
+    folder = Path(out) if out else data_folder() / plan.suite
+    kind: Any = {"waypoints": Waypoints, "push": Expert}[plan.controller]
+    for k, (each, knob) in enumerate(plan.sets.items()):
+        if each not in wanted:
+            continue
+        if not isinstance(knob, int | float):
+            raise UserError(f"recipe {name}: sets.{each}={knob!r}: expected a number")
+        task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
+        data = roll_out(task, plan.rows, FIRST_SEED + k * 1_000_000, actor)
+        path = write(
+            data,
+            folder / f"{each}.hdf5",
+            next_observations="final",
+            metadata={"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"},
+        )
+        card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        card |= contents(data, path, task)
+        write_json(path.with_suffix(".json"), card)
+        if show:
+            print(f"{path}: {card['rows']:,} rows, mean return {card['return_mean']:.2f}")
+    return str(folder)
+
+
+def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:
+    """A new controller for each batch of episodes, its random numbers those of the first one."""
+    return lambda env, seed: kind(env, knob, seed)
