@@ -1,7 +1,7 @@
-"""Hopper, Walker2d and HalfCheetah with the semantics of Gymnasium's v4, many at a time.
+"""Hopper, Walker2d, HalfCheetah and Ant with the semantics of Gymnasium's v4, many at a time.
 
 The equations are `Farama-Foundation/Gymnasium:gymnasium/envs/mujoco/{hopper,walker2d,
-half_cheetah}_v4.py`, the models its XML files. v4 is the closest to gym's v2, in which D4RL was
+half_cheetah,ant}_v4.py`, the models its XML files. v4 is the closest to gym's v2, in which D4RL was
 recorded: the alive bonus is also paid on the step that falls, and Walker2d's feet differ.
 """
 
@@ -38,6 +38,10 @@ class Runner(MujocoVectorEnv):
         """Noise on the initial velocities, [nv]."""
         return rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
 
+    def speed(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """[B] m/s along x in the last step, which began at the positions `before`."""
+        return (self._qpos[indices, 0] - before[:, 0]) / self.dt_s
+
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         noise = rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
         return self.model.qpos0 + noise, self.velocity_noise(rng)
@@ -46,7 +50,7 @@ class Runner(MujocoVectorEnv):
         self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         qpos, qvel = self._qpos[indices], self._qvel[indices]
-        speed = (qpos[:, 0] - before[:, 0]) / self.dt_s
+        speed = self.speed(indices, before)
         return self.reward(speed, actions), ~self.healthy(qpos, qvel), {"x_velocity": speed}
 
 
@@ -81,8 +85,44 @@ class HalfCheetah(Runner):
         return self.reset_noise * rng.standard_normal(self.model.nv)
 
 
+class Ant(Runner):
+    """Four legs in space, as in gym's v2. Observation [111]: z, turn, 8 angles, velocities, zeros.
+
+    The 84 zeros stand for contact forces, zero in D4RL's data too. Speed is that of the torso
+    as MuJoCo last placed it, one stage of its integrator ago, as in gym.
+    """
+
+    xml, frame_skip = "ant.xml", 5
+    control_cost, reset_noise, alive_bonus, hidden_positions = 0.5, 0.1, 1.0, 2
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs, num_threads=num_threads)
+        self.observation_shape = (111,)
+        self._x = np.zeros(num_envs)
+
+    def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+        finite = np.isfinite(qpos).all(1) & np.isfinite(qvel).all(1)
+        return finite & (qpos[:, 2] >= 0.2) & (qpos[:, 2] <= 1.0)
+
+    def velocity_noise(self, rng: np.random.Generator) -> np.ndarray:
+        return self.reset_noise * rng.standard_normal(self.model.nv)
+
+    def _read(self, indices: np.ndarray) -> None:
+        super()._read(indices)
+        self._before, self._x = self._x, self._x.copy()
+        for index in indices:
+            self._x[index] = self._data[index].xpos[1, 0]
+
+    def speed(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
+        return (self._x - self._before)[indices] / self.dt_s
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        return np.concatenate([super()._observations(indices), np.zeros((len(indices), 84))], 1)
+
+
 ENVS: dict[str, type[Runner]] = {
     "Hopper-v4": Hopper,
     "Walker2d-v4": Walker2d,
     "HalfCheetah-v4": HalfCheetah,
+    "Ant-v2": Ant,
 }

@@ -1,0 +1,79 @@
+"""docs/datasets.md, made from the cards in datasets/.
+
+python -m benchmarks.datasets
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+
+from envs import Card, cards
+
+PAGE = Path("docs/datasets.md")
+HEAD = """# Datasets and worlds
+
+*Made by `python -m benchmarks.datasets` from the cards in `datasets/`, not by hand.*
+
+A dataset's name is a task: `offline-rl train task=<name>`. Score 0 and 100 are the returns that the
+field's normalised score maps there. Where no world is named there is data only: train with
+`task=none dataset=<name>`. `offline-rl data download <name>` fetches what is published,
+`offline-rl generate recipe=<name>` makes the rest, `offline-rl data info <name>` shows what a file
+holds, and where its references come from.
+"""
+ABOUT = {
+    "d4rl": "D4RL (Fu et al., arXiv:2004.07219)",
+    "d5rl": "D5RL's binary hands, as in RLPD (arXiv:2302.02948)",
+    "gym": "Our own data of D4RL's kinds",
+    "neorl2": "NeoRL-2 (Gao et al., arXiv:2503.19267)",
+    "push": "Our own pushing arm",
+}
+
+
+def number(x: float) -> str:
+    """Short, without trailing zeros."""
+    return f"{x:.6g}"
+
+
+def row(card: Card) -> str:
+    """One line of a suite's table."""
+    low, high = ("", "")
+    if card.reference is not None:
+        low, high = number(card.reference.min), number(card.reference.max)
+    files = ", ".join(f"`{file.name}`" for file in card.files.values())
+    limit = f"{card.max_episode_steps:,}" if card.max_episode_steps else ""
+    cells = [f"`{card.name}`", card.env or "", limit, low, high, files]
+    return "| " + " | ".join(cells) + " |"
+
+
+def made() -> list[str]:
+    """What our recipes made on one machine: the committed cards of the files."""
+    lines = ["| set | rows | episodes | mean return | score | bytes | SHA-256 |", "|---" * 7 + "|"]
+    for path in sorted(Path("datasets").glob("*/*.json")):
+        card = json.loads(path.read_text())
+        score = "" if card.get("score_mean") is None else f"{card['score_mean']:.1f}"
+        cells = [f"`{card['set']}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
+        cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
+        lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for suite, group in groupby(cards().values(), key=lambda card: card.suite):
+        own = list(group)
+        parts += [f"## {ABOUT[suite]}", "", f"{len(own)} sets. Licence: {own[0].licence}.", ""]
+        parts += [f"Layout: {own[0].layout}. Source: {own[0].source}.", ""]
+        if any(c.env for c in own):
+            kinds = sorted({c.env.split("-")[0] for c in own if c.env})
+            parts += ["Simulated: " + ", ".join(kinds) + ".", ""]
+        parts += ["| name | world | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
+        parts += [*map(row, own), ""]
+    return "\n".join([*parts, "## What the recipes made", "", *made()]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)

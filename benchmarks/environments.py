@@ -1,0 +1,65 @@
+"""Steps per second of every world, one alone and 64 side by side, under random actions.
+
+python -m benchmarks.environments [worlds=push/standard,Hopper-v4]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from envs.tasks import NATIVE
+from offline_rl import hardware
+
+BATCH, SECONDS, BLOCKS = 64, 1.0, 3
+
+
+def rate(name: str, count: int, threads: int) -> float:
+    """Environment steps per second, resets included; the median of the blocks."""
+    env = NATIVE[name](count, num_threads=threads)
+    rng, seed, rates = np.random.default_rng(0), count, list[float]()
+    env.reset(range(count))
+    for _ in range(BLOCKS):
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() - started < SECONDS:
+            step = env.step(rng.uniform(-1, 1, (count, env.action_dim)))
+            steps += count
+            over = np.flatnonzero(step.terminated | step.truncated)
+            if len(over):
+                env.reset(range(seed, seed + len(over)), over)
+                seed += len(over)
+        rates.append(steps / (time.perf_counter() - started))
+    env.close()
+    return statistics.median(rates)
+
+
+def main(arguments: list[str]) -> None:
+    options = dict(argument.split("=", 1) for argument in arguments)
+    names = options["worlds"].split(",") if "worlds" in options else sorted(NATIVE)
+    threads, rows = hardware.cores(), {}
+    head = f"| world | one | {BATCH}, one thread | {BATCH}, {threads} threads |"
+    lines = ["# Worlds: steps per second", "", "`python -m benchmarks.environments`", "", head]
+    lines.append("|---" * 4 + "|")
+    for name in names:
+        try:
+            rows[name] = [round(rate(name, *how)) for how in ((1, 1), (BATCH, 1), (BATCH, threads))]
+        except ValueError as error:  # an extra is missing
+            print(f"{name}: {error}")
+            continue
+        lines.append(f"| `{name}` | " + " | ".join(f"{r:,}" for r in rows[name]) + " |")
+        print(lines[-1], flush=True)
+    machine = hardware.description()
+    facts = f"Cores {machine['cores']}, MuJoCo {machine['mujoco']}, commit {machine['commit']}."
+    out = Path("benchmarks/results")
+    (out / "environments.md").write_text("\n".join([*lines, "", facts]) + "\n")
+    result = {"command": "python -m benchmarks.environments", "machine": machine, "rates": rows}
+    (out / "environments.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
