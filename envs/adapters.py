@@ -46,7 +46,41 @@ class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.vector.close()
 
 
-SUCCESS = ("success", "is_success")  # infos that are handed on: did the episode reach its goal
+class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
+    """An environment of gym before 0.26, as the d4rl package registers them; a seed is an episode.
+
+    Some of those draw from numpy's global generator, which is therefore seeded too.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        low, high = env.action_space.low, env.action_space.high
+        self.action_space = Box(low, high, dtype=np.float32)
+        self.observation_space = Box(-np.inf, np.inf, env.observation_space.shape, np.float64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            self._env.seed(seed)
+        return np.asarray(self._env.reset()), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, done, info = self._env.step(action)
+        truncated = bool(done and info.get("TimeLimit.truncated", False))
+        return np.asarray(observation), float(reward), bool(done) and not truncated, truncated, info
+
+    def close(self) -> None:
+        self._env.close()
+
+
+SUCCESS = (
+    "success",
+    "is_success",
+    "goal_achieved",
+)  # infos that are handed on: did the episode reach its goal
 
 
 class LoopVectorEnv(VectorEnv):

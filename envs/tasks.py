@@ -2,14 +2,15 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from envs import locomotion, mazes, neorl2, push, robotics
-from envs.adapters import LoopVectorEnv, SingleEnv, unit_box
+from envs import locomotion, manipulation, mazes, neorl2, push, robotics
+from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.vector import VectorEnv
 
@@ -18,6 +19,7 @@ NATIVE: dict[str, Callable[..., VectorEnv]] = {
     **mazes.ENVS,
     **neorl2.ENVS,
     **push.ENVS,
+    **manipulation.ENVS,
     **robotics.ENVS,
 }
 _registered: dict[str, "Registration"] = {}
@@ -51,9 +53,12 @@ class Task:
 def task(name: str) -> Task:
     """The task called `name`. Raises UnknownName.
 
-    Names: D4RL's (`hopper-medium-v2`), `gym/hopper-medium`, `neorl2/DMSD`, what `register` was
-    given, `none` (data without an environment), and `env:<id>` or `env:<module>:<id>`: any
-    environment that Gymnasium knows (after importing the module), with the physics as installed.
+    Names: of datasets, with the environment they belong to (D4RL's `hopper-medium-v2`,
+    `gym/hopper-medium`, `neorl2/DMSD`); of our environments alone (`Hopper-v4`, `fetch/push`); what
+    `register` was given; `none` (data without an environment); and `env:<id>` or
+    `env:<module>:<id>`: any environment that Gymnasium knows (after importing the module), with the
+    physics as installed. `d4rl:<id>`: the same data and score as `<id>`, evaluated in the d4rl
+    package's own environment, where that is installed.
     """
     if name == "none":
         return Task(name)
@@ -62,6 +67,10 @@ def task(name: str) -> Task:
         return Task(name, name, None, own.reference, own.max_episode_steps)
     if name.startswith("env:"):
         return Task(name, name, max_episode_steps=_gymnasium_spec(name).max_episode_steps)
+    if name.startswith("d4rl:"):
+        return _packaged(name)
+    if name in NATIVE and name not in cards():
+        return Task(name, name, max_episode_steps=limit(NATIVE[name]))
     if name not in cards():
         remedy = "Any Gymnasium environment is env:<id>; data alone is task=none."
         raise UnknownName("task", name, names(), remedy=remedy)
@@ -69,9 +78,16 @@ def task(name: str) -> Task:
     return Task(name, card.env, card, card.reference, card.max_episode_steps)
 
 
+def limit(world: Callable[..., VectorEnv]) -> int | None:
+    """A world's steps in an episode, where it is known without building it."""
+    given = world.keywords if isinstance(world, partial) else {}
+    kind = world.func if isinstance(world, partial) else world
+    return given.get("max_episode_steps") or getattr(kind, "max_episode_steps", None)
+
+
 def names() -> list[str]:
     """All names that `task` knows, but for `env:<Gymnasium id>`."""
-    return [*cards(), *_registered, "none"]
+    return list(dict.fromkeys([*cards(), *NATIVE, *_registered, "none"]))
 
 
 def register(
@@ -97,6 +113,8 @@ def make(
     env_id = _simulated(task_or_name)
     if env_id in NATIVE:
         return SingleEnv(NATIVE[env_id](1, **kwargs), render_mode=render_mode)
+    if env_id.startswith("d4rl:"):
+        return unit_box(OldGym(_old_gym().make(env_id.removeprefix("d4rl:"))))
     kwargs |= {"render_mode": render_mode} if render_mode else {}
     if env_id in _registered:
         own = _registered[env_id]
@@ -115,13 +133,13 @@ def make_vector(task_or_name: Task | str, num_envs: int, *, num_threads: int = 1
     env_id = _simulated(task_or_name)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
-    limit = task(env_id).max_episode_steps
-    if limit is None:
+    steps = task(env_id).max_episode_steps
+    if steps is None:
         raise ValueError(
             f"{env_id} has no time limit, so that an evaluation might never end: "
             "give it one with envs.register(name, make, max_episode_steps=...)."
         )
-    return LoopVectorEnv(lambda: make(env_id), num_envs, limit)
+    return LoopVectorEnv(lambda: make(env_id), num_envs, steps)
 
 
 def _simulated(task_or_name: Task | str) -> str:
@@ -134,6 +152,29 @@ def _simulated(task_or_name: Task | str) -> str:
             "or evaluate in a Gymnasium environment (task=env:<id>)."
         )
     return found.env_id
+
+
+def _packaged(name: str) -> Task:
+    """The task of a `d4rl:<id>`."""
+    env_id = name.removeprefix("d4rl:")
+    card = cards().get(env_id)
+    if card is None or card.suite != "d4rl":
+        ids = [f"d4rl:{own.name}" for own in cards().values() if own.suite == "d4rl"]
+        raise UnknownName("task", name, ids)
+    reference = card.reference
+    if reference is not None:
+        reference = replace(reference, environment=f"{env_id} of the d4rl package, as installed")
+    return Task(name, name, card, reference, card.max_episode_steps)
+
+
+def _old_gym() -> Any:
+    """gym with D4RL's environments. Raises ValueError where the package is missing."""
+    try:
+        importlib.import_module("d4rl")
+        return importlib.import_module("gym")
+    except ModuleNotFoundError as error:
+        remedy = "it needs Python 3.10 or older and github.com/Farama-Foundation/D4RL"
+        raise ValueError(f"d4rl:<id> needs the d4rl package ({error}); {remedy}.") from error
 
 
 def _gymnasium_spec(name: str) -> Any:

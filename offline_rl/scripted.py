@@ -1,7 +1,7 @@
-"""Datasets of scripted experts, without any learning: point mazes by waypoints, the puck pushed.
+"""Datasets of scripted experts, without any learning: point mazes by waypoints, pushing, Fetch.
 
 A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
-the noise of the waypoints' actions, the skill of the pushing expert. A set `x` of suite `s` is
+the noise of the waypoints' actions, the skill of the other experts. A set `x` of suite `s` is
 recorded in the environment of the task `s/x`, whose card finds the file.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import envs
+from envs.manipulation import FetchExpert
 from envs.mazes import Waypoints
 from envs.push import Expert
 from offline_rl.data.find import data_folder
@@ -28,7 +29,7 @@ FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 class Script:
     """A controller and the sets it makes."""
 
-    controller: Literal["waypoints", "push"]
+    controller: Literal["waypoints", "push", "fetch"]
     suite: str
     sets: dict  # name -> noise or skill
     rows: int = 100_000  # of each
@@ -37,7 +38,7 @@ class Script:
 def script(plan: Script, name: str, out: str | None, wanted: list[str], show: bool) -> str:
     """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe."""
     folder = Path(out) if out else data_folder() / plan.suite
-    kind: Any = {"waypoints": Waypoints, "push": Expert}[plan.controller]
+    kind: Any = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert}[plan.controller]
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
             continue

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -52,11 +52,7 @@ def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() ->
             assert task.reference
             assert "{" not in task.reference.environment
             world = tasks.NATIVE[task.env_id]
-            given = world.keywords if isinstance(world, partial) else {}
-            limit = (
-                given.get("max_episode_steps") or getattr(world, "func", world).max_episode_steps
-            )
-            assert limit == task.max_episode_steps
+            assert tasks.limit(world) == task.max_episode_steps
 
 
 def test_the_suites_are_complete() -> None:
@@ -69,7 +65,7 @@ def test_the_suites_are_complete() -> None:
         assert all(f"{runner}-{quality}-v2" in cards for quality in [*qualities, "full-replay"])
 
 
-SUITES = {"d4rl": 183, "neorl2": 8, "gym": 18, "d5rl": 3, "push": 10}
+SUITES = {"d4rl": 183, "neorl2": 8, "gym": 18, "d5rl": 3, "push": 10, "fetch": 6}
 
 
 def test_cards_state_what_was_published() -> None:
@@ -230,3 +226,55 @@ def test_importing_envs_loads_neither_torch_nor_mujoco() -> None:
     code = "import envs, sys; envs.names(); print({'torch', 'mujoco'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+class OldHopper:
+    """What the d4rl package offers: gym's interface before 0.26, a time limit of three steps."""
+
+    def __init__(self) -> None:
+        self.action_space = Box(-2, 2, (3,), np.float32)
+        self.observation_space = Box(-1, 1, (11,), np.float32)
+
+    def seed(self, seed: int) -> None:
+        self.rng = np.random.RandomState(seed)
+
+    def reset(self) -> np.ndarray:
+        self.time = 0
+        return self.rng.rand(11) + np.random.rand()  # noqa: NPY002
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, dict[str, Any]]:
+        self.time += 1
+        info = {"TimeLimit.truncated": True} if self.time == 3 else {}
+        return self.rng.rand(11), float(action[0]), self.time == 3, info
+
+    def close(self) -> None:
+        pass
+
+
+def test_d4rls_own_package_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    gym = SimpleNamespace(make=lambda env_id: made.append(env_id) or OldHopper())
+    monkeypatch.setitem(sys.modules, "d4rl", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "gym", gym)
+    task = envs.task("d4rl:hopper-medium-v2")
+    assert task.card is envs.card("hopper-medium-v2")
+    assert task.score(3234.3) == 100
+    assert task.reference is not None
+    assert "d4rl package" in task.reference.environment
+    env = envs.make_vector(task, 2)
+    first = env.reset([3, 3])
+    assert made == ["hopper-medium-v2"] * 2
+    np.testing.assert_array_equal(first[0], first[1])
+    for time in range(3):
+        step = env.step(np.full((2, 3), 0.5))
+        assert step.rewards.tolist() == [1, 1]  # half of an action range of 2
+        assert step.truncated.all() == (time == 2)
+    assert not step.terminated.any()
+
+
+def test_without_the_d4rl_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "d4rl", None)
+    with pytest.raises(ValueError, match="needs the d4rl package"):
+        envs.make("d4rl:hopper-medium-v2")
+    with pytest.raises(envs.UnknownName, match="d4rl:hopper-medium-v2"):
+        envs.task("d4rl:hoper-medium-v2")
