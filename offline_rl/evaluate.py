@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs import VectorEnv
+from envs.adapters import SUCCESS
 from policies.normaliser import Normaliser
 
 EVALUATION_SEED = 1_000_000_000  # episode k of every evaluation starts from this + k
@@ -61,7 +62,7 @@ def rollout(
             rewards = np.zeros(env.num_envs)
             rewards[running] = step.rewards
             observe(rewards)
-        for key in ("success", "is_success"):
+        for key in SUCCESS:
             if key in step.infos:
                 told = True
                 success[running] |= step.infos[key].astype(bool)
