@@ -169,10 +169,8 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
     learner = algorithm(spec, plan.cfg)
     lengths = {"num_updates": options.num_updates}
-    if options.pretrain_updates is None:
-        lengths |= phases(plan, learner)
-    else:
-        lengths["pretrain_updates"] = options.pretrain_updates
+    for name, updates in phases(plan, learner).items():
+        lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
     for name, updates in lengths.items():
         if updates % learner.period:
             raise UserError(
