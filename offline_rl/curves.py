@@ -60,13 +60,14 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
     handles = {label: handles[label] for label in labels if label in handles} | dashed
+    entry = 0.09 * max(map(len, handles), default=1) + 0.7  # inches, about
     figure.legend(
         handles.values(),
         handles.keys(),
         title="means over seeds, shaded from the lowest to the highest seed",
         title_fontsize="small",
         loc="outside lower center",
-        ncols=2 * columns + 2,
+        ncols=max(1, int(size[0] / entry)),
         frameon=False,
     )
     figure.savefig(path, format="png")
