@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,12 +20,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
     Raises UserError, with nothing left behind and an older `path` untouched, where that fails.
     """
-    temporary = None
+    # named before it exists, so that whatever interrupts its making finds what to remove
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
-        temporary = Path(name)
+        temporary.touch(0o600, exist_ok=False)
         write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -34,7 +33,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        if temporary is not None:
+        with contextlib.suppress(OSError):  # such as a folder that is none
             temporary.unlink(missing_ok=True)
 
 
@@ -43,20 +42,19 @@ def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
 
     Raises UserError, with nothing left behind, where that fails or `path` is there already.
     """
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         if path.exists():
             raise UserError(f"{path} is there already; name another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        temporary.mkdir(0o700)
         fill(temporary)
         temporary.chmod(0o755)
         temporary.rename(path)
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -109,3 +109,18 @@ def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path:
 
 def test_names_of_tasks_become_names_of_folders():
     assert run_folder("out", "env:Hopper-v5", "sac", "a b") == Path("out/env_Hopper-v5/sac/a_b")
+
+
+def test_an_interruption_while_the_temporary_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch = Path.touch
+
+    def interrupted(self: Path, *args: object, **kwargs: object) -> None:
+        touch(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "touch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "a.txt", lambda temporary: temporary.write_text("a"))
+    assert not list(tmp_path.iterdir())
