@@ -14,6 +14,7 @@ from gymnasium.spaces import Box
 
 from envs.adapters import LoopVectorEnv, unit_box
 from envs.robotics import library
+from envs.skilled import Skilled
 from envs.vector import VectorEnv
 
 
@@ -70,7 +71,7 @@ def imported(
     return LoopVectorEnv(make, num_envs, max_episode_steps)
 
 
-class FetchExpert:
+class FetchExpert(Skilled):
     """P control of the gripper; what to do next is read off the observation alone.
 
     skill: in [0, 1]; below 1 it takes the goal to be up to 0.15 (1 - skill) m elsewhere, a whole
@@ -80,10 +81,8 @@ class FetchExpert:
     OPEN, CLOSED = 1.0, -1.0
 
     def __init__(self, env: Fetch, skill: float = 1.0, seed: int = 0) -> None:
-        if not 0 <= skill <= 1:
-            raise ValueError(f"skill={skill} is not between 0 and 1")
-        self.name, self.skill = env.name, skill
-        self._rng = np.random.default_rng(seed)
+        super().__init__(skill, seed)
+        self.name = env.name
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
@@ -98,8 +97,7 @@ class FetchExpert:
         act = {"reach": self.reach, "push": self.push, "pick-and-place": self.pick}[self.name]
         pairs = zip(observations.astype(np.float64), goals, strict=True)
         actions = np.stack([act(o, goal) for o, goal in pairs])
-        noise = (1 - self.skill) / 2 * self._rng.standard_normal(actions.shape)
-        return (actions + noise).clip(-1, 1).astype(np.float32)
+        return self.noisy(actions)
 
     def reach(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
         """Straight to the goal."""

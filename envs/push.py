@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from envs.physics import MujocoVectorEnv, compile_spec
+from envs.skilled import Skilled
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, size: int) -> np.n
 ENVS = {f"push/{arm}": partial(Push, arm=arm) for arm in ARMS}  # by embodiment
 
 
-class Expert:
+class Expert(Skilled):
     """Goes around the puck to its far side and pushes it along the line to the goal.
 
     skill: in [0, 1]; below 1 it takes the goal to be up to 0.15 (1 - skill) m elsewhere, a whole
@@ -175,10 +176,8 @@ class Expert:
     """
 
     def __init__(self, env: Push, skill: float = 1.0, seed: int = 0) -> None:
-        if not 0 <= skill <= 1:
-            raise ValueError(f"skill={skill} is not between 0 and 1")
-        self.arm, self.skill = env.arm, skill
-        self._rng = np.random.default_rng(seed)
+        super().__init__(skill, seed)
+        self.arm = env.arm
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
@@ -227,8 +226,7 @@ class Expert:
         speeds = (jacobian.swapaxes(1, 2) @ np.linalg.solve(gram, velocity[..., None]))[..., 0]
         share = speeds / self.arm.max_speed
         share /= np.maximum(abs(share).max(1, keepdims=True), 1)  # slower, in the same direction
-        noise = (1 - self.skill) / 2 * self._rng.standard_normal(share.shape)
-        return (share + noise).clip(-1, 1).astype(np.float32)
+        return self.noisy(share)
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -7,10 +7,21 @@ critic_target, log_alpha.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from offline_rl.algorithm import Batch, Network, State, minimise
+from offline_rl.optim import Adam
+
+
+def soft_optimisers(cfg: Any) -> dict[str, Adam]:
+    """Adam for each network, at the rates that `cfg` names."""
+    return {
+        "policy": Adam(cfg.actor_lr),
+        "critic": Adam(cfg.critic_lr),
+        "log_alpha": Adam(cfg.alpha_lr),
+    }
 
 
 def temper(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
-from offline_rl.soft import soft_policy_loss, temper
+from offline_rl.soft import soft_optimisers, soft_policy_loss, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
 from policies.networks import Scalar
@@ -64,12 +64,7 @@ class MSG(Algorithm):
         }
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg = self.cfg
-        return {
-            "policy": Adam(cfg.actor_lr),
-            "critic": Adam(cfg.critic_lr),
-            "log_alpha": Adam(cfg.alpha_lr),
-        }
+        return soft_optimisers(self.cfg)
 
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False

@@ -19,7 +19,7 @@ from torch import nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
-from offline_rl.soft import soft_policy_loss, soft_target, temper
+from offline_rl.soft import soft_optimisers, soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
 from policies.networks import Scalar
@@ -54,12 +54,7 @@ class SAC(Algorithm):
         }
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg = self.cfg
-        return {
-            "policy": Adam(cfg.actor_lr),
-            "critic": Adam(cfg.critic_lr),
-            "log_alpha": Adam(cfg.alpha_lr),
-        }
+        return soft_optimisers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Critics; actor, with the new ones; temperature; target."""

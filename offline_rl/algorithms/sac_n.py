@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
-from offline_rl.soft import soft_policy_loss, soft_target, temper
+from offline_rl.soft import soft_optimisers, soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
 from policies.networks import Scalar, torch_init, uniform_output_init
@@ -66,12 +66,7 @@ class SACN(Algorithm):
         }
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg = self.cfg
-        return {
-            "policy": Adam(cfg.actor_lr),
-            "critic": Adam(cfg.critic_lr),
-            "log_alpha": Adam(cfg.alpha_lr),
-        }
+        return soft_optimisers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Temperature; policy; critics, each with what is already new; the target."""
