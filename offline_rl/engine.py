@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -350,8 +350,31 @@ def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., 
                 part[node] = rest
     split = split_module(graph, graph, lambda node: part[node])
     for name, module in list(split.named_children()):
-        setattr(split, name, torch.compile(module, fullgraph=True, dynamic=False))
+        setattr(split, name, Compiled(module))
     return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
+
+
+class Compiled(nn.Module):
+    """A graph of tensor operations alone, compiled at its first call for the shapes found there.
+
+    By Inductor without Dynamo in front: there is no Python left to trace, and Dynamo's checks of
+    every argument would cost a tenth of a small update.
+    """
+
+    def __init__(self, graph: nn.Module) -> None:
+        super().__init__()
+        self.graph, self.program = graph, None
+
+    def forward(self, *arguments: Tensor) -> Any:
+        if self.program is None:
+            on_cpu = all(x.device.type == "cpu" for x in arguments)
+            self.program = torch._inductor.standalone_compile(
+                self.graph,
+                list(arguments),
+                dynamic_shapes="from_example_inputs",
+                options={"config_patches": {"cpp_wrapper": on_cpu}},  # calls kernels from C++
+            )
+        return self.program(*arguments)
 
 
 def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
