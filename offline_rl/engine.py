@@ -350,6 +350,7 @@ def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., 
                 part[node] = rest
     split = split_module(graph, graph, lambda node: part[node])
     for name, module in list(split.named_children()):
+        assert isinstance(module, GraphModule)
         setattr(split, name, Compiled(module))
     return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
 
@@ -361,9 +362,10 @@ class Compiled(nn.Module):
     every argument would cost a tenth of a small update.
     """
 
-    def __init__(self, graph: nn.Module) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         super().__init__()
-        self.graph, self.program = graph, None
+        self.graph = graph
+        self.program: Callable[..., Any] | None = None
 
     def forward(self, *arguments: Tensor) -> Any:
         if self.program is None:

@@ -120,11 +120,13 @@ class MLP(nn.Module):
         slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            flat = flat @ weight.to(dtype) + bias.to(dtype)
+            flat = flat.to(dtype) @ weight.to(dtype)
+            # a lone product and a sum of its own type would become one slower call of the library
+            flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
             if layer < last:
                 flat = flat.relu() if self.norm_after_relu else flat
                 if len(self.norms):
-                    flat = self.norms[layer](flat.float()).to(dtype)
+                    flat = self.norms[layer](flat.float())
                 flat = flat if self.norm_after_relu else flat.relu()
                 flat = flat if dropout is None else dropout(flat)
         members = () if self.ensemble is None else (self.ensemble,)

@@ -75,7 +75,7 @@ def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> No
 
 def test_the_command_line_starts(elsewhere: Path) -> None:
     page = offline_rl(["--help"], elsewhere)
-    for verb in ("train", "evaluate", "report", "data", "generate"):
+    for verb in ("train", "evaluate", "report", "data", "generate", "bench"):
         assert verb in page
     assert "neorl2/DMSD" in offline_rl(["data", "list"], elsewhere)
 

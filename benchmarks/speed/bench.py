@@ -1,0 +1,282 @@
+"""Updates per second of ours and of others, in turns in one run on one machine.
+
+    offline-rl bench [algorithms=[td3_bc,iql]] [corl=<checkout>] …   (or python -m benchmarks.speed)
+
+Observations of 17, actions of 6, batches of 256, hidden layers of 256 (CQL: three of them, 10
+samples). Every contender is a process of its own that stands still while the others have their
+turn; medians of the blocks are compared. The machine's matrix rate is a contender like the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offline_rl import hardware
+from offline_rl.config import algorithm_names, build
+from offline_rl.errors import UserError
+from offline_rl.files import write_atomically, write_text
+from offline_rl.report import table
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager", "× d3rlpy"]
+HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
+NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
+NOTE = """
+updates/s: seed-updates a second, the median of {blocks} blocks of {seconds:g} s, all in turns.
+× JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
+matrix products counted on the update's graph. Of products: that rate as a share of bare products of
+2048 x 256 by 256 x 256 in the same precision in the same run: {rates} GFLOP/s. First call:
+compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What `offline-rl bench` takes."""
+
+    algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])
+    seeds: list[int] = field(default_factory=lambda: [1, 8])
+    precisions: list[str] = field(default_factory=lambda: ["fp32", "bf16"])
+    device: str = "auto"
+    blocks: int = 7
+    seconds: float = 2.0  # of a block
+    corl: str | None = None  # checkouts of the peers
+    jax_corl: str | None = None
+    unifloral: str | None = None
+    d3rlpy: bool = False  # installed for `python`
+    python: str = sys.executable  # the interpreter that has the peers' packages
+    profile: bool = False
+    out: str = "speed"
+
+
+class Contender:
+    """A worker process: `run(n)` does about n updates and returns (updates, seconds)."""
+
+    def __init__(
+        self, job: dict[str, Any], python: str = sys.executable, device: str = "cpu"
+    ) -> None:
+        """Starts it and waits for its first update. Raises UserError with what it printed last."""
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(hardware.cores())}
+        if device == "cpu":
+            own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+        if job.get("profile"):
+            own["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+        self.job, self.errors = job, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | own,
+            text=True,
+        )
+        self.facts = self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            last = "\n".join(self.errors.read().strip().splitlines()[-4:])
+            raise UserError(f"bench: {self.job} stopped:\n{last}")
+        return json.loads(line)
+
+    def run(self, updates: int) -> tuple[int, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{updates}\n")
+        self.process.stdin.flush()
+        answer = self.answer()
+        return answer["n"], answer["seconds"]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+
+def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
+    """All contenders for one algorithm, as the workers' arguments."""
+    own: dict[str, Any] = {"algorithm": algorithm, "device": device}
+    found: list[dict[str, Any]] = [{"kind": "eager"} | own]
+    for precision in options.precisions:
+        for seeds in options.seeds:
+            found.append({"kind": "ours", "seeds": seeds, "precision": precision} | own)
+    if algorithm not in ("td3_bc", "iql", "cql"):
+        return found
+    if options.d3rlpy:
+        found.append({"kind": "d3rlpy"} | own)
+    if options.corl:
+        found.append({"kind": "corl", "checkout": options.corl} | own)
+    if options.jax_corl:
+        for seeds in options.seeds:
+            job = {"kind": "jax_corl", "checkout": options.jax_corl, "seeds": seeds}
+            found.append(job | {"algorithm": algorithm})
+    if options.unifloral and algorithm != "cql":
+        found.append({"kind": "unifloral", "checkout": options.unifloral, "algorithm": algorithm})
+    return found
+
+
+def compare(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
+    """A row for each contender, with its blocks."""
+    products = [{"kind": "products", "precision": p, "device": device} for p in options.precisions]
+    contenders, rows = [], []
+    try:
+        for job in [*jobs(algorithm, options, device), *products]:
+            peer = job["kind"] in NAMES
+            contenders.append(Contender(job, options.python if peer else sys.executable, device))
+            facts = contenders[-1].facts
+            rows.append({"seeds": 1, "precision": "fp32"} | job | facts | {"blocks": []})
+            rows[-1].setdefault("compile_seconds", facts["seconds"])
+            print(f"{label(rows[-1])}: ready after {facts['seconds']:.1f} s", flush=True)
+        numbers = []
+        for contender in contenders:
+            contender.run(4)
+            done, seconds = contender.run(20)
+            numbers.append(max(2, round(options.seconds * done / seconds / 2) * 2))
+        for _ in range(options.blocks):
+            for contender, row, number in zip(contenders, rows, numbers, strict=True):
+                time.sleep(0.3)  # the last one's threads spin for a moment
+                done, seconds = contender.run(number)
+                row["blocks"].append(row["seeds"] * done / seconds)
+    finally:
+        for contender in contenders:
+            contender.stop()
+    for row in rows:
+        row["algorithm"], row["checkout"] = algorithm, None
+        row["updates_per_second"] = statistics.median(row["blocks"])
+    return rows
+
+
+def label(row: dict[str, Any]) -> str:
+    kind = NAMES.get(row["kind"], row["kind"])
+    return f"{row.get('algorithm', '')} {kind} {row['precision']} {row['seeds']}"
+
+
+def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A row of the table. rows: all those of the same algorithm."""
+
+    def rate(kind: str, **keys: Any) -> float | None:
+        for r in rows:
+            if r["kind"] == kind and all(r[k] == v for k, v in keys.items()):
+                return r["updates_per_second"]
+        return None
+
+    def ratio(base: float | None) -> str:
+        return f"{row['updates_per_second'] / base:.2f}" if base else ""
+
+    products, per_update = rate("products", precision=row["precision"]), row.get("flops")
+    gflops = row["updates_per_second"] * per_update / 1e9 if per_update else None
+    bare = products * 2 * 2048 * 256 * 256 / 1e9 if products else None
+    return [
+        row["algorithm"],
+        NAMES.get(row["kind"], row["kind"]),
+        row["precision"],
+        str(row["seeds"]),
+        f"{row['updates_per_second']:,.0f}",
+        ratio(rate("eager")),
+        ratio(rate("d3rlpy")),
+        ratio(rate("jax_corl", seeds=row["seeds"])),
+        f"{gflops:,.0f}" if gflops else "",
+        f"{100 * gflops / bare:.0f} %" if gflops and bare else "",
+        f"{row['compile_seconds']:.0f}",
+    ]
+
+
+def bench(**keys: Any) -> str:
+    """Measures, writes <out>-<device>.json, .md and .png, and returns the table. UserError."""
+    options = build(BenchOptions, keys)
+    if unknown := set(options.algorithms) - set(algorithm_names()):
+        raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
+    device = hardware.device(options.device).type
+    rows = [row for name in options.algorithms for row in compare(name, options, device)]
+    body, rates = [], {}
+    for name in options.algorithms:
+        own = [row for row in rows if row["algorithm"] == name]
+        body += [cells(row, own) for row in own if row["kind"] != "products"]
+    for precision in options.precisions:
+        blocks = [
+            b
+            for r in rows
+            if r["kind"] == "products"
+            for b in r["blocks"]
+            if r["precision"] == precision
+        ]
+        rates[precision] = round(statistics.median(blocks) * 2 * 2048 * 256 * 256 / 1e9)
+    machine = hardware.description()
+    facts = f"torch {machine['torch']}, bf16 units {machine['bf16_units']}, GPU {machine['gpu']}"
+    note = NOTE.format(
+        blocks=options.blocks,
+        seconds=options.seconds,
+        rates=rates,
+        cores=machine["cores"],
+        facts=f"{facts}, commit {machine['commit']}",
+    )
+    profiles = profile(options, device) if options.profile else []
+    out, text = Path(f"{options.out}-{device}"), table(HEADER, body)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    result = {"machine": machine, "product_gflop_per_second": rates, "rows": rows}
+    result |= {"profiles": profiles}
+    write_text(out.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+    page = [f"# Speed on {device}", "`offline-rl bench`", table(HEADER, body, markdown=True), note]
+    page += [f"![Updates per second]({out.name}.png)"]
+    if profiles:
+        page += ["## Where an update's time goes", table(*profile_table(profiles), markdown=True)]
+    write_text(out.with_suffix(".md"), "\n\n".join(page) + "\n")
+    write_atomically(out.with_suffix(".png"), lambda temporary: draw(rows, temporary))
+    return "\n".join([text, note, *(str(out.with_suffix(s)) for s in (".json", ".md", ".png"))])
+
+
+def profile(options: BenchOptions, device: str) -> list[dict[str, Any]]:
+    """Where the time of our own updates goes, compiled once more with counters in it."""
+    found = []
+    for name in options.algorithms:
+        for job in jobs(name, options, device):
+            if job["kind"] == "ours":
+                contender = Contender(job | {"profile": True}, sys.executable, device)
+                contender.stop()
+                found.append(job | contender.facts)
+    return found
+
+
+def profile_table(profiles: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    names = list(profiles[0]["profile"])
+    body = [
+        [p["algorithm"], p["precision"], str(p["seeds"])]
+        + [f"{100 * p['profile'][name]:.0f} %" for name in names]
+        for p in profiles
+    ]
+    return ["algorithm", "precision", "seeds", *names], body
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Bars of updates per second, one panel an algorithm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(row["algorithm"] for row in rows))
+    figure, axes = pyplot.subplots(
+        1, len(names), figsize=(5 * len(names), 4), squeeze=False, constrained_layout=True
+    )
+    for name, axis in zip(names, axes[0], strict=True):
+        own = [r for r in rows if r["algorithm"] == name and r["kind"] != "products"]
+        own.sort(key=lambda r: r["updates_per_second"])
+        labels = [label(r).removeprefix(name).strip() for r in own]
+        colours = ["tab:blue" if r["kind"] == "ours" else "tab:gray" for r in own]
+        bars = axis.barh(labels, [r["updates_per_second"] for r in own], color=colours)
+        axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
+        axis.set(title=name, xlabel="seed-updates / s")
+        axis.margins(x=0.15)
+    figure.savefig(path, dpi=120, format="png")
+    pyplot.close(figure)

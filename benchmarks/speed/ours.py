@@ -1,0 +1,110 @@
+"""Contenders that need nothing but this project: ours, the eager baseline, and bare products."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.speed.clock import ACT, OBS, Clock, arrays
+from benchmarks.speed.eager import BASELINES, Buffer
+from offline_rl import hardware
+from offline_rl.buffer import ReplayBuffer
+from offline_rl.config import algorithm_class
+from offline_rl.data import Dataset
+from offline_rl.engine import Engine
+from policies import Spec
+
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)
+
+
+def waiting(device: str) -> Any:
+    """The call that waits for the device."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:
+    """As `offline-rl train` makes it, on the random transitions."""
+    data, cls = arrays(), algorithm_class(algorithm)
+    columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
+    dataset = Dataset.from_arrays(*(data[name] for name in columns))
+    extra = {"mc_returns": dataset.monte_carlo_returns(0.99)} if "mc_returns" in cls.needs else {}
+    buffer = ReplayBuffer.from_dataset(dataset, columns=extra, device=device)
+    cfg = cls.complete(cls.Config(), dataset)
+    return Engine(
+        lambda _: cls(Spec((OBS,), ACT), cfg, 1_000_000),
+        range(seeds),
+        buffer,
+        batch_size=cfg.batch_size,
+        device=device,
+        precision=precision,
+        compile=compile,
+    )
+
+
+def ours(
+    clock: Clock, algorithm: str, seeds: int, precision: str, device: str, profile: bool = False
+) -> None:
+    """The engine's own loop."""
+    learner = engine(algorithm, seeds, precision, device, True)
+    period = learner.algorithm.period
+    clock.facts = {"flops": flops(learner)}
+    if device == "cpu":
+        clock.facts["threads"] = learner.choose_threads(hardware.cores())
+    learner.program()
+    clock.facts["compile_seconds"] = learner.compile_seconds
+    if profile:
+        clock.facts["profile"] = shares(learner)
+    wait = waiting(device)
+    while True:
+        learner.run(period)
+        clock.tick(period, wait)
+
+
+def flops(learner: Engine) -> float:
+    """Of the matrix products of one update of one seed, counted on the traced graph."""
+    graph, leaves, inputs = learner._trace("update")
+    with learner._untaught(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        graph(leaves, inputs)
+    return counter.get_total_flops() / len(learner.seeds) / learner.algorithm.period
+
+
+def shares(learner: Engine) -> dict[str, float]:
+    """The share of an update's time in matrix products, fused kernels and the calls between."""
+    from torch.profiler import profile
+
+    learner.run(2 * learner.algorithm.period)
+    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}), profile() as found:
+        learner.run(10 * learner.algorithm.period)
+    time = dict.fromkeys(("products", "fused kernels", "rest"), 0.0)
+    for event in found.key_averages():
+        products = event.key.startswith(("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"))
+        kernel = event.key.startswith(("cpp_", "graph_", "triton_"))
+        name = "products" if products else "fused kernels" if kernel else "rest"
+        time[name] += event.self_cpu_time_total
+    return {name: round(value / sum(time.values()), 3) for name, value in time.items()}
+
+
+def eager(clock: Clock, algorithm: str, device: str) -> None:
+    """The eager single-seed baseline's loop."""
+    data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
+    data["dones"] = data["dones"].float()
+    buffer, learner = Buffer(data), BASELINES[algorithm](OBS, ACT, device)
+    wait = waiting(device)
+    while True:
+        learner.train(buffer.sample())
+        clock.tick(1, wait)
+
+
+def products(clock: Clock, precision: str, device: str) -> None:
+    """Products of 2048 x 256 by 256 x 256, which are what the networks are made of."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a = torch.randn(2048, 256, device=device, dtype=dtype)
+    b, out = torch.randn(256, 256, device=device, dtype=dtype), torch.empty_like(a)
+    clock.facts, wait = {"flops": 2.0 * 2048 * 256 * 256}, waiting(device)
+    multiply = partial(torch.mm, a, b, out=out)
+    while True:
+        multiply()
+        clock.tick(1, wait)

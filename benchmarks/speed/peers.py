@@ -1,0 +1,174 @@
+"""The peers' own code as contenders: unmodified files of a checkout, or an installed package.
+
+Runs under the peer's interpreter, which needs its packages (torch, or jax, flax, optax, distrax)
+but neither ours nor a simulator: `gym`, `d4rl`, `wandb` and the like are stood in for.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import types
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays
+
+
+def stand_in(name: str, **attributes: Any) -> types.ModuleType:
+    """Puts an empty module with these attributes where `import name` finds it."""
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(attributes)
+    return module
+
+
+class Box:
+    """What the files ask of an action or observation space."""
+
+    def __init__(self, size: int) -> None:
+        self.shape, self.low, self.high = (size,), -np.ones(size), np.ones(size)
+        self.seed = lambda seed=None: None
+
+
+class Environment:
+    """What the files ask of an environment that is never stepped."""
+
+    observation_space = single_observation_space = Box(OBS)
+    action_space = single_action_space = Box(ACT)
+    spec = types.SimpleNamespace(max_episode_steps=0)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.env_fns = [lambda: self]
+
+    def seed(self, seed: int | None = None) -> None:
+        pass
+
+    def reset(self) -> np.ndarray:
+        return np.zeros((1, OBS))
+
+    def close(self) -> None:
+        pass
+
+
+def stand_ins() -> None:
+    """For the simulators' and trackers' modules; `d4rl` hands out the random transitions."""
+    data = arrays()
+
+    def dataset(*_: Any, **__: Any) -> dict[str, np.ndarray]:
+        return {k: v.copy() for k, v in data.items()} | {"terminals": data["dones"].copy()}
+
+    def passed(*_: Any, **__: Any) -> Environment:
+        return Environment()
+
+    score = {"get_normalized_score": lambda name, x: x}
+    stand_in("d4rl", qlearning_dataset=dataset, **score)
+    wrappers = types.SimpleNamespace(TransformObservation=passed, TransformReward=passed)
+    stand_in("gym", make=passed, Env=object, wrappers=wrappers, vector=types.SimpleNamespace())
+    sys.modules["gym"].vector.make = passed  # type: ignore[attr-defined]
+    quiet = dict.fromkeys(("init", "save", "finish"), lambda *_, **__: None)
+    stand_in("wandb", log=lambda *_, **__: None, run=types.SimpleNamespace(save=lambda: None))
+    vars(sys.modules["wandb"]).update(quiet)
+
+
+def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
+    """CORL's own training loop; it calls wandb.log after every update."""
+    import torch
+
+    stand_ins()
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    sys.modules["wandb"].log = lambda *_, **__: clock.tick(1, wait)  # type: ignore[attr-defined]
+    stand_in("pyrallis", wrap=lambda: lambda function: function)
+    names = runpy.run_path(str(Path(checkout) / "algorithms/offline" / f"{algorithm}.py"), {}, "it")
+    config = names["TrainConfig"]()
+    config.device, config.batch_size, config.checkpoints_path = device, BATCH, None
+    config.max_timesteps, config.eval_freq = 10**9, 10**9
+    config.buffer_size = 200_000
+    for name, value in {"q_n_hidden_layers": 3, "bc_steps": 0, "cql_n_actions": 10}.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    names["train"](config)
+
+
+def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
+    """JAX-CORL's compiled step of 8 updates; several seeds under `jax.vmap`."""
+    import jax
+
+    stand_ins()
+    sys.argv = sys.argv[:1]
+    file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
+    names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
+    config, learner = names["config"], names[algorithm.replace("_", "").upper()]()
+    if algorithm == "cql":  # three layers, as its paper's code and ours
+        config.hidden_dims, config.target_entropy, config.action_dim = (256,) * 3, -float(ACT), ACT
+    dataset = names["get_dataset"](Environment(), config)[0]
+    first = jax.tree_util.tree_map(lambda x: x[0], dataset)
+    create = names[f"create_{file}_train_state"]
+    make = partial(create, observations=first.observations, actions=first.actions, config=config)
+    keys = jax.random.split(jax.random.PRNGKey(0), seeds)
+    states = [make(key) for key in keys]
+    update = partial(learner.update_n_times, config=config)
+    if seeds == 1:
+        state, step = states[0], jax.jit(lambda s, d, k: update(s, d, k)[0])
+    else:
+        is_number = lambda x: isinstance(x, (jax.Array, float, int))  # noqa: E731
+        leaves = [jax.tree_util.tree_flatten(s, is_leaf=is_number) for s in states]
+        stacked = [jax.numpy.stack(xs) for xs in zip(*(x for x, _ in leaves), strict=True)]
+        state = jax.tree_util.tree_unflatten(leaves[0][1], stacked)
+        step = jax.jit(jax.vmap(lambda s, d, k: update(s, d, k)[0], in_axes=(0, None, 0)))
+    key, number = jax.random.PRNGKey(1), config.n_jitted_updates
+    while True:
+        key, now = jax.random.split(key)
+        state = step(state, dataset, now if seeds == 1 else jax.random.split(now, seeds))
+        clock.tick(number, partial(jax.block_until_ready, state))
+
+
+def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
+    """Unifloral's own script; it resets the environment after every `eval_interval` updates."""
+    import jax
+
+    stand_ins()
+    interval = 100
+
+    def evaluate(self: Environment) -> np.ndarray:
+        state = sys._getframe(1).f_locals["agent_state"]
+        clock.tick(count, partial(jax.block_until_ready, state))
+        return np.zeros((8, OBS))
+
+    def arguments(cls: Any) -> Any:
+        return cls(num_updates=10**9, eval_interval=interval, eval_final_episodes=0)
+
+    count = interval * (2 if algorithm == "td3_bc" else 1)  # two critic updates a step there
+    Environment.reset = evaluate  # type: ignore[method-assign]
+    stand_in("tyro", cli=arguments)
+    runpy.run_path(str(Path(checkout) / "algorithms" / f"{algorithm}.py"), {}, "__main__")
+
+
+def d3rlpy(clock: Clock, algorithm: str, device: str) -> None:
+    """d3rlpy's own `fit`, hidden layers and samples set to ours."""
+    import torch
+    from d3rlpy import algos, dataset, logging, models  # type: ignore[import-not-found]
+
+    data = arrays()
+    transitions = dataset.MDPDataset(
+        data["observations"],
+        data["actions"],
+        data["rewards"],
+        data["dones"].astype(np.float32),
+        data["timeouts"].astype(np.float32),
+    )
+    name = {"td3_bc": "TD3PlusBC", "iql": "IQL", "cql": "CQL"}[algorithm]
+    layers = models.VectorEncoderFactory([256] * (3 if algorithm == "cql" else 2))
+    encoders = {"actor_encoder_factory": layers, "critic_encoder_factory": layers}
+    config = getattr(algos, f"{name}Config")(batch_size=BATCH, **encoders)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    config.create(device=f"{device}:0").fit(
+        transitions,
+        n_steps=10**9,
+        n_steps_per_epoch=10**9,
+        callback=lambda *_: clock.tick(1, wait),
+        show_progress=False,
+        logger_adapter=logging.NoopAdapterFactory(),
+    )

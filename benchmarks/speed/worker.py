@@ -1,0 +1,25 @@
+"""One contender in a process of its own: python -m benchmarks.speed.worker '<job as JSON>'."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from benchmarks.speed.clock import Clock
+
+
+def main() -> None:
+    clock, job = Clock(), json.loads(sys.argv[1])
+    kind = job.pop("kind")
+    if kind in ("ours", "eager", "products"):
+        from benchmarks.speed import ours
+
+        getattr(ours, kind)(clock, **job)
+    else:
+        from benchmarks.speed import peers
+
+        getattr(peers, kind)(clock, **job)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The speed harness: contenders in processes of their own, the table, and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.speed import bench
+from benchmarks.speed.bench import Contender, cells, jobs
+from benchmarks.speed.clock import ACT, OBS
+from benchmarks.speed.ours import engine, flops
+from offline_rl.errors import UserError
+
+PEER = """
+import wandb, d4rl, gym, pyrallis
+from dataclasses import dataclass
+
+@dataclass
+class TrainConfig:
+    device: str = "cuda"
+    batch_size: int = 1
+    checkpoints_path: str = "here"
+    max_timesteps: int = 5
+    eval_freq: int = 1
+    buffer_size: int = 1
+
+@pyrallis.wrap()
+def train(config):
+    assert (config.device, config.batch_size) == ("cpu", 256)
+    data = d4rl.qlearning_dataset(gym.make("any"))
+    assert data["observations"].shape == (100_000, 17)
+    print("a peer may print")
+    for t in range(config.max_timesteps):
+        wandb.log({"loss": 0.0}, step=t)
+"""
+
+
+def test_a_contender_does_as_many_updates_as_it_is_told():
+    contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
+    try:
+        assert contender.facts["n"] == 1
+        done, seconds = contender.run(3)
+        assert done == 3
+        assert seconds > 0
+    finally:
+        contender.stop()
+    assert contender.process.poll() is not None
+
+
+def test_a_checkouts_own_loop_is_held_at_its_log(tmp_path: Path):
+    (tmp_path / "algorithms" / "offline").mkdir(parents=True)
+    (tmp_path / "algorithms" / "offline" / "iql.py").write_text(PEER)
+    job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
+    contender = Contender(job)
+    try:
+        assert [contender.run(n)[0] for n in (2, 5)] == [2, 5]
+    finally:
+        contender.stop()
+
+
+def test_a_contender_that_stops_says_why(tmp_path: Path):
+    job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
+    with pytest.raises(UserError, match="FileNotFoundError"):
+        Contender(job)
+
+
+def test_products_of_an_update_are_counted():
+    """Behaviour cloning: one forward pass, and two of the same size backward but for the input."""
+    learner = engine("bc", 1, "fp32", "cpu", False)
+    batch, width = learner.batch_size, learner.algorithm.cfg.hidden
+    sizes = [OBS, *width, ACT]
+    layers = [2 * batch * a * b for a, b in zip(sizes, sizes[1:], strict=False)]
+    assert flops(learner) == 3 * sum(layers) - layers[0]
+
+
+def test_ratios_and_the_share_of_bare_products():
+    def row(kind: str, rate: float, seeds: int = 1, **more: object) -> dict[str, object]:
+        own = {"algorithm": "iql", "kind": kind, "precision": "bf16", "seeds": seeds}
+        return own | {"updates_per_second": rate, "compile_seconds": 4.0} | more
+
+    per_product = 2 * 2048 * 256 * 256
+    rows = [
+        row("eager", 100),
+        row("d3rlpy", 50),
+        row("jax_corl", 200),
+        row("jax_corl", 400, seeds=8),
+        row("products", 10, flops=float(per_product)),
+        row("ours", 800, seeds=8, flops=per_product / 160),
+    ]
+    found = cells(rows[-1], rows)
+    half = ["iql", "ours", "bf16", "8", "800", "8.00", "16.00", "2.00", "1", "50 %", "4"]
+    assert found == half
+
+
+def test_all_contenders_are_asked_for():
+    options = bench.BenchOptions(d3rlpy=True, corl="c", jax_corl="j", unifloral="u", seeds=[1, 8])
+    kinds = [job["kind"] for job in jobs("iql", options, "cpu")]
+    assert kinds == ["eager", *["ours"] * 4, "d3rlpy", "corl", "jax_corl", "jax_corl", "unifloral"]
+    assert "unifloral" not in [job["kind"] for job in jobs("cql", options, "cpu")]
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(UserError, match="td3_bd"):
+        bench.bench(algorithms=["td3_bd"], device="cpu")
+
+
+@pytest.mark.slow
+def test_the_whole_command(tmp_path: Path):
+    text = bench.bench(
+        algorithms=["td3_bc"],
+        seeds=[1],
+        precisions=["fp32"],
+        device="cpu",
+        blocks=2,
+        seconds=0.1,
+        out=str(tmp_path / "speed"),
+    )
+    assert "ours" in text
+    found = json.loads((tmp_path / "speed-cpu.json").read_text())
+    assert [row["kind"] for row in found["rows"]] == ["eager", "ours", "products"]
+    assert (tmp_path / "speed-cpu.png").stat().st_size > 1000
+    assert "/" not in "".join(str(row.get("checkout")) for row in found["rows"])
+    assert torch.get_num_threads() >= 1
+    assert sys.executable not in (tmp_path / "speed-cpu.json").read_text()
