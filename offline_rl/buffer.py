@@ -56,15 +56,15 @@ class ReplayBuffer:
         self.n_step = n_step
         self.data: Tensors = {
             "observations": zeros(2 * capacity, *observation_shape),
-            "next_index": zeros(capacity, dtype=torch.int64),
+            "next_index": zeros(capacity, dtype=torch.int32),
             "actions": zeros(capacity, action_dim),
             "rewards": zeros(capacity),
-            "terminated": zeros(capacity),
-            "truncated": zeros(capacity),
+            "terminated": zeros(capacity, dtype=torch.uint8),
+            "truncated": zeros(capacity, dtype=torch.uint8),
             "size": zeros(dtype=torch.int64),
             "newest": zeros(dtype=torch.int64),
         }
-        self.data["next_index"] += torch.arange(capacity, 2 * capacity, device=device)
+        self.data["next_index"] += torch.arange(capacity, 2 * capacity, device=device).int()
         self.added = 0  # rows ever appended to each stream
 
     @classmethod
@@ -98,17 +98,24 @@ class ReplayBuffer:
         same = len(rows) == dataset.num_rows
         self.data = {
             "observations": put(dataset.observations if same else dataset.observations[order]),
-            "next_index": put(place[dataset.next_index[rows]], torch.int64),
+            "next_index": put(place[dataset.next_index[rows]], torch.int32),
             "actions": put(dataset.actions[rows]),
             "rewards": put(dataset.rewards[rows]),
-            "terminated": put(dataset.terminated[rows]),
-            "truncated": put(cut[rows]),
+            "terminated": put(dataset.terminated[rows], torch.uint8),
+            "truncated": put(cut[rows], torch.uint8),
             "size": torch.full((1,), len(rows), dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
         for name, values in (columns or {}).items():
             self.data[name] = put(values[rows])
         return self
+
+    @staticmethod
+    def bytes_for(dataset: Dataset) -> int:
+        """What `from_dataset` keeps, further columns left out."""
+        observations = dataset.observations[0].size * len(dataset.observations)
+        row = 4 * (dataset.actions.shape[1] + 2) + 2  # actions, reward, next index, two flags
+        return 4 * observations + row * dataset.num_rows
 
     def append(
         self,
@@ -126,8 +133,8 @@ class ReplayBuffer:
         self.data["observations"][:, self.capacity + row] = put(next_observations)
         self.data["actions"][:, row] = put(actions)
         self.data["rewards"][:, row] = put(rewards.astype(np.float32))
-        self.data["terminated"][:, row] = put(terminated.astype(np.float32))
-        self.data["truncated"][:, row] = put(truncated.astype(np.float32))
+        self.data["terminated"][:, row] = put(terminated.astype(np.uint8))
+        self.data["truncated"][:, row] = put(truncated.astype(np.uint8))
         self.added += 1
         self.data["size"].fill_(min(self.added, self.capacity))
         self.data["newest"].fill_(row)

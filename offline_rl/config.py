@@ -52,6 +52,7 @@ class TrainOptions:
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products
     compile: Literal["auto", "always", "never"] = "auto"
+    stream: Literal["auto", "always", "never"] = "auto"  # data stays on the host, in its file
     out: str = "runs"
     name: str = "default"
     tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"

@@ -36,7 +36,8 @@ class Source(Protocol):
     """Where batches come from: a replay buffer or a mixture of them.
 
     `tensors()` have a leading axis: of one for each seed, or of 1 where all seeds share them; their
-    addresses never change. `sample` gets them without it.
+    addresses never change. `sample` gets them without it. Where there is a method `ready(update)`,
+    it is called before the update of that number is launched.
     """
 
     def tensors(self) -> Any: ...
@@ -99,8 +100,11 @@ class Engine:
         period = self.algorithm.period
         if num_updates % period:
             raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
-        program = self.program(phase)
-        for _ in range(num_updates // period):
+        program, ready = self.program(phase), getattr(self.source, "ready", None)
+        first = self.updates if ready else 0
+        for done in range(0, num_updates, period):
+            if ready:
+                ready(first + done)
             self._totals[phase] += program()
         self._calls[phase] += num_updates // period
 

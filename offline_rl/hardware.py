@@ -52,6 +52,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_memory(on: torch.device) -> int:
+    """Bytes that may still be taken on `on`; without limit where nothing tells."""
+    if on.type == "cuda":
+        return torch.cuda.mem_get_info(on)[0]
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    kilobytes = [int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")]
+    return 1024 * kilobytes[0] if kilobytes else 1 << 62
+
+
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """The processor's features as Linux names them; empty elsewhere."""

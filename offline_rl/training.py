@@ -31,6 +31,7 @@ from offline_rl.engine import Engine
 from offline_rl.errors import UserError
 from offline_rl.files import locked, read_json, write_atomically, write_json
 from offline_rl.rundir import SeedFolder, plain, run_folder
+from offline_rl.stream import Stream
 from offline_rl.track import tracker
 from offline_rl.trainer import Trainer
 from offline_rl.transform import Transform
@@ -38,7 +39,7 @@ from offline_rl.version import __version__
 from policies import Spec, bundle
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
-FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision")
+FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
 
 
 @dataclass(frozen=True)
@@ -303,8 +304,10 @@ def train_group(
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
-    source: ReplayBuffer | WithExpert
-    if data is not None:
+    source: ReplayBuffer | WithExpert | Stream
+    if data is not None and streams(plan, data, device):
+        source = streamed(plan, data, transform, seeds, device)
+    elif data is not None:
         expert = plan.expert and transform.dataset(plan.expert)
         source = offline_source(
             plan.algorithm, plan.cfg, transform.dataset(data), expert, device=device
@@ -435,6 +438,48 @@ def offline_source(
     if expert is None:
         return buffer
     return WithExpert(buffer, ReplayBuffer.from_dataset(expert, device=device))
+
+
+def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
+    """Whether the data stays outside the device's memory. Raises UserError where it cannot."""
+    needed = ReplayBuffer.bytes_for(data)
+    free, give = hardware.free_memory(device), plan.options.stream
+    fits = needed < 0.8 * free
+    if give == "never" or (give == "auto" and fits):
+        if not fits:
+            rows = int(data.num_rows * 0.8 * free / needed)
+            raise UserError(
+                f"stream=never: {data.num_rows:,} rows need {needed / 2**30:.1f} GiB on {device}, "
+                f"where {free / 2**30:.1f} are free: about {rows:,} rows would fit"
+            )
+        return False
+    for reason, holds in {
+        "learns from windows of several steps": plan.algorithm.source is not Algorithm.source,
+        "has an expert's data beside the other": plan.expert is not None,
+        "learns online": bool(plan.options.num_env_steps),
+    }.items():
+        if holds:
+            raise UserError(
+                f"{plan.options.algorithm} {reason}, which cannot be streamed; the data needs "
+                f"{needed / 2**30:.1f} GiB on {device}, where {free / 2**30:.1f} are free"
+            )
+    return True
+
+
+def streamed(
+    plan: Plan, data: Dataset, transform: Transform, seeds: Sequence[int], device: torch.device
+) -> Stream:
+    """The data where it lies, for `plan`'s batches."""
+    raw = transform.all_but_observations(data)
+    return Stream(
+        raw,
+        seeds,
+        plan.cfg.batch_size,
+        normalise=transform.normaliser,
+        columns=batch_columns(plan.algorithm, plan.cfg, raw),
+        period=plan.algorithm(plan.spec, plan.cfg).period,
+        device=device,
+    )
 
 
 def batch_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:

@@ -102,10 +102,14 @@ class Transform:
 
     def dataset(self, dataset: Dataset) -> Dataset:
         """`dataset` as it is learnt from."""
+        normalised = self.normaliser(dataset.observations)
+        return replace(self.all_but_observations(dataset), observations=normalised)
+
+    def all_but_observations(self, dataset: Dataset) -> Dataset:
+        """`dataset` as it is learnt from, its observations raw."""
         clip = self.clip_actions
         return replace(
             dataset,
-            observations=self.normaliser(dataset.observations),
             rewards=self.rewards(dataset.rewards),
             actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
         )

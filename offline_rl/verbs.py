@@ -44,6 +44,7 @@ def train(arguments: Sequence[str]) -> None:
       eval_every=10000    eval_episodes=10    checkpoint_every=10000
       device=auto       auto, cpu, cuda     precision=auto      auto, fp32, tf32, bf16
       compile=auto      auto, always, never
+      stream=auto       auto, always, never: the data stays outside the device's memory
       out=runs          name=default        tracker=tensorboard (or wandb, none)
       algorithm.<hyper-parameter>=…         for example algorithm.alpha=1.0; a list such as
                         algorithm.alpha=[0.5,2.5] makes a run for each value, side by side

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.eager import BASELINES
 from offline_rl import hardware
 from offline_rl.config import algorithm_names, build
 from offline_rl.errors import UserError
@@ -33,6 +34,8 @@ HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NOTE = """
 updates/s: seed-updates a second, the median of {blocks} blocks of {seconds:g} s, all in turns.
+× eager: single-seed eager PyTorch in CORL's style; where there is no such baseline, `uncompiled`,
+which is ours as a plain sequence of operations.
 × JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
 matrix products counted on the update's graph. Of products: that rate as a share of bare products of
 2048 x 256 by 256 x 256 in the same precision in the same run: {rates} GFLOP/s. First call:
@@ -107,7 +110,8 @@ class Contender:
 def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
     """All contenders for one algorithm, as the workers' arguments."""
     own: dict[str, Any] = {"algorithm": algorithm, "device": device}
-    found: list[dict[str, Any]] = [{"kind": "eager"} | own]
+    slow = {"kind": "uncompiled", "seeds": 1, "precision": "fp32"}
+    found: list[dict[str, Any]] = [({"kind": "eager"} if algorithm in BASELINES else slow) | own]
     for precision in options.precisions:
         for seeds in options.seeds:
             found.append({"kind": "ours", "seeds": seeds, "precision": precision} | own)
@@ -183,7 +187,7 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
         row["precision"],
         str(row["seeds"]),
         f"{row['updates_per_second']:,.0f}",
-        ratio(rate("eager")),
+        ratio(rate("eager") or rate("uncompiled")),
         ratio(rate("d3rlpy")),
         ratio(rate("jax_corl", seeds=row["seeds"])),
         f"{gflops:,.0f}" if gflops else "",

@@ -1,13 +1,14 @@
-"""The baseline: TD3+BC, IQL and CQL in eager single-seed PyTorch, written the way CORL writes them.
+"""The baseline: TD3+BC, IQL, CQL and EDAC in eager single-seed PyTorch, written the way CORL writes them.
 
 One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target
 networks updated parameter by parameter, batches gathered by random indices. Nothing is compiled.
-Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql}.py; CQL with its three hidden layers.
+Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py; CQL and EDAC with their three hidden layers.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import torch
@@ -226,4 +227,68 @@ class CQL:
         return log
 
 
-BASELINES = {"td3_bc": TD3BC, "iql": IQL, "cql": CQL}
+class Ensemble(nn.Module):
+    """Q networks as batched products, as CORL's VectorizedCritic."""
+
+    def __init__(self, sizes: list[int], members: int) -> None:
+        super().__init__()
+        pairs = list(itertools.pairwise(sizes))
+        self.weights = nn.ParameterList([torch.randn(members, i, o) / i**0.5 for i, o in pairs])
+        self.biases = nn.ParameterList([torch.zeros(members, 1, o) for _, o in pairs])
+
+    def forward(self, s: Tensor, a: Tensor) -> Tensor:
+        x = torch.cat([s, a], -1)
+        x = x if x.dim() == 3 else x.expand(len(self.weights[0]), *x.shape)
+        for k, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(b, x, w)
+            x = x if k == len(self.weights) - 1 else x.relu()
+        return x.squeeze(-1)
+
+
+class EDAC:
+    """Ten critics of three hidden layers, gradient diversity of weight 1."""
+
+    def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
+        self.act_dim, self.members = act, 10
+        self.actor = TanhActor(obs, act).to(device)
+        self.q = Ensemble([obs + act, *[HIDDEN] * 3, 1], self.members).to(device)
+        self.q_t = copy.deepcopy(self.q).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(0.0, device=device))
+        self.actor_o, self.q_o = adam(self.actor), adam(self.q)
+        self.alpha_o = torch.optim.Adam([self.log_alpha], lr=3e-4)
+
+    def diversity(self, s: Tensor, a: Tensor) -> Tensor:
+        a = a.expand(self.members, *a.shape).clone().requires_grad_()
+        s = s.expand(self.members, *s.shape)
+        grads = torch.autograd.grad(self.q(s, a).sum(), a, create_graph=True)[0]
+        grads = (grads / (grads.norm(p=2, dim=2, keepdim=True) + 1e-10)).transpose(0, 1)
+        cosines = grads @ grads.transpose(1, 2)
+        masked = cosines * (1 - torch.eye(self.members, device=a.device))
+        return masked.sum((1, 2)).mean() / (self.members - 1)
+
+    def train(self, batch: list[Tensor]) -> dict[str, float]:
+        s, a, r, s2, d = batch
+        alpha = self.log_alpha.exp().detach()
+        _, log_pi = self.actor(s)
+        alpha_loss = -(self.log_alpha.exp() * (log_pi - self.act_dim).detach()).mean()
+        self.alpha_o.zero_grad()
+        alpha_loss.backward()
+        self.alpha_o.step()
+        new_a, log_pi = self.actor(s)
+        actor_loss = (alpha * log_pi - self.q(s, new_a).min(0).values).mean()
+        self.actor_o.zero_grad()
+        actor_loss.backward()
+        self.actor_o.step()
+        with torch.no_grad():
+            a2, log_pi2 = self.actor(s2)
+            y = r + 0.99 * (1 - d) * (self.q_t(s2, a2).min(0).values - alpha * log_pi2)
+        loss = (self.q(s, a) - y).square().mean(1).sum() + self.diversity(s, a)
+        self.q_o.zero_grad()
+        loss.backward()
+        self.q_o.step()
+        with torch.no_grad():
+            soft_update(self.q_t, self.q, 0.005)
+        return {"q_loss": loss.item(), "policy_loss": actor_loss.item()}
+
+
+BASELINES = {"td3_bc": TD3BC, "iql": IQL, "cql": CQL, "edac": EDAC}

@@ -45,10 +45,16 @@ def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: boo
 
 
 def ours(
-    clock: Clock, algorithm: str, seeds: int, precision: str, device: str, profile: bool = False
+    clock: Clock,
+    algorithm: str,
+    seeds: int,
+    precision: str,
+    device: str,
+    profile: bool = False,
+    compile: bool = True,
 ) -> None:
     """The engine's own loop."""
-    learner = engine(algorithm, seeds, precision, device, True)
+    learner = engine(algorithm, seeds, precision, device, compile)
     period = learner.algorithm.period
     clock.facts = {"flops": flops(learner)}
     if device == "cpu":
@@ -85,6 +91,11 @@ def shares(learner: Engine) -> dict[str, float]:
         name = "products" if products else "fused kernels" if kernel else "rest"
         time[name] += event.self_cpu_time_total
     return {name: round(value / sum(time.values()), 3) for name, value in time.items()}
+
+
+def uncompiled(clock: Clock, **job: Any) -> None:
+    """The same update as a plain sequence of PyTorch operations: where there is no baseline."""
+    ours(clock, **job, compile=False)
 
 
 def eager(clock: Clock, algorithm: str, device: str) -> None:

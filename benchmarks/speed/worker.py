@@ -11,7 +11,7 @@ from benchmarks.speed.clock import Clock
 def main() -> None:
     clock, job = Clock(), json.loads(sys.argv[1])
     kind = job.pop("kind")
-    if kind in ("ours", "eager", "products"):
+    if kind in ("ours", "eager", "uncompiled", "products"):
         from benchmarks.speed import ours
 
         getattr(ours, kind)(clock, **job)
