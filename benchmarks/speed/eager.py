@@ -1,8 +1,9 @@
-"""The baseline: TD3+BC, IQL, CQL and EDAC in eager single-seed PyTorch, written the way CORL writes them.
+"""The baselines: single-seed eager PyTorch, written the way CORL writes its algorithms.
 
 One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target
 networks updated parameter by parameter, batches gathered by random indices. Nothing is compiled.
-Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py; CQL and EDAC with their three hidden layers.
+Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py; CQL and EDAC with their three
+hidden layers.
 """
 
 from __future__ import annotations

@@ -85,9 +85,10 @@ def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
     monkeypatch.setattr(Stream, "ready", lambda self, update: made.append(self))
     train(**options(tmp_path, out=str(tmp_path / "b")))
     assert made
+    windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
+    del windows["algorithm.hidden"]
     with pytest.raises(UserError, match="windows of several steps, which cannot be streamed"):
-        more = {"algorithm": "decision_transformer", "out": str(tmp_path / "c")}
-        train(**{k: v for k, v in options(tmp_path, **more).items() if k != "algorithm.hidden"})
+        train(**windows)
 
 
 def test_a_row_takes_sixty_per_cent_of_one_with_both_observations():

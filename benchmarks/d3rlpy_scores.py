@@ -1,0 +1,143 @@
+"""Final scores of d3rlpy and of ours: same data, hyper-parameters, updates and episodes.
+
+    pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=td3_bc,iql,cql] [task=…]
+
+d3rlpy learns from our normalised observations, and its policies act in our environments. A cell is
+(algorithm, seed); finished ones are kept, so the same command continues.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import envs
+from benchmarks.parity import compare
+from offline_rl import hardware
+from offline_rl.config import algorithm_class, build
+from offline_rl.data import load
+from offline_rl.evaluate import EVALUATION_SEED, rollout
+from offline_rl.report import table
+from offline_rl.training import train
+from offline_rl.transform import Transform
+
+UPDATES, EPISODES = 20_000, 100
+SEEDS = {"td3_bc": 5, "iql": 5, "cql": 5}
+OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaults, and equal
+    "td3_bc": {"normalise_observations": True, "alpha": 2.5, "policy_noise": 0.2},
+    "iql": {"normalise_observations": True, "expectile": 0.7, "beta": 3.0},
+    "cql": {
+        "normalise_observations": True,
+        "weight": 5.0,
+        "gap": None,
+        "variant": "H",
+        "policy_lr": 1e-4,
+        "bc_updates": 0,
+        "backup_entropy": False,
+    },
+}
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "td3_bc": ("TD3PlusBC", {"alpha": 2.5}),
+    "iql": ("IQL", {"expectile": 0.7, "weight_temp": 3.0}),
+    "cql": ("CQL", {"conservative_weight": 5.0, "alpha_learning_rate": 0.0}),  # no Lagrangian
+}
+
+
+def theirs(algorithm: str, task: str, seed: int) -> float:
+    """The mean normalised score of d3rlpy's policy."""
+    import d3rlpy  # type: ignore[import-not-found]
+
+    found, dataset = envs.task(task), load(envs.task(task), None)
+    cfg = build(algorithm_class(algorithm).Config, OURS[algorithm])
+    transform = Transform.fit(cfg, dataset, dataset.observations.shape[1:])
+    data = transform.dataset(dataset)
+    transitions = d3rlpy.dataset.MDPDataset(
+        data.observations[: data.num_rows],
+        data.actions,
+        data.rewards,
+        data.terminated.astype(np.float32),
+        data.truncated.astype(np.float32),
+    )
+    d3rlpy.seed(seed)
+    name, settings = THEIRS[algorithm]
+    layers = d3rlpy.models.VectorEncoderFactory([256] * (3 if algorithm == "cql" else 2))
+    encoders = {"actor_encoder_factory": layers, "critic_encoder_factory": layers}
+    learner = getattr(d3rlpy.algos, f"{name}Config")(**settings, **encoders).create(device="cpu:0")
+    learner.fit(
+        transitions,
+        n_steps=UPDATES,
+        n_steps_per_epoch=UPDATES,
+        show_progress=False,
+        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+    )
+    env = envs.make_vector(found, EPISODES)
+    starts = EVALUATION_SEED + np.arange(EPISODES)
+    act = lambda x: learner.predict(x.astype(np.float32)).clip(-1, 1)  # noqa: E731
+    returns = rollout(env, act, transform.normaliser, starts).returns
+    env.close()
+    return float(np.mean(found.score(returns)))
+
+
+def ours(algorithm: str, task: str) -> list[float]:
+    result = train(
+        algorithm=algorithm,
+        task=task,
+        seeds=SEEDS[algorithm],
+        num_updates=UPDATES,
+        eval_every=UPDATES,
+        eval_episodes=EPISODES,
+        checkpoint_every=UPDATES // 10,
+        out="runs/d3rlpy",
+        **{f"algorithm.{k}": v for k, v in OURS[algorithm].items()},
+    )
+    return result.scores
+
+
+def main(arguments: list[str]) -> None:
+    options = {"algorithms": "td3_bc,iql,cql", "task": "neorl2/DMSD"}
+    options |= dict(argument.split("=", 1) for argument in arguments)
+    path, task = Path("benchmarks/results/d3rlpy.json"), options["task"]
+    done = json.loads(path.read_text()) if path.is_file() else {"tasks": {}}
+    for algorithm in options["algorithms"].split(","):
+        cell = done["tasks"].setdefault(task, {}).setdefault(algorithm, {"d3rlpy": []})
+        if "ours" not in cell:
+            cell["ours"] = ours(algorithm, task)
+        for seed in range(len(cell["d3rlpy"]), SEEDS[algorithm]):
+            cell["d3rlpy"].append(theirs(algorithm, task, seed))
+            print(algorithm, task, cell, flush=True)
+            write(done, path)
+    print(write(done, path))
+
+
+def write(done: dict[str, Any], path: Path) -> str:
+    """The numbers and their table, with Welch's interval of the difference."""
+    done |= {"command": "python -m benchmarks.d3rlpy_scores", "updates": UPDATES}
+    done |= {"episodes": EPISODES, "machine": hardware.description(), "settings": OURS}
+    path.write_text(json.dumps(done, indent=1) + "\n")
+    header, body = ["task", "algorithm", "seeds", "d3rlpy", "ours", "difference", "95 %"], []
+    for task, algorithms in done["tasks"].items():
+        for name, cell in algorithms.items():
+            both = [cell["d3rlpy"], cell["ours"]]
+            if min(map(len, both)) < SEEDS[name]:
+                continue
+            found = compare(*both)
+            spread = [f"{statistics.mean(x):.1f} ± {statistics.stdev(x):.1f}" for x in both]
+            interval = "[{:.1f}, {:.1f}]".format(*found["interval"])
+            body.append(
+                [task, name, str(len(both[0])), *spread, f"{found['difference']:.1f}", interval]
+            )
+    text = table(header, body, markdown=True)
+    page = f"# d3rlpy's final scores beside ours\n\n`{done['command']}`\n\n{text}\n\n"
+    page += f"{UPDATES:,} updates, last policy, {EPISODES} episodes; normalised scores, mean ± "
+    page += "standard deviation over seeds (ddof 1), Welch's interval of ours - d3rlpy's.\n"
+    path.with_suffix(".md").write_text(page)
+    return page
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
