@@ -20,6 +20,8 @@ from offline_rl.training import train
 SEEDS = [0, 1, 2, 3, 4]
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
 STUDENT = {
+    2: 4.303,
+    3: 3.182,
     4: 2.776,
     5: 2.571,
     6: 2.447,
@@ -58,7 +60,7 @@ def compare(fp32: list[float], bf16: list[float]) -> dict[str, Any]:
     variances = [statistics.variance(x) / n for x in (fp32, bf16)]
     error = sum(variances) ** 0.5
     freedom = sum(variances) ** 2 / max(sum(v**2 / (n - 1) for v in variances), 1e-12)
-    half = STUDENT[max(4, min(8, int(freedom)))] * error
+    half = STUDENT[max(2, min(8, int(freedom)))] * error
     difference = statistics.mean(bf16) - statistics.mean(fp32)
     return {
         "fp32": [round(x, 2) for x in fp32],
