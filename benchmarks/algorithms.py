@@ -108,20 +108,23 @@ def speed() -> list[str]:
     lines = []
     for path in sorted(RESULTS.glob("speed*.json")):
         rows = json.loads(path.read_text())["rows"]
-        columns = sorted({(r["precision"], r["seeds"]) for r in rows if r["contender"] == "ours"})
+        ours = [r for r in rows if r["kind"] == "ours"]
+        columns = sorted({(r["precision"], r["seeds"]) for r in ours})
         heads = [f"{p}, {s} seed{'s' if s > 1 else ''}" for p, s in columns]
         lines += [f"### `{path}`", "", "| | eager, /s | " + " | ".join(heads) + " |"]
         lines.append("|---" * (len(columns) + 2) + "|")
         for name in dict.fromkeys(r["algorithm"] for r in rows):
-            own = [r for r in rows if r["algorithm"] == name]
-            base = next(r for r in own if r["contender"] == "eager")
+            base = next(
+                r for r in rows if r["algorithm"] == name and r["kind"] in ("eager", "uncompiled")
+            )
             ratios = {
-                (r["precision"], r["seeds"]): f"{r['ratio_to_eager']:.1f}×"
-                for r in own
-                if r["contender"] == "ours"
+                (r["precision"], r["seeds"]): r["updates_per_second"] / base["updates_per_second"]
+                for r in ours
+                if r["algorithm"] == name
             }
-            cells = [name, f"{base['seed_updates_per_second']:.0f}"]
-            lines.append("| " + " | ".join([*cells, *(ratios.get(c, "") for c in columns)]) + " |")
+            rate = f"{base['updates_per_second']:,.0f}" + "*" * (base["kind"] == "uncompiled")
+            cells = [f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns]
+            lines.append("| " + " | ".join([name, rate, *cells]) + " |")
         lines.append("")
     return lines
 

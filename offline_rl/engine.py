@@ -235,13 +235,15 @@ class Engine:
                 torch.cuda.synchronize()
             return (time.perf_counter() - started) / calls
 
-    def actor(self, batch: int, *, explore: bool = False) -> Actor:
+    def actor(
+        self, batch: int, *, explore: bool = False, device: torch.device | None = None
+    ) -> Actor:
         """The policies of all seeds, for `batch` episodes of each.
 
         explore: with the algorithm's own noise, which is a function of the seed and the step alone;
-        otherwise deterministic.
+        otherwise deterministic. device: where they act, if not where they learn.
         """
-        return Actor(self, batch, explore)
+        return Actor(self, batch, explore, device or self.device)
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
@@ -267,13 +269,17 @@ class Actor:
     Float32 whatever the engine's precision. Of a policy with memory (`policies.actors.Recurrent`)
     this keeps the memory on the device: `reset` begins `batch` new episodes of each seed, `observe`
     tells the raw rewards of the last actions. Others need neither.
+
+    It acts as the policies are at the moment, or, after `snapshot`, as they were then.
     """
 
-    def __init__(self, engine: Engine, batch: int, explore: bool) -> None:
-        self.engine, seeds = engine, len(engine.seeds)
+    def __init__(self, engine: Engine, batch: int, explore: bool, device: torch.device) -> None:
+        self.engine, self.device, seeds = engine, device, len(engine.seeds)
         self.module = engine.algorithm.modules[engine.algorithm.policy]
         self.batch, self.shape = batch, (seeds, batch)
-        self.leaves, form = tree_flatten(engine.state["params"][engine.algorithm.policy])
+        self.live, form = tree_flatten(engine.state["params"][engine.algorithm.policy])
+        self.leaves = [x.to(device) for x in self.live]
+        seed_of = engine.state["counters"]["seed"].to(device)
         self.reset()
 
         def one(
@@ -292,32 +298,34 @@ class Actor:
             return network.act(observations), context
 
         def act(leaves: list[Tensor], step: Tensor, *own: Any) -> tuple[Tensor, Any]:
-            params, seed = tree_unflatten(leaves, form), engine.state["counters"]["seed"]
-            arguments = (params, seed, *own)
+            arguments = (tree_unflatten(leaves, form), seed_of, *own)
             if seeds == 1:
                 alone = one(step, *tree_map(lambda x: x[0], arguments))
                 return tree_map(lambda x: x[None], alone)
             return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
 
         example = torch.zeros(*self.shape, *engine.algorithm.spec.observation_shape)
-        set_precision(engine.algorithm, "fp32", engine.device)
+        set_precision(engine.algorithm, "fp32", device)
         with torch.no_grad():
             self.graph = make_fx(act)(
                 self.leaves,
-                torch.tensor(0, device=engine.device),
-                example.to(engine.device),
+                torch.tensor(0, device=device),
+                example.to(device),
                 self.rewards,
                 self.context,
             )
         set_precision(engine.algorithm, engine.precision, engine.device)
 
+    def snapshot(self) -> None:
+        """Keeps the policies as they are now, for calls while they go on learning."""
+        self.leaves = [x.detach().to(self.device, copy=True) for x in self.live]
+
     def reset(self) -> None:
         """New episodes."""
-        device = self.engine.device
-        self.rewards = torch.zeros(self.shape, device=device)
+        self.rewards = torch.zeros(self.shape, device=self.device)
         context = self.module.reset(self.batch) if hasattr(self.module, "reset") else {}  # type: ignore[operator]
         self.context = {
-            k: v.to(device).expand(self.shape[0], *v.shape).clone() for k, v in context.items()
+            k: v.to(self.device).expand(self.shape[0], *v.shape).clone() for k, v in context.items()
         }
 
     def observe(self, rewards: Tensor) -> None:
@@ -326,7 +334,7 @@ class Actor:
 
     def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
         with torch.no_grad():
-            now = torch.tensor(step, device=self.engine.device)
+            now = torch.tensor(step, device=self.device)
             actions, self.context = self.graph(
                 self.leaves, now, observations, self.rewards, self.context
             )

@@ -62,6 +62,13 @@ def free_memory(on: torch.device) -> int:
     return 1024 * kilobytes[0] if kilobytes else 1 << 62
 
 
+def memory(on: torch.device) -> int:
+    """Bytes that are installed."""
+    if on.type == "cuda":
+        return torch.cuda.get_device_properties(on).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """The processor's features as Linux names them; empty elsewhere."""

@@ -84,14 +84,18 @@ class SeedFolder:
                 break
         return rows
 
-    def rewind(self, updates: int, env_steps: int) -> None:
-        """Forgets what was logged after so many updates or steps, which will be done again."""
+    def rewind(self, updates: int, env_steps: int, evaluations: int | None = None) -> None:
+        """Forgets what was logged after so many updates or steps, which will be done again.
+
+        evaluations: how many are known to be done, where later ones may have been logged too.
+        """
         for name in ("metrics", "evaluations"):
             kept = [
                 row
                 for row in self.rows(name)
                 if row["updates"] <= updates and row["env_steps"] <= env_steps
             ]
+            kept = kept[:evaluations] if name == "evaluations" else kept
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / f"{name}.jsonl", text)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from envs import Task, VectorEnv
+from offline_rl import hardware
 from offline_rl.collect import Collector
 from offline_rl.config import TrainOptions
 from offline_rl.engine import Engine
@@ -25,6 +28,7 @@ from offline_rl.track import Tracker
 from offline_rl.transform import Transform
 from policies import Bundle
 
+Evaluation = tuple[Episodes, set[int]]  # of all seeds; places whose policy gave no number
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
@@ -37,6 +41,7 @@ class Progress:
     wall_seconds: float = 0.0
     diverged: list[int | None] = field(default_factory=list)  # each place's updates when first seen
     evaluated: int = -1  # the clock at the last evaluation
+    evaluations: int = 0  # finished ones
 
 
 class Trainer:
@@ -68,7 +73,12 @@ class Trainer:
         self.progress = Progress(diverged=[None] * len(folders))
         self.last: list[Episodes] = []
         if evaluation is not None:
-            self._act = engine.actor(options.eval_episodes)
+            # a small network's steps on a GPU cost more in waiting than on the processor
+            self._act = engine.actor(options.eval_episodes, device=torch.device("cpu"))
+        spare = hardware.cores() > (torch.get_num_threads() if engine.device.type == "cpu" else 1)
+        self.concurrent = spare and watch is None  # evaluations beside the training
+        self._running: tuple[dict[str, Any], Future[Evaluation]] | None = None
+        self._abandoned = Event()
         self.bar = tqdm(
             total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
         )
@@ -93,14 +103,20 @@ class Trainer:
         """Everything that is left to do."""
         self.bar.update(self.clock - self.bar.n)
         started = time.perf_counter() - self.progress.wall_seconds
-        self._evaluate_if_due()
-        for stop in self._stops():
-            self._advance(stop)
-            self.progress.wall_seconds = time.perf_counter() - started
-            self._log()
+        try:
             self._evaluate_if_due()
-            if self._due(self.options.checkpoint_every):
-                self.save()
+            for stop in self._stops():
+                self._advance(stop)
+                self.progress.wall_seconds = time.perf_counter() - started
+                self._log()
+                self._evaluate_if_due()
+                if self.clock == self.total:
+                    self._finish_evaluation()
+                if self._due(self.options.checkpoint_every):
+                    self.save()
+            self._finish_evaluation()
+        finally:
+            self._abandoned.set()
         self.bar.close()
 
     def _stops(self) -> Iterator[int]:
@@ -181,32 +197,66 @@ class Trainer:
             tracker.log(values, updates)
 
     def _evaluate_if_due(self) -> None:
-        if self.evaluation is None or self.clock == self.progress.evaluated:
+        begun = self._running[0]["clock"] if self._running else self.progress.evaluated
+        if self.evaluation is None or self.clock == begun:
             return
         if self.clock == 0 or self._due(self.options.eval_every):
             self.evaluate()
 
     def evaluate(self) -> None:
-        """Whole episodes of every seed's deterministic policy, logged episode by episode."""
-        env, count = self.evaluation, self.options.eval_episodes
+        """Whole episodes of every seed's deterministic policy, logged episode by episode.
+
+        Where a core is free they run beside the training, with a copy of the policies, and are
+        logged when the next evaluation is due or the training ends: later, but the same.
+        """
+        self._finish_evaluation()
+        now: dict[str, Any] = {"updates": self.engine.updates, "env_steps": self.env_steps}
+        now |= {"clock": self.clock, "wall_seconds": round(self.progress.wall_seconds, 1)}
+        self._act.snapshot()
+        future: Future[Evaluation] = Future()
+        self._running = now, future
+        if self.concurrent:
+            Thread(target=self._episodes, args=(future,)).start()
+        else:
+            self._episodes(future)
+            self._finish_evaluation()
+
+    def _episodes(self, future: Future[Evaluation]) -> None:
+        """Runs them, and tells `future` what they came to."""
+        torch.set_flush_denormal(True)  # a thread's own setting
+        env, count, groups = self.evaluation, self.options.eval_episodes, len(self.folders)
         assert env is not None
-        groups, device, broken = len(self.folders), self.engine.device, set[int]()
+        broken = set[int]()
 
         def act(observations: np.ndarray) -> np.ndarray:
-            batch = torch.from_numpy(observations).to(device)
-            batch = batch.reshape(groups, count, *env.observation_shape)
+            if self._abandoned.is_set():
+                raise InterruptedError("the training has stopped")
+            batch = torch.from_numpy(observations).reshape(groups, count, *env.observation_shape)
             actions = self._act(batch)
             broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
-            return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).cpu().numpy()
+            return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).numpy()
 
         def observe(rewards: np.ndarray) -> None:
             told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
-            self._act.observe(told.to(device))
+            self._act.observe(told)
 
-        self._act.reset()
-        seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
-        everything = rollout(env, act, self.transform.normaliser, seeds, observe)
-        updates, self.progress.evaluated = self.engine.updates, self.clock
+        try:
+            self._act.reset()
+            seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
+            normaliser = self.transform.normaliser
+            future.set_result((rollout(env, act, normaliser, seeds, observe), broken))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _finish_evaluation(self) -> None:
+        """Waits for the evaluation that is under way, if any, and logs it."""
+        if self._running is None:
+            return
+        now, future = self._running
+        everything, broken = future.result()
+        self._running, count = None, self.options.eval_episodes
+        self.progress.evaluated = now["clock"]
+        self.progress.evaluations += 1
         self.last, scores = [], []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
             mine = everything.part(s * count, (s + 1) * count)
@@ -220,16 +270,15 @@ class Trainer:
             if mine.success is not None:
                 values["eval/success"] = float(mine.success.mean())
             scores.append(values.get("eval/score", values["eval/return"]))
-            row: dict[str, Any] = {"updates": updates, "env_steps": self.env_steps, **values}
-            row |= mine._asdict()
-            row["wall_seconds"] = round(self.progress.wall_seconds, 1)
+            row: dict[str, Any] = {"updates": now["updates"], "env_steps": now["env_steps"]}
+            row |= {**values, **mine._asdict(), "wall_seconds": now["wall_seconds"]}
             folder.append("evaluations", row)
-            tracker.log(values, updates)
+            tracker.log(values, now["updates"])
         word = "return" if self.task.reference is None else "score"
         line = f"{word} {np.mean(scores):.1f}"
         self.bar.set_postfix_str(line)
         if self.show and self.bar.disable:  # no terminal: a line an evaluation instead of a bar
-            print(f"{self.clock:>10,} of {self.total:,}: {line}", flush=True)
+            print(f"{now['clock']:>10,} of {self.total:,}: {line}", flush=True)
         if self.watch is not None:
             self.watch(self)
 
@@ -254,7 +303,12 @@ class Trainer:
         return 0 if self.collector is None else self.collector.steps
 
     def save(self) -> None:
-        """A checkpoint of every seed."""
+        """A checkpoint of every seed.
+
+        An evaluation that began just now may go on: who resumes from here begins it again.
+        """
+        if self._running is not None and self._running[0]["clock"] != self.clock:
+            self._finish_evaluation()
         for s, folder in enumerate(self.folders):
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
             progress["diverged"] = self.progress.diverged[s]
@@ -276,10 +330,11 @@ class Trainer:
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
-            folder.rewind(self.engine.updates, progress.get("collector", {}).get("steps", 0))
+            steps = progress.get("collector", {}).get("steps", 0)
+            folder.rewind(self.engine.updates, steps, progress["evaluations"])
             if rows := folder.rows("evaluations"):
                 self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:
             self.collector.restore(progress["collector"])
-        names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
+        names = ("seconds", "timed_updates", "wall_seconds", "evaluated", "evaluations")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)

@@ -377,6 +377,14 @@ def train_group(
         trainer.resume(clock)
     try:
         trainer.run()
+    except torch.OutOfMemoryError as error:
+        count, batch = len(members), plan.cfg.batch_size
+        total = hardware.memory(device) / 2**30
+        fewer = f"{count // 2} seeds at a time" if count > 1 else f"batch_size={batch // 2}"
+        raise UserError(
+            f"{count} seeds side by side with batches of {batch} need more than the {total:.0f} "
+            f"GiB of {device}; {fewer} would need about half, and what is done is kept"
+        ) from error
     finally:
         trainer.bar.close()
         for t in trackers:

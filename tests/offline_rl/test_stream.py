@@ -11,6 +11,7 @@ from small_data import save_small
 from offline_rl import hardware
 from offline_rl.buffer import ReplayBuffer
 from offline_rl.data import Dataset
+from offline_rl.engine import Engine
 from offline_rl.errors import UserError
 from offline_rl.files import read_json
 from offline_rl.random import Random
@@ -89,6 +90,15 @@ def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
     del windows["algorithm.hidden"]
     with pytest.raises(UserError, match="windows of several steps, which cannot be streamed"):
         train(**windows)
+
+
+def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Engine, "run", run)
+    with pytest.raises(UserError, match=r"2 seeds side by side .* 1 seeds at a time would need"):
+        train(**options(tmp_path, out=str(tmp_path / "a")))
 
 
 def test_a_row_takes_sixty_per_cent_of_one_with_both_observations():
