@@ -107,7 +107,10 @@ def test_an_unknown_algorithm_is_refused():
 
 
 @pytest.mark.slow
-def test_the_whole_command(tmp_path: Path):
+def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
+    other = {"algorithm": "iql", "kind": "eager", "precision": "fp32", "seeds": 1, "blocks": [1]}
+    other |= {"updates_per_second": 123.0, "compile_seconds": 1.0}
+    (tmp_path / "speed-cpu.json").write_text(json.dumps({"rows": [other], "profiles": []}))
     text = bench.bench(
         algorithms=["td3_bc"],
         seeds=[1],
@@ -119,7 +122,8 @@ def test_the_whole_command(tmp_path: Path):
     )
     assert "ours" in text
     found = json.loads((tmp_path / "speed-cpu.json").read_text())
-    assert [row["kind"] for row in found["rows"]] == ["eager", "ours", "products"]
+    assert [row["kind"] for row in found["rows"]] == ["eager", "eager", "ours", "products"]
+    assert found["rows"][0] == other
     assert (tmp_path / "speed-cpu.png").stat().st_size > 1000
     assert "/" not in "".join(str(row.get("checkout")) for row in found["rows"])
     assert torch.get_num_threads() >= 1

@@ -33,7 +33,8 @@ HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager
 HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NOTE = """
-updates/s: seed-updates a second, the median of {blocks} blocks of {seconds:g} s, all in turns.
+updates/s: seed-updates a second, the median of {blocks} blocks of {seconds:g} s, all contenders for
+an algorithm in turns; what compares algorithms are their ratios.
 × eager: single-seed eager PyTorch in CORL's style; where there is no such baseline, `uncompiled`,
 which is ours as a plain sequence of operations.
 × JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
@@ -202,19 +203,19 @@ def bench(**keys: Any) -> str:
     if unknown := set(options.algorithms) - set(algorithm_names()):
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
     device = hardware.device(options.device).type
-    rows = [row for name in options.algorithms for row in compare(name, options, device)]
+    out = Path(f"{options.out}-{device}")
+    path, before = out.with_suffix(".json"), dict[str, Any]()
+    if path.is_file():  # of other algorithms, each measured in a run of its own
+        before = json.loads(path.read_text())
+    rows = [r for r in before.get("rows", []) if r["algorithm"] not in options.algorithms]
+    rows += [row for name in options.algorithms for row in compare(name, options, device)]
     body, rates = [], {}
-    for name in options.algorithms:
+    for name in dict.fromkeys(row["algorithm"] for row in rows):
         own = [row for row in rows if row["algorithm"] == name]
         body += [cells(row, own) for row in own if row["kind"] != "products"]
-    for precision in options.precisions:
-        blocks = [
-            b
-            for r in rows
-            if r["kind"] == "products"
-            for b in r["blocks"]
-            if r["precision"] == precision
-        ]
+    products = [row for row in rows if row["kind"] == "products"]
+    for precision in dict.fromkeys(row["precision"] for row in products):
+        blocks = [b for row in products if row["precision"] == precision for b in row["blocks"]]
         rates[precision] = round(statistics.median(blocks) * 2 * 2048 * 256 * 256 / 1e9)
     machine = hardware.description()
     facts = f"torch {machine['torch']}, bf16 units {machine['bf16_units']}, GPU {machine['gpu']}"
@@ -225,12 +226,13 @@ def bench(**keys: Any) -> str:
         cores=machine["cores"],
         facts=f"{facts}, commit {machine['commit']}",
     )
-    profiles = profile(options, device) if options.profile else []
-    out, text = Path(f"{options.out}-{device}"), table(HEADER, body)
+    profiles = [p for p in before.get("profiles", []) if p["algorithm"] not in options.algorithms]
+    profiles += profile(options, device) if options.profile else []
+    text = table(HEADER, body)
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"machine": machine, "product_gflop_per_second": rates, "rows": rows}
     result |= {"profiles": profiles}
-    write_text(out.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+    write_text(path, json.dumps(result, indent=1) + "\n")
     page = [f"# Speed on {device}", "`offline-rl bench`", table(HEADER, body, markdown=True), note]
     page += [f"![Updates per second]({out.name}.png)"]
     if profiles:
@@ -270,10 +272,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    figure, axes = pyplot.subplots(
-        1, len(names), figsize=(5 * len(names), 4), squeeze=False, constrained_layout=True
-    )
-    for name, axis in zip(names, axes[0], strict=True):
+    columns = min(4, len(names))
+    shape = -(-len(names) // columns), columns
+    size = 5 * columns, 4 * shape[0]
+    figure, axes = pyplot.subplots(*shape, figsize=size, squeeze=False, constrained_layout=True)
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    for name, axis in zip(names, axes.flat, strict=False):
         own = [r for r in rows if r["algorithm"] == name and r["kind"] != "products"]
         own.sort(key=lambda r: r["updates_per_second"])
         labels = [label(r).removeprefix(name).strip() for r in own]

@@ -86,7 +86,8 @@ def shares(learner: Engine) -> dict[str, float]:
         learner.run(10 * learner.algorithm.period)
     time = dict.fromkeys(("products", "fused kernels", "rest"), 0.0)
     for event in found.key_averages():
-        products = event.key.startswith(("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"))
+        products = event.key.removeprefix("aten::").removeprefix("aoti_torch_cpu_")
+        products = products.startswith(("mm", "bmm", "addmm", "baddbmm"))
         kernel = event.key.startswith(("cpp_", "graph_", "triton_"))
         name = "products" if products else "fused kernels" if kernel else "rest"
         time[name] += event.self_cpu_time_total
