@@ -1,0 +1,135 @@
+"""Dual RL's claims, tested on our hopper data (`offline-rl generate recipe=hopper` makes it).
+
+    python -m benchmarks.dual imitation    # ReCOIL from few demonstrations and much random data
+    python -m benchmarks.dual stability    # f-DVL beside XQL, temperatures stacked, ten seeds each
+    python -m benchmarks.dual table
+
+Runs go to runs/dual and resume. `table` writes benchmarks/results/dual from what is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from offline_rl.data import load
+from offline_rl.data.write import write
+from offline_rl.generate import join
+from offline_rl.training import train
+
+OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
+TASK = "gym/hopper-medium-replay"
+DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000  # episodes shown; episodes in the other data
+TEMPERATURES = [0.5, 1.0, 2.0, 5.0, 10.0]
+LOSSES: dict[str, dict[str, Any]] = {
+    "xql": {"algorithm": "xql"},
+    "f_dvl-chi_square": {"algorithm": "f_dvl", "algorithm.divergence": "chi_square"},
+    "f_dvl-total_variation": {"algorithm": "f_dvl", "algorithm.divergence": "total_variation"},
+}
+
+
+def files() -> dict[str, str]:
+    """The demonstrations, the other data, and both together, as files."""
+    folder = Path(OUT) / "data"
+    paths = {name: folder / f"{name}.hdf5" for name in ("expert", "other", "both")}
+    if not all(path.is_file() for path in paths.values()):
+        good, random = load("gym/hopper-expert"), load("gym/hopper-random")
+        few = int((random.episode_lengths().cumsum() <= RANDOM_ROWS).sum())
+        expert = good.select(range(DEMONSTRATIONS))
+        hidden = good.select(range(DEMONSTRATIONS, DEMONSTRATIONS + HIDDEN))
+        sets = {"expert": expert, "other": join([random.select(range(few + 1)), hidden])}
+        sets["both"] = join([sets["other"], expert])
+        for name, data in sets.items():
+            write(replace(data, name=name), paths[name], next_observations="final")
+    return {name: str(path) for name, path in paths.items()}
+
+
+def imitation() -> None:
+    data = files()
+    common: dict[str, Any] = {"task": TASK, "seeds": 3, "num_updates": 25_000, "out": OUT}
+    common |= {"eval_every": 5_000, "checkpoint_every": 5_000, "eval_episodes": 20}
+    common |= {"precision": "bf16"}
+    recoil = {"dataset": data["other"], "expert_dataset": data["expert"]}
+    for objective in ("bounded", "mixture"):
+        how = {"algorithm": "recoil", "algorithm.objective": objective, "name": objective}
+        train(**common, **recoil, **how)
+    for name in ("expert", "both"):
+        train(**common, algorithm="bc", dataset=data[name], name=f"on-{name}")
+
+
+def stability() -> None:
+    for name, how in LOSSES.items():
+        train(
+            task=TASK,
+            seeds=10,
+            num_updates=10_000,
+            batch_size=256,
+            eval_every=5_000,
+            eval_episodes=5,
+            precision="bf16",
+            checkpoint_every=2_500,
+            out=OUT,
+            name=name,
+            **how,
+            **{"algorithm.temperature": TEMPERATURES},
+        )
+
+
+def results(pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(p.read_text()) for p in sorted(Path(OUT).glob(f"{pattern}/result.json"))]
+
+
+def ceiling() -> float:
+    """Twice the best discounted return in the data: a value above it has left the data behind."""
+    return 2 * float(load(TASK).monte_carlo_returns(0.99).max())
+
+
+def table() -> str:
+    lines = ["# Dual RL", "", "`python -m benchmarks.dual imitation`, `… stability`", ""]
+    lines += ["| learner | data | return | seeds |", "|---" * 4 + "|"]
+    for run, what in (
+        ("recoil/bounded", "demonstrations and other data"),
+        ("recoil/mixture", "demonstrations and other data"),
+        ("bc/on-expert", "demonstrations"),
+        ("bc/on-both", "both, as one"),
+    ):
+        returns = [r["mean_return"] for r in results(f"gym_hopper-medium-replay/{run}/seed_*")]
+        if returns:
+            mean, spread = statistics.mean(returns), statistics.pstdev(returns)
+            lines.append(f"| {run} | {what} | {mean:.0f} ± {spread:.0f} | {len(returns)} |")
+    lines += ["", "| value loss | temperature | not finite | above the ceiling | score |"]
+    lines.append("|---" * 5 + "|")
+    top = ceiling()
+    for name, how in LOSSES.items():
+        for temperature in TEMPERATURES:
+            run = f"gym_hopper-medium-replay/{how['algorithm']}/{name}-temperature_{temperature}"
+            rows = results(f"{run}/seed_*")
+            if not rows:
+                continue
+            broken = sum(r["diverged_at"] is not None for r in rows)
+            high = sum(last_target(f"{run}/seed_{r['seed']}") > top for r in rows)
+            scores = [r["score"] for r in rows if r["score"] is not None]
+            score = f"{statistics.mean(scores):.1f}" if scores else ""
+            share = f"{broken} of {len(rows)} | {high} of {len(rows)}"
+            lines.append(f"| {name} | {temperature:g} | {share} | {score} |")
+    lines += ["", f"Ceiling: {top:.0f}, twice the best discounted return in the data."]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "README.md").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines)
+
+
+def last_target(run: str) -> float:
+    """The mean target of the critics at the end of a run."""
+    rows = (Path(OUT) / run / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(rows[-1])["train/target"])
+
+
+if __name__ == "__main__":
+    commands = {"imitation": imitation, "stability": stability, "table": lambda: print(table())}
+    if len(sys.argv) != 2 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    commands[sys.argv[1]]()
