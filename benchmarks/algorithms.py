@@ -36,6 +36,7 @@ SPEED = """## Speed
 
 Seed-updates per second of the compiled engine as a multiple of eager single-seed PyTorch in the
 same run, on the machine named in the file. Observations 17, actions 6, the algorithm's own batch.
+With *: no eager baseline was written; the multiple is of the same update, not compiled.
 """
 
 
