@@ -26,6 +26,7 @@ ABOUT = {
     "d4rl": "D4RL (Fu et al., arXiv:2004.07219)",
     "d5rl": "D5RL's binary hands, as in RLPD (arXiv:2302.02948)",
     "fetch": "Fetch, by scripted experts",
+    "ogbench": "OGBench's cube, by a scripted expert",
     "gym": "Our own data of D4RL's kinds",
     "neorl2": "NeoRL-2 (Gao et al., arXiv:2503.19267)",
     "push": "Our own pushing arm",

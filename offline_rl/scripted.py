@@ -1,4 +1,4 @@
-"""Datasets of scripted experts, without any learning: point mazes by waypoints, pushing, Fetch.
+"""Datasets of scripted experts, without any learning: point mazes, pushing, Fetch, cube.
 
 A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
 the noise of the waypoints' actions, the skill of the other experts. A set `x` of suite `s` is
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import envs
-from envs.manipulation import FetchExpert
+from envs.manipulation import CubeExpert, FetchExpert
 from envs.mazes import Waypoints
 from envs.push import Expert
 from offline_rl.data.find import data_folder
@@ -22,6 +22,7 @@ from offline_rl.errors import UserError
 from offline_rl.files import write_json
 from offline_rl.roll import Act, contents, roll_out
 
+CONTROLLERS = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert, "cube": CubeExpert}
 FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 
 
@@ -29,7 +30,7 @@ FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 class Script:
     """A controller and the sets it makes."""
 
-    controller: Literal["waypoints", "push", "fetch"]
+    controller: Literal["waypoints", "push", "fetch", "cube"]
     suite: str
     sets: dict  # name -> noise or skill
     rows: int = 100_000  # of each
@@ -38,7 +39,7 @@ class Script:
 def script(plan: Script, name: str, out: str | None, wanted: list[str], show: bool) -> str:
     """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe."""
     folder = Path(out) if out else data_folder() / plan.suite
-    kind: Any = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert}[plan.controller]
+    kind: Any = CONTROLLERS[plan.controller]
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
             continue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs.manipulation import Fetch, FetchExpert
+from envs.manipulation import CubeExpert, Fetch, FetchExpert
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,6 +37,23 @@ def test_the_expert_ends_in_the_goal(name: str):
 @needs("gymnasium_robotics")
 def test_less_skill_succeeds_less():
     assert final_success("reach", 0.4, 24) < 0.8
+
+
+@needs("ogbench")
+def test_the_cube_is_put_where_it_belongs():
+    def share(skill: float) -> float:
+        env = envs.make_vector("ogbench/cube-single", 10)
+        expert, observations = CubeExpert(env, skill), env.reset(range(10))
+        running, success = np.arange(10), np.zeros(10, bool)
+        while len(running):
+            step = env.step(expert(observations[running], running), running)
+            success[running] |= step.infos["success"].astype(bool)
+            observations[running] = step.observations
+            running = running[~(step.terminated | step.truncated)]
+        return float(success.mean())
+
+    assert share(1.0) >= 0.95
+    assert share(0.4) <= 0.8
 
 
 @needs("gymnasium_robotics")
