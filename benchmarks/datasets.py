@@ -55,7 +55,8 @@ def made() -> list[str]:
     for path in sorted(Path("datasets").glob("*/*.json")):
         card = json.loads(path.read_text())
         score = "" if card.get("score_mean") is None else f"{card['score_mean']:.1f}"
-        cells = [f"`{card['set']}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
+        name = f"{card['recipe'].get('suite', 'gym')}/{card['set']}"
+        cells = [f"`{name}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
         cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
         lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")
     return lines
