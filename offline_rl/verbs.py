@@ -29,7 +29,8 @@ def train(arguments: Sequence[str]) -> None:
       algorithm=        a file in offline_rl/algorithms: bc iql cql td3_bc sac td3 …
       task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
                         none (train without evaluation); see `offline-rl data list`
-      dataset=          a file or card instead of the task's own data
+      dataset=          a file or card instead of the task's own data; minari:<id> or
+                        lerobot:<repository>, as those libraries keep it
       expert_dataset=   an expert's data beside the other, for recoil
       action_scale=     the data's actions are divided by it, to lie in [-1, 1]
       action_range=     or [low,high], what -1 and 1 stand for; numbers, or one list each

@@ -24,6 +24,7 @@ def load(
 ) -> Dataset:
     """The data set of a task or card (or its name), or the one in a file (path or `file:<path>`).
 
+    `minari:<id>` and `lerobot:<repository>` are what those libraries keep on this machine.
     split: which of the card's files, train or val.  options: of `read`.
     A card's file is cut to the episodes its benchmark uses. Raises UserError.
     """
@@ -114,9 +115,41 @@ def _opened(path: Path, **options: Any) -> Dataset:
     return opened(path, options, lambda: read(path, **options), user_cache())
 
 
+def minari_folder(dataset_id: str) -> Path:
+    """Where Minari keeps a data set. Raises UserError where it is not there."""
+    home = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    return _there([Path(home) / dataset_id], f"minari download {dataset_id}")
+
+
+def lerobot_folder(repository: str) -> Path:
+    """Where LeRobot keeps a data set, recorded or downloaded. Raises UserError likewise."""
+    cache = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    home = Path(os.environ.get("HF_LEROBOT_HOME") or Path(cache) / "lerobot")
+    hub = home / "hub" / f"datasets--{repository.replace('/', '--')}"
+    main = hub / "refs" / "main"
+    snapshots = [hub / "snapshots" / main.read_text().strip()] if main.is_file() else []
+    place = home / repository
+    download = f"hf download --repo-type dataset {repository} --local-dir {place}"
+    return _there([place, *snapshots], download)
+
+
+LIBRARIES = {"minari": minari_folder, "lerobot": lerobot_folder}
+
+
+def _there(places: list[Path], remedy: str) -> Path:
+    for place in places:
+        if place.is_dir():
+            return place
+    looked = ", nor ".join(map(str, places))
+    raise UserError(f"no data set in {looked}. Remedy: {remedy}")
+
+
 def _named(source: str | Path) -> "Path | Task":
-    """A file that is there or called one, else the task of that name."""
+    """A file that is there or called one, one of a library's, else the task of that name."""
     text = str(source)
+    library, _, name = text.partition(":")
+    if library in LIBRARIES and name:
+        return LIBRARIES[library](name)
     if text.startswith("file:"):
         return Path(text.removeprefix("file:")).expanduser()
     path = Path(source).expanduser()

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_files import in_neorl2_words, save, steps, two_episodes, with_next
+from made_layouts import episodes, minari
 
 from envs.cards import Card, File
 from envs.tasks import Task
-from offline_rl.data.find import data_folder, find, load
+from offline_rl.data.find import data_folder, find, lerobot_folder, load
 from offline_rl.data.raw import checksum
 from offline_rl.errors import UserError
 
@@ -21,6 +22,29 @@ def a_card(file: File, **fields: object) -> Card:
 def stored(tmp_path: Path) -> Path:
     (tmp_path / "suite").mkdir()
     return save(tmp_path / "suite" / "a.hdf5", with_next(two_episodes()))
+
+
+def test_minaris_own_folder_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari(tmp_path / "D4RL" / "door" / "human-v2", episodes([3, 2]))
+    assert load("minari:D4RL/door/human-v2").num_rows == 5
+    with pytest.raises(UserError, match="minari download D4RL/door/cloned-v2"):
+        load("minari:D4RL/door/cloned-v2")
+
+
+def test_lerobots_own_folders_are_found_by_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="hf download --repo-type dataset lab/pick"):
+        load("lerobot:lab/pick")
+    hub = tmp_path / "hub" / "datasets--lab--pick"
+    (hub / "snapshots" / "0a1b").mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("0a1b")
+    assert lerobot_folder("lab/pick") == hub / "snapshots" / "0a1b"
+    (tmp_path / "lab" / "pick").mkdir(parents=True)
+    assert lerobot_folder("lab/pick") == tmp_path / "lab" / "pick"
 
 
 def test_a_file_in_the_data_folder_is_found_with_its_checksum(stored: Path, tmp_path: Path):
