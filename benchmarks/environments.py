@@ -15,6 +15,7 @@ import numpy as np
 
 from envs.tasks import NATIVE
 from offline_rl import hardware
+from offline_rl.report import table
 
 BATCH, SECONDS, BLOCKS = 64, 1.0, 3
 
@@ -41,22 +42,22 @@ def rate(name: str, count: int, threads: int) -> float:
 def main(arguments: list[str]) -> None:
     options = dict(argument.split("=", 1) for argument in arguments)
     names = options["worlds"].split(",") if "worlds" in options else sorted(NATIVE)
-    threads, rows = hardware.cores(), {}
-    head = f"| world | one | {BATCH}, one thread | {BATCH}, {threads} threads |"
-    lines = ["# Worlds: steps per second", "", "`python -m benchmarks.environments`", "", head]
-    lines.append("|---" * 4 + "|")
+    threads, out = hardware.cores(), Path("benchmarks/results")
+    rows = json.loads((out / "environments.json").read_text())["rates"]  # others stay as they are
     for name in names:
         try:
             rows[name] = [round(rate(name, *how)) for how in ((1, 1), (BATCH, 1), (BATCH, threads))]
         except ValueError as error:  # an extra is missing
             print(f"{name}: {error}")
             continue
-        lines.append(f"| `{name}` | " + " | ".join(f"{r:,}" for r in rows[name]) + " |")
-        print(lines[-1], flush=True)
+        print(name, rows[name], flush=True)
     machine = hardware.description()
+    header = ["world", "one", f"{BATCH}, one thread", f"{BATCH}, {threads} threads"]
+    body = [[f"`{name}`", *(f"{r:,}" for r in rates)] for name, rates in rows.items()]
     facts = f"Cores {machine['cores']}, MuJoCo {machine['mujoco']}, commit {machine['commit']}."
-    out = Path("benchmarks/results")
-    (out / "environments.md").write_text("\n".join([*lines, "", facts]) + "\n")
+    page = ["# Worlds: steps per second", "`python -m benchmarks.environments`"]
+    page += [table(header, body, markdown=True), facts]
+    (out / "environments.md").write_text("\n\n".join(page) + "\n")
     result = {"command": "python -m benchmarks.environments", "machine": machine, "rates": rows}
     (out / "environments.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,6 +1,7 @@
 """Between Gymnasium's one environment at a time and our many."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -84,10 +85,23 @@ SUCCESS = (
 
 
 class LoopVectorEnv(VectorEnv):
-    """Any Gymnasium environments with actions in [-1, 1], stepped one after the other."""
+    """Any Gymnasium environments with actions in [-1, 1], stepped one after the other.
 
-    def __init__(self, make: Callable[[], gymnasium.Env], num_envs: int, max_steps: int) -> None:
+    num_threads: or on so many threads, where the environments share nothing; worth it where they
+    spend their time outside Python's lock, as MuJoCo's do.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], gymnasium.Env],
+        num_envs: int,
+        max_steps: int,
+        *,
+        num_threads: int = 1,
+    ) -> None:
         super().__init__(num_envs)
+        self._num_threads = min(num_threads, num_envs)
+        self._pool = ThreadPoolExecutor(self._num_threads)  # starts no thread before it is used
         self.max_episode_steps = max_steps
         self._envs = [make() for _ in range(num_envs)]
         observation_space = self._envs[0].observation_space
@@ -106,9 +120,12 @@ class LoopVectorEnv(VectorEnv):
         )
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        steps = [
-            self._envs[index].step(action) for action, index in zip(actions, indices, strict=True)
-        ]
+        shares = [np.array_split(array, self._num_threads) for array in (actions, indices)]
+        mine, *others = zip(*shares, strict=True)
+        futures = [self._pool.submit(self._step_some, *share) for share in others]
+        steps = self._step_some(*mine)
+        for future in futures:
+            steps += future.result()
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         told = {key for info in infos for key in SUCCESS if key in info}
         return Step(
@@ -119,6 +136,10 @@ class LoopVectorEnv(VectorEnv):
             {key: np.array([info.get(key, False) for info in infos], bool) for key in told},
         )
 
+    def _step_some(self, actions: np.ndarray, indices: np.ndarray) -> list[tuple[Any, ...]]:
+        pairs = zip(actions, indices, strict=True)
+        return [self._envs[index].step(action) for action, index in pairs]
+
     def render(self, index: int = 0) -> np.ndarray:
         picture = self._envs[index].render()
         if not isinstance(picture, np.ndarray):
@@ -126,6 +147,7 @@ class LoopVectorEnv(VectorEnv):
         return picture
 
     def close(self) -> None:
+        self._pool.shutdown()
         for env in self._envs:
             env.close()
 

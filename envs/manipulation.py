@@ -38,7 +38,7 @@ class Fetch(LoopVectorEnv):
             space = Box(-np.inf, np.inf, (size,), np.float64)
             return gymnasium.wrappers.TransformObservation(env, flat, space)
 
-        super().__init__(make, num_envs, self.max_episode_steps)
+        super().__init__(make, num_envs, self.max_episode_steps, num_threads=num_threads)
         self.name = name
 
 
@@ -57,7 +57,10 @@ def imported(
     num_threads: int = 1,
     **how: Any,
 ) -> VectorEnv:
-    """Environments that `module` registers. Raises ValueError naming the extra."""
+    """Environments that `module` registers. Raises ValueError naming the extra.
+
+    num_threads: not used; Push-T and the cube spend their time in Python.
+    """
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -175,6 +175,7 @@ class PointMaze(Maze):
     """
 
     frame_skip = 1
+    threads_pay = False
     MAX_SPEED = 5.0  # m/s, before each step
 
     def build(self) -> Any:

@@ -57,6 +57,7 @@ class MujocoVectorEnv(VectorEnv):
     max_speed = np.inf  # observed velocities are clipped to it, m/s or rad/s
     hidden_positions = 0  # leading positions that are not observed
     camera: int | str = -1
+    threads_pay = True  # a step takes longer than handing it to another thread
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)
@@ -73,7 +74,7 @@ class MujocoVectorEnv(VectorEnv):
         self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
         self._qpos = np.stack([data.qpos for data in self._data])
         self._qvel = np.stack([data.qvel for data in self._data])
-        self._num_threads = min(num_threads, num_envs)
+        self._num_threads = min(num_threads, num_envs) if self.threads_pay else 1
         self._pool = ThreadPoolExecutor(num_threads)  # starts no thread before it is used
         self._renderer: Any = None
 

@@ -135,8 +135,7 @@ def _vector(
     max_episode_steps: int,
     num_threads: int = 1,
 ) -> VectorEnv:
-    """num_threads: not used, these environments are stepped one after the other."""
-    return LoopVectorEnv(make, num_envs, max_episode_steps)
+    return LoopVectorEnv(make, num_envs, max_episode_steps, num_threads=num_threads)
 
 
 LIMITS = {"hammer": (200, 600), "relocate": (200, 500), "door": (200, 300), "pen": (100, 200)}

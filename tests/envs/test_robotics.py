@@ -136,3 +136,15 @@ def test_without_the_extra_the_remedy_is_named(monkeypatch):
     with pytest.raises(ValueError, match=r"extra \[robotics\]"):
         envs.make_vector("door-human-v1", 1).reset([0])
     robotics.library.cache_clear()
+
+
+@needed
+def test_threads_change_nothing():
+    draw, found = np.random.default_rng(0), []
+    actions = draw.uniform(-1, 1, (5, 3, 28))
+    for threads in (1, 2):
+        env = envs.make_vector("door-human-v0", 3, num_threads=threads)
+        env.reset([1, 2, 3])
+        found.append(np.stack([env.step(a).observations for a in actions]))
+        env.close()
+    np.testing.assert_array_equal(*found)
