@@ -45,6 +45,8 @@ the paper's for locomotion), never chosen by score, after the updates given here
 given here, with the last checkpoint. Observations are normalised here. Pipeline's published data
 cannot be had: its rows are of substitute data of similar quality, and not comparable one by one.
 RandomFrictionHopper's is made again by the publishers' recipe, with the published mean return.
+Algorithms without a parity run were trained in bf16 as well, to fit the budget; the precision of
+each run stands in its result.json.
 
 What the differences come from, as far as the curves tell. BC on DMSD is at 65.3 after 5,000 updates
 and falls as it goes on fitting; the published runs keep the policy of the least validation error.
@@ -52,7 +54,8 @@ TD3+BC on DMSD is above the whole published grid from 5,000 updates on; with nor
 here, raw ones there, that is the only difference known. TD3+BC on Pipeline sinks from 70 to 67 with
 ever more updates while the published mean is 82: other data, but why the two move apart is not
 explained. On SafetyHalfCheetah all methods stay near or below the data, whose episodes were chosen
-to have no violation; single violations (-100 each) make the scores jump between evaluations.
+to have no violation; single violations (-100 each) make the scores jump between evaluations. AWAC
+stays far below the data there from the first evaluation to the last, which is not explained.
 """
 
 
