@@ -1,14 +1,13 @@
 """Between Gymnasium's one environment at a time and our many."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from envs.vector import Step, VectorEnv
+from envs.vector import Step, Threads, VectorEnv
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -100,8 +99,7 @@ class LoopVectorEnv(VectorEnv):
         num_threads: int = 1,
     ) -> None:
         super().__init__(num_envs)
-        self._num_threads = min(num_threads, num_envs)
-        self._pool = ThreadPoolExecutor(self._num_threads)  # starts no thread before it is used
+        self._threads = Threads(min(num_threads, num_envs))
         self.max_episode_steps = max_steps
         self._envs = [make() for _ in range(num_envs)]
         observation_space = self._envs[0].observation_space
@@ -120,12 +118,8 @@ class LoopVectorEnv(VectorEnv):
         )
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        shares = [np.array_split(array, self._num_threads) for array in (actions, indices)]
-        mine, *others = zip(*shares, strict=True)
-        futures = [self._pool.submit(self._step_some, *share) for share in others]
-        steps = self._step_some(*mine)
-        for future in futures:
-            steps += future.result()
+        shares = self._threads(self._step_some, actions, indices)
+        steps = [step for share in shares for step in share]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         told = {key for info in infos for key in SUCCESS if key in info}
         return Step(
@@ -147,7 +141,7 @@ class LoopVectorEnv(VectorEnv):
         return picture
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._threads.close()
         for env in self._envs:
             env.close()
 

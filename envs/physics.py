@@ -7,14 +7,13 @@ call to call, so that trajectories depart from Gymnasium's after contacts. Hence
 import functools
 import warnings
 from abc import abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from envs.vector import Step, VectorEnv
+from envs.vector import Step, Threads, VectorEnv
 
 
 def gymnasium_spec(xml: str) -> Any:
@@ -74,8 +73,7 @@ class MujocoVectorEnv(VectorEnv):
         self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
         self._qpos = np.stack([data.qpos for data in self._data])
         self._qvel = np.stack([data.qvel for data in self._data])
-        self._num_threads = min(num_threads, num_envs) if self.threads_pay else 1
-        self._pool = ThreadPoolExecutor(num_threads)  # starts no thread before it is used
+        self._threads = Threads(min(num_threads, num_envs) if self.threads_pay else 1)
         self._renderer: Any = None
 
     @abstractmethod
@@ -104,20 +102,11 @@ class MujocoVectorEnv(VectorEnv):
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         actions, before = actions.astype(np.float64), self._qpos[indices]
-        self._simulate(actions, indices)
+        self._threads(self._simulate_some, actions, indices)
         self._read(indices)
         rewards, terminated, infos = self.outcome(indices, before, actions)
         never = np.zeros(len(indices), bool)
         return Step(self._observations(indices), rewards, terminated, never, infos)
-
-    def _simulate(self, actions: np.ndarray, indices: np.ndarray) -> None:
-        """Shared out evenly over the threads, of which the caller's is one."""
-        shares = [np.array_split(array, self._num_threads) for array in (actions, indices)]
-        mine, *others = zip(*shares, strict=True)
-        futures = [self._pool.submit(self._simulate_some, *share) for share in others]
-        self._simulate_some(*mine)
-        for future in futures:
-            future.result()
 
     def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
         step = self._mujoco.mj_step
@@ -142,7 +131,7 @@ class MujocoVectorEnv(VectorEnv):
         return self._renderer.render()
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._threads.close()
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None

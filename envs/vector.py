@@ -1,8 +1,9 @@
 """Many episodes side by side, numpy only: what evaluation and data generation step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,3 +88,21 @@ class VectorEnv(ABC):
     @abstractmethod
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         """As `step`, but the time limit is the caller's."""
+
+
+class Threads:
+    """Shares rows out evenly over some threads, of which the caller's is one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count)  # starts no thread before it is used
+
+    def __call__(self, work: Callable[..., Any], *arrays: np.ndarray) -> list[Any]:
+        """What `work(*rows of each array)` gives, share after share."""
+        shares = [np.array_split(array, self.count) for array in arrays]
+        mine, *others = zip(*shares, strict=True)
+        futures = [self._pool.submit(work, *share) for share in others]
+        return [work(*mine), *(future.result() for future in futures)]
+
+    def close(self) -> None:
+        self._pool.shutdown()

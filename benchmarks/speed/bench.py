@@ -167,6 +167,11 @@ def label(row: dict[str, Any]) -> str:
     return f"{row.get('algorithm', '')} {kind} {row['precision']} {row['seeds']}"
 
 
+def gflop_rate(row: dict[str, Any]) -> float:
+    """GFLOP/s of a row whose products are counted."""
+    return row["updates_per_second"] * row["flops"] / 1e9
+
+
 def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     """A row of the table. rows: all those of the same algorithm."""
 
@@ -179,9 +184,9 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     def ratio(base: float | None) -> str:
         return f"{row['updates_per_second'] / base:.2f}" if base else ""
 
-    products, per_update = rate("products", precision=row["precision"]), row.get("flops")
-    gflops = row["updates_per_second"] * per_update / 1e9 if per_update else None
-    bare = products * 2 * 2048 * 256 * 256 / 1e9 if products else None
+    products = [r for r in rows if (r["kind"], r["precision"]) == ("products", row["precision"])]
+    gflops = gflop_rate(row) if row.get("flops") else None
+    bare = gflop_rate(products[0]) if products else None
     return [
         row["algorithm"],
         NAMES.get(row["kind"], row["kind"]),
@@ -216,7 +221,7 @@ def bench(**keys: Any) -> str:
     products = [row for row in rows if row["kind"] == "products"]
     for precision in dict.fromkeys(row["precision"] for row in products):
         blocks = [b for row in products if row["precision"] == precision for b in row["blocks"]]
-        rates[precision] = round(statistics.median(blocks) * 2 * 2048 * 256 * 256 / 1e9)
+        rates[precision] = round(statistics.median(blocks) * products[0]["flops"] / 1e9)
     machine = hardware.description()
     facts = f"torch {machine['torch']}, bf16 units {machine['bf16_units']}, GPU {machine['gpu']}"
     note = NOTE.format(
