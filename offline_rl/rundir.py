@@ -24,6 +24,7 @@ from offline_rl.errors import UserError
 from offline_rl.files import read_json, write_atomically, write_json, write_text
 
 KEPT = 2  # checkpoints
+FORMAT = "2"  # of checkpoints; another one where what a run goes on from changes
 
 
 def run_folder(out: str, *parts: str) -> Path:
@@ -51,7 +52,7 @@ class SeedFolder:
     def save(self, updates: int, tensors: Mapping[str, Tensor], progress: Any) -> None:
         """Writes a checkpoint and removes all but the newest ones."""
         path = self.path / "checkpoints" / f"{updates:010d}.safetensors"
-        metadata = {"progress": json.dumps(progress)}
+        metadata = {"format": FORMAT, "progress": json.dumps(progress)}
         write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
         for old in list(self.checkpoints().values())[:-KEPT]:
             old.unlink(missing_ok=True)
@@ -61,9 +62,15 @@ class SeedFolder:
         path = self.checkpoints()[updates]
         try:
             with safe_open(path, "pt") as file:
+                about = file.metadata()
+                if about.get("format") != FORMAT:
+                    raise UserError(
+                        f"{path} was written by another version of offline_rl; finish the run with "
+                        f"that version, or delete {self.path} to begin again"
+                    )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(file.metadata()["progress"])
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+                return tensors, json.loads(about["progress"])
+        except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); delete it to resume earlier") from None
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from offline_rl.errors import UserError
 from offline_rl.files import locked, read_json, write_atomically, write_json
@@ -76,6 +77,16 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match=r"0000000010\.safetensors is damaged.*delete it"):
         folder.load(10)
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_the_remedy(tmp_path: Path):
+    folder = SeedFolder(tmp_path, 0)
+    path = tmp_path / "seed_0" / "checkpoints" / "0000000010.safetensors"
+    path.parent.mkdir(parents=True)
+    for metadata in ({"progress": "{}"}, {"progress": "{}", "format": "0"}):
+        save_file({"w": torch.ones(2)}, path, metadata)
+        with pytest.raises(UserError, match=r"another version of offline_rl.*delete .*seed_0"):
+            folder.load(10)
 
 
 def test_a_folder_cannot_be_held_twice(tmp_path: Path):
