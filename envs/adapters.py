@@ -76,11 +76,8 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
 
-SUCCESS = (
-    "success",
-    "is_success",
-    "goal_achieved",
-)  # infos that are handed on: did the episode reach its goal
+SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # infos: did it reach its goal
+HANDED_ON = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
 
 
 class LoopVectorEnv(VectorEnv):
@@ -121,13 +118,13 @@ class LoopVectorEnv(VectorEnv):
         shares = self._threads(self._step_some, actions, indices)
         steps = [step for share in shares for step in share]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
-        told = {key for info in infos for key in SUCCESS if key in info}
+        told = HANDED_ON.keys() & set[str]().union(*infos)
         return Step(
             np.stack(observations),
             np.array(rewards, np.float64),
             np.array(terminated, bool),
             np.array(truncated, bool),
-            {key: np.array([info.get(key, False) for info in infos], bool) for key in told},
+            {k: np.array([info.get(k, 0) for info in infos], HANDED_ON[k]) for k in told},
         )
 
     def _step_some(self, actions: np.ndarray, indices: np.ndarray) -> list[tuple[Any, ...]]:

@@ -21,20 +21,22 @@ class Episodes(NamedTuple):
     returns: np.ndarray  # [B] float64, undiscounted raw rewards
     lengths: np.ndarray  # [B] int
     success: np.ndarray | None  # [B] bool, where the environment tells
+    costs: np.ndarray | None  # [B] float64, undiscounted, where the environment tells
     seeds: np.ndarray  # [B] int
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Episodes:
         """From a line of evaluations.jsonl; a return that was not a number is null there."""
         success = None if row["success"] is None else np.asarray(row["success"])
+        costs = None if row["costs"] is None else np.asarray(row["costs"], np.float64)
         returns = np.asarray(row["returns"], np.float64)
-        return cls(returns, np.asarray(row["lengths"]), success, np.asarray(row["seeds"]))
+        return cls(returns, np.asarray(row["lengths"]), success, costs, np.asarray(row["seeds"]))
 
     def part(self, start: int, stop: int) -> Episodes:
         """The episodes from `start` up to `stop`."""
-        success = None if self.success is None else self.success[start:stop]
-        own = slice(start, stop)
-        return Episodes(self.returns[own], self.lengths[own], success, self.seeds[own])
+        kept: dict[str, Any]
+        kept = {k: v if v is None else v[start:stop] for k, v in self._asdict().items()}
+        return Episodes(**kept)
 
 
 def rollout(
@@ -51,7 +53,8 @@ def rollout(
     """
     observations = env.reset([int(seed) for seed in seeds])
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-    success, told = np.zeros(env.num_envs, bool), False
+    success, costs = np.zeros(env.num_envs, bool), np.zeros(env.num_envs)
+    told = set[str]()
     running = np.arange(env.num_envs)
     while len(running):
         actions = act(normaliser(observations))
@@ -62,10 +65,11 @@ def rollout(
             rewards = np.zeros(env.num_envs)
             rewards[running] = step.rewards
             observe(rewards)
-        for key in SUCCESS:
-            if key in step.infos:
-                told = True
-                success[running] |= step.infos[key].astype(bool)
+        told |= step.infos.keys()
+        for key in SUCCESS & step.infos.keys():
+            success[running] |= step.infos[key].astype(bool)
+        costs[running] += step.infos.get("cost", 0.0)
         observations[running] = step.observations
         running = running[~(step.terminated | step.truncated)]
-    return Episodes(returns, lengths, success if told else None, np.asarray(seeds))
+    known = (success if told & SUCCESS else None, costs if "cost" in told else None)
+    return Episodes(returns, lengths, *known, np.asarray(seeds))

@@ -24,8 +24,8 @@ NOTE = (
     "is best-of. Wall time is that of all seeds, evaluations included; updates/s is one seed's "
     "steady rate × the seeds trained side by side."
 )
-HEADER = ["algorithm", "score", "return", "success %", "episodes", "updates", "env steps"]
-HEADER += ["wall time", "updates/s"]
+HEADER = ["algorithm", "score", "return", "success %", "cost", "episodes", "updates"]
+HEADER += ["env steps", "wall time", "updates/s"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
-        body.append([label, spread([score], 1), spread([mean]), *[""] * 6])
+        body.append([label, spread([score], 1), spread([mean]), *[""] * 7])
     kind = "normalised score" if key == "score" else "raw return (the task has no score references)"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
@@ -91,7 +91,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
 def row(label: str, done: Sequence[Outcome], key: str) -> tuple[float, list[str]]:
     """What a group is sorted by, and its cells."""
     if not done:
-        return -math.inf, [label, *[""] * 6, "running", ""]
+        return -math.inf, [label, *[""] * 7, "running", ""]
     values = [o.score if key == "score" else o.mean_return for o in done]
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return float(np.mean([v for v in values if v is not None] or [-math.inf])), [
@@ -99,6 +99,7 @@ def row(label: str, done: Sequence[Outcome], key: str) -> tuple[float, list[str]
         spread([o.score for o in done], 1),
         spread([o.mean_return for o in done]),
         spread([100 * float(np.mean(o.success)) if o.success else None for o in done], 0),
+        spread([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
         f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
         span(o.num_updates for o in done),
         span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",

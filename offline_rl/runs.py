@@ -28,6 +28,7 @@ class Outcome:
     mean_return: float | None
     returns: list[float | None] | None
     success: list[bool] | None
+    costs: list[float] | None
     num_updates: int
     num_env_steps: int
     seconds: float
@@ -78,7 +79,7 @@ def read(path: Path) -> Seed:
         machine = dict(read_json(file)) if file.is_file() else {}
         file = folder.result
         if folder.finished:
-            result = dict(read_json(file))
+            result = {"costs": None} | dict(read_json(file))  # older runs kept no costs
             known = {f.name: result[f.name] for f in fields(Outcome)}
             if (reference := known["score_reference"]) is not None:
                 known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")

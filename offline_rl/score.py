@@ -21,7 +21,7 @@ from offline_rl.report import scale, spread, table, wrapped
 from offline_rl.rundir import plain
 from policies import Normaliser, Policy, Spec, bundle
 
-HEADER = ["bundle", "score", "return", "success %"]
+HEADER = ["bundle", "score", "return", "success %", "cost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,12 @@ def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
     for path, e in played.items():
         score = spread(task.score(e.returns), 1) if task.reference else ""
         success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
-        body.append([str(path), score, spread(e.returns), success])
+        cost = "" if e.costs is None else spread(e.costs, 1)
+        body.append([str(path), score, spread(e.returns), success, cost])
     if len(body) > 1:
         means = [e.returns.mean() for e in played.values()]
         score = spread(task.score(means), 1) if task.reference else ""
-        body.append([f"mean of {len(means)} ± deviation over them", score, spread(means), ""])
+        body.append([f"mean of {len(means)} ± deviation over them", score, spread(means), "", ""])
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
     notes = [f"{count}, begun from seeds {seeds[0]} to {seeds[-1]}."]
@@ -131,6 +132,7 @@ def as_json(task: Task, played: Mapping[Path, Episodes]) -> str:
         row["score"] = None if scores is None else scores.mean()
         row["std_score"] = None if scores is None else scores.std()
         row["success"] = None if e.success is None else e.success.mean()
+        row["cost"] = None if e.costs is None else e.costs.mean()
         rows.append({**row, "returns": e.returns, "seeds": e.seeds})
     reference = asdict(task.reference) if task.reference else None
     whole = {"task": task.name, "score_reference": reference, "bundles": rows}

@@ -269,6 +269,8 @@ class Trainer:
                 values["eval/score"] = float(self.task.score(mine.returns).mean())
             if mine.success is not None:
                 values["eval/success"] = float(mine.success.mean())
+            if mine.costs is not None:
+                values["eval/cost"] = float(mine.costs.mean())
             scores.append(values.get("eval/score", values["eval/return"]))
             row: dict[str, Any] = {"updates": now["updates"], "env_steps": now["env_steps"]}
             row |= {**values, **mine._asdict(), "wall_seconds": now["wall_seconds"]}

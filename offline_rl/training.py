@@ -550,7 +550,8 @@ def finish(
         "precision": choices["precision"],
         "compiled": choices["compile"],
         "returns": None if last is None else last.returns,
-        "success": None if last is None or last.success is None else last.success,
+        "success": None if last is None else last.success,
+        "costs": None if last is None else last.costs,
         "mean_return": None if last is None else last.returns.mean(),
         "score": None if score is None else score.mean(),
         "behaviour_return": behaviour,
@@ -566,7 +567,7 @@ def finish(
     result = plain(result)
     if progress.diverged[s] is None:
         policy = trainer.policy(
-            s, {k: v for k, v in result.items() if k not in ("returns", "success")}
+            s, {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
         )
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)

@@ -29,8 +29,8 @@ RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
 RESULT = {  # what scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
     *("num_env_steps", "seconds", "compile_seconds", "updates_per_second", "device", "precision"),
-    *("returns", "success", "score", "behaviour_score", "score_reference", "last_checkpoint"),
-    *("version", "commit"),
+    *("returns", "success", "costs", "score", "behaviour_score", "score_reference"),
+    *("last_checkpoint", "version", "commit"),
 }
 
 

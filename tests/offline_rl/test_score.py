@@ -98,7 +98,7 @@ class Pay(gymnasium.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple:
-        return np.zeros(1, np.float32), 2.0, False, False, {}
+        return np.zeros(1, np.float32), 2.0, False, False, {"cost": 0.25} if action > 0 else {}
 
 
 def test_a_task_without_references_reports_returns_and_says_so(
@@ -110,15 +110,16 @@ def test_a_task_without_references_reports_returns_and_says_so(
     text = evaluate(run=str(path), task="pay", episodes=4)
     assert "no score references: these are raw returns" in text
     row = next(line for line in text.splitlines() if line.startswith(str(path)))
-    assert row.split()[1:] == ["4.0", "±", "0.0"]
+    assert row.split()[1:] == ["4.0", "±", "0.0", "0.5", "±", "0.0"]  # two steps' pay and cost
     (only,) = json.loads(evaluate(run=str(path), task="pay", episodes=4, json=True))["bundles"]
     assert only["score"] is None
+    assert only["cost"] == 0.5
     assert only["success"] is None
 
 
 def test_success_is_the_share_of_episodes() -> None:
     success = np.array([True, False, False, False])
-    played = {Path("a"): Episodes(np.ones(4), np.ones(4, int), success, np.arange(4))}
+    played = {Path("a"): Episodes(np.ones(4), np.ones(4, int), success, None, np.arange(4))}
     assert as_text(envs.Task("t"), played).splitlines()[4].split() == ["a", "1.0", "±", "0.0", "25"]
     assert json.loads(as_json(envs.Task("t"), played))["bundles"][0]["success"] == 0.25
 
