@@ -35,6 +35,7 @@ OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaul
         "normalise_observations": True,
         "weight": 5.0,
         "gap": None,
+        "gap_after_weight": False,
         "variant": "H",
         "policy_lr": 1e-4,
         "bc_updates": 0,

@@ -8,6 +8,8 @@ Unlike there, everything random comes from the episode's seed, and a new goal is
 episode in all versions (there: in v2).
 """
 
+from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -89,28 +91,93 @@ class Maze(MujocoVectorEnv):
         super().__init__(num_envs, num_threads=num_threads)
         self._goals = np.zeros((num_envs, 2))
 
+    @abstractmethod
+    def place(self, row: int, column: int) -> tuple[float, float]:
+        """The middle of a cell, m."""
+
+    def cell(self, place: np.ndarray) -> tuple[int, int]:
+        """The free cell nearest to a place."""
+        free = cells(self.maze, ".RG")
+        return min(free, key=lambda cell: np.linalg.norm(place - self.place(*cell)).item())
+
     def distance(self, indices: np.ndarray) -> np.ndarray:
         """From the goal, [B] m."""
         return np.linalg.norm(self._qpos[indices, :2] - self._goals[indices], axis=1)
+
+
+def ant_spec() -> Any:
+    """D4RL's ant on a plane."""
+    spec = gymnasium_spec("ant.xml")
+    spec.option.timestep = 0.02  # there 0.01
+    for motor in spec.actuators:
+        motor.gear[0] = 30  # N m at an action of 1; there 150
+    return spec
+
+
+class AntGoal(MujocoVectorEnv):
+    """The ant on a plane, to be taught to walk anywhere: paid its speed towards a goal, m/s.
+
+    Observation [29]: positions without x and y 13, velocities 14, the goal seen from it 2 [m]. A
+    goal reached is followed by another, 1 to 6 m away. Lying on its back ends the episode.
+    """
+
+    frame_skip, camera, max_episode_steps = 5, "track", 300
+    hidden_positions = 2
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs, num_threads=num_threads)
+        self.observation_shape = (self.model.nq + self.model.nv,)
+        self._goals = np.zeros((num_envs, 2))
+        self._rngs = [np.random.default_rng(0)] * num_envs
+
+    def build(self) -> Any:
+        return compile_spec(ant_spec())
+
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
+        self._rngs[index] = rng
+        self._draw(index, qpos[:2])
+        return qpos, 0.1 * rng.standard_normal(self.model.nv)
+
+    def _draw(self, index: int, place: np.ndarray) -> None:
+        """A new goal around `place`."""
+        angle, distance = self._rngs[index].uniform((-np.pi, 1), (np.pi, 6))
+        self._goals[index] = place + distance * np.array([np.cos(angle), np.sin(angle)])
+
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        goals, qpos = self._goals[indices], self._qpos[indices]
+        distances = [np.linalg.norm(q[:, :2] - goals, axis=1) for q in (before, qpos)]
+        reached = distances[1] <= RADIUS
+        for index in indices[reached]:
+            self._draw(index, self._qpos[index, :2])
+        up = 1 - 2 * (qpos[:, 4] ** 2 + qpos[:, 5] ** 2)  # the vertical part of its vertical axis
+        return (distances[0] - distances[1]) / self.dt_s, up < 0, {"success": reached}
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        ant = super()._observations(indices)
+        return np.concatenate([ant, self._goals[indices] - self._qpos[indices, :2]], 1)
 
 
 class AntMaze(Maze):
     """The ant; reaching the goal ends the episode. Observation [29]: positions 15, velocities 14.
 
     Cells are 4 m wide, the start is the origin. The goal is not observed.
+    diverse: starts are in any free cell but the goal's, as where D4RL collected its sets so called.
     """
 
     frame_skip, camera = 5, "track"
     CELL = 4.0  # m
 
+    def __init__(self, num_envs: int, *, diverse: bool = False, **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.diverse = diverse
+
     def build(self) -> Any:
         import mujoco
 
-        spec = gymnasium_spec("ant.xml")
-        spec.option.timestep = 0.02  # there 0.01
-        for motor in spec.actuators:
-            motor.gear[0] = 30  # N m at an action of 1; there 150
-        half = self.CELL / 2
+        spec, half = ant_spec(), self.CELL / 2
         for row, column in cells(self.maze, "#"):
             x, y = self.place(row, column)
             spec.worldbody.add_geom(
@@ -124,7 +191,6 @@ class AntMaze(Maze):
         return compile_spec(spec)
 
     def place(self, row: int, column: int) -> tuple[float, float]:
-        """The middle of a cell, m."""
         ((start_row, start_column),) = cells(self.maze, "R")
         return (column - start_column) * self.CELL, (row - start_row) * self.CELL
 
@@ -134,6 +200,9 @@ class AntMaze(Maze):
         ((row, column),) = cells(self.maze, "G")
         offset = rng.uniform(0, self.CELL / 4, 2) + rng.uniform(0, 0.5, 2) * self.CELL / 4
         self._goals[index] = np.maximum(self.place(row, column) + offset, 0)
+        if self.diverse:
+            free = cells(self.maze, ".R")
+            qpos[:2] += self.place(*free[rng.integers(len(free))])
         return qpos, qvel
 
     def outcome(
@@ -178,6 +247,9 @@ class PointMaze(Maze):
     threads_pay = False
     MAX_SPEED = 5.0  # m/s, before each step
 
+    def place(self, row: int, column: int) -> tuple[float, float]:
+        return float(row), float(column)
+
     def build(self) -> Any:
         import mujoco
 
@@ -212,18 +284,17 @@ class DensePointMaze(PointMaze):
     dense = True
 
 
-class Waypoints:
-    """Walks a point maze from goal to goal: free cells drawn at random, shortest ways between.
+class Walk:
+    """From goal to goal: free cells drawn at random, shortest ways between.
 
-    Of each cell on the way the waypoint lies up to 0.2 m below its middle; a waypoint 0.1 m away is
-    passed. Action: 10 (waypoint - position) - velocity, and noise. As D4RL's
-    pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
+    near: a waypoint is passed so far from it, m. spread: waypoints lie up to so far below the
+    middles of the cells on the way.
     """
 
-    NEAR = 0.1  # m
+    near, spread = 0.1, 0.2
 
-    def __init__(self, env: PointMaze, noise: float = 0.5, seed: int = 0) -> None:
-        self.noise, self._rng = noise, np.random.default_rng(seed)
+    def __init__(self, env: Maze, noise: float, seed: int) -> None:
+        self.env, self.noise, self._rng = env, noise, np.random.default_rng(seed)
         self._free = cells(env.maze, ".RG")
         self._ways: list[list[np.ndarray]] = []
         self.reset(env.num_envs)
@@ -233,24 +304,26 @@ class Waypoints:
         self._ways = [[] for _ in range(num_envs)]
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """[B, 4] -> [B, 2]; indices: of the environments they come from."""
-        places, speeds = observations[:, :2].astype(np.float64), observations[:, 2:]
-        goals = np.stack([self._waypoint(i, x) for i, x in zip(indices, places, strict=True)])
-        noise = self.noise * self._rng.standard_normal(goals.shape)
-        actions = 10 * (goals - places) - speeds + noise
-        return actions.clip(-1, 1).astype(np.float32)
+        """[B, *obs], the environments they come from [B] -> actions [B, A]."""
+        places = observations[:, :2].astype(np.float64)
+        ways = np.stack([self._waypoint(i, x) - x for i, x in zip(indices, places, strict=True)])
+        return self.towards(observations, ways).clip(-1, 1).astype(np.float32)
+
+    @abstractmethod
+    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+        """Actions [B, A] that lead along `ways` [B, 2], m."""
 
     def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
         """The next one of an environment's walk; a new walk where the last one is done."""
         way = self._ways[index]
-        if way and np.linalg.norm(place - way[0]) < self.NEAR:
+        if way and np.linalg.norm(place - way[0]) < self.near:
             way.pop(0)
         while not way:
-            start = (round(place[0]), round(place[1]))
             goal = self._free[self._rng.integers(len(self._free))]
             way += [
-                np.array(cell) - (0.2 * self._rng.uniform(size=2) if cell != goal else 0)
-                for cell in self.path(start, goal)[1:]
+                np.array(self.env.place(*cell))
+                - (self.spread * self._rng.uniform(size=2) if cell != goal else 0)
+                for cell in self.path(self.env.cell(place), goal)[1:]
             ]
         return way[0]
 
@@ -269,12 +342,49 @@ class Waypoints:
         return way
 
 
+class Waypoints(Walk):
+    """Through point mazes. Action: 10 (waypoint - position) - velocity, and noise.
+
+    As D4RL's pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
+    """
+
+    def __init__(self, env: PointMaze, noise: float = 0.5, seed: int = 0) -> None:
+        super().__init__(env, noise, seed)
+
+    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+        return 10 * ways - observations[:, 2:] + self.noise * self._rng.standard_normal(ways.shape)
+
+
+class AntWalk(Walk):
+    """Through ant mazes, by a policy that learnt in `AntGoal`; noise is added to its actions.
+
+    policy: observations [B, 29] float32 -> actions [B, 8]. As D4RL's sets were made.
+    """
+
+    near, spread = 1.0, 0.0
+
+    def __init__(
+        self,
+        policy: Callable[[np.ndarray], np.ndarray],
+        env: AntMaze,
+        noise: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(env, noise, seed)
+        self.policy = policy
+
+    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+        seen = np.concatenate([observations[:, 2:], ways], 1).astype(np.float32)
+        actions = self.policy(seen)
+        return actions + self.noise * self._rng.standard_normal(actions.shape)
+
+
 LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (600, 800)}  # v0, v1
 
 
 def _envs() -> dict[str, Any]:
-    """`AntMaze-<map>` and `PointMaze[Dense]-<map>-v<version>`."""
-    made: dict[str, Any] = {}
+    """`Ant-goal`, `AntMaze-<map>[-diverse]` and `PointMaze[Dense]-<map>-v<version>`."""
+    made: dict[str, Any] = {"Ant-goal": AntGoal}
     for size, limits in LIMITS.items():
         for name, cls in (("PointMaze", PointMaze), ("PointMazeDense", DensePointMaze)):
             for version, steps in enumerate(limits):
@@ -285,7 +395,10 @@ def _envs() -> dict[str, Any]:
                 made[f"{name}-eval-{size}-v1"] = own
         for maze in (size, f"eval-{size}") if size != "open" else ():
             steps = 700 if size == "umaze" else 1000
-            made[f"AntMaze-{maze}"] = partial(AntMaze, maze=maze, max_episode_steps=steps)
+            for ending in ("", "-diverse"):
+                made[f"AntMaze-{maze}{ending}"] = partial(
+                    AntMaze, maze=maze, max_episode_steps=steps, diverse=ending != ""
+                )
     return made
 
 

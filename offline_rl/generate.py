@@ -8,6 +8,9 @@ reaches `medium_return`; the expert is that of the best evaluation. The kinds ar
     random         uniform actions               medium, expert   the policy, its actions sampled
     medium-replay  every transition up to the medium policy, in order, the random start included
     full-replay    every transition of the run   medium-expert    medium, then expert
+
+A sparse task is learnt from its dense reward: `world` is where the policies are then recorded, and
+gives the rewards of the transitions that the learner kept.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 
 import envs
 import policies
+from envs.robotics import SPARSE
 from offline_rl import config
 from offline_rl.data import Dataset
 from offline_rl.data.find import data_folder
@@ -41,21 +45,28 @@ ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """One agent's life and what is kept of it."""
+class Agent:
+    """One agent's life."""
 
     task: str  # whose environment, for example gym/hopper-medium
-    family: str  # the sets are called <family>-<quality>
-    medium_return: float  # mean return of an evaluation that makes a policy medium
-    medium_after: int  # environment steps before which no policy counts as medium
     num_env_steps: int  # of the whole run
-    rows: int = 1_000_000  # of random, medium and expert
     seed: int = 0
     utd: float = 1.0
     precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; bytes differ between the two
     compile: bool = True
     eval_every: int = 5_000  # environment steps
     eval_episodes: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Agent):
+    """And what is kept of it."""
+
+    family: str  # the sets are called <family>-<quality>
+    medium_return: float  # mean return of an evaluation that makes a policy medium
+    medium_after: int  # environment steps before which no policy counts as medium
+    rows: int = 1_000_000  # of random, medium and expert
+    world: str | None = None  # where they are recorded; default: in the task's environment
 
 
 def generate(
@@ -78,7 +89,11 @@ def generate(
         if quality not in known:
             raise UserError(config.unknown("quality", quality, known))
     if isinstance(plan, Script):
-        return script(plan, recipe, out, qualities or list(plan.sets), show)
+        policy = None
+        if plan.agent is not None:
+            agent = config.build(Agent, plan.agent, f"recipe {recipe}: agent.")
+            policy = policies.load(learn(agent, recipe, runs, show).path / "expert.bundle")
+        return script(plan, recipe, out, qualities or list(plan.sets), show, policy)
     wanted = qualities or list(QUALITIES[:-1])
     folder = Path(out) if out else data_folder() / "gym"
     run = learn(plan, recipe, runs, show)
@@ -111,15 +126,20 @@ def load_recipe(name: str) -> Recipe | Script:
     return config.build(kind, values, f"recipe {name}: ")
 
 
-def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
-    """Trains the agent; leaves the medium and the expert policy and the buffer in its folder."""
+def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
+    """Trains the agent; leaves its best policy, the medium one and the buffer in its folder."""
 
     def watch(trainer: Trainer) -> None:
         """After each evaluation: is this the medium policy, is it the best so far?"""
         folder, steps = trainer.folders[0].path, trainer.env_steps
         mean = float(trainer.last[0].returns.mean())
         best, medium = folder / "expert.json", folder / "medium.json"
-        if steps >= plan.medium_after and mean >= plan.medium_return and not medium.is_file():
+        if (
+            isinstance(plan, Recipe)
+            and steps >= plan.medium_after
+            and mean >= plan.medium_return
+            and not medium.is_file()
+        ):
             keep(trainer, "medium", mean)
         if not best.is_file() or mean > read_json(best)["return"]:
             keep(trainer, "expert", mean)
@@ -150,7 +170,7 @@ def learn(plan: Recipe, name: str, runs: str, show: bool) -> SeedFolder:
         show=show,
     )
     folder = SeedFolder(result.path, plan.seed)
-    if not (folder.path / "medium.json").is_file():
+    if isinstance(plan, Recipe) and not (folder.path / "medium.json").is_file():
         raise UserError(f"recipe {name}: no evaluation reached a return of {plan.medium_return}")
     return folder
 
@@ -163,24 +183,33 @@ def build(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset])
             made[quality] = join(parts)
         elif quality.endswith("-replay"):
             steps = read_json(run.path / "medium.json")["env_steps"]
-            made[quality] = replay(run, steps if quality == "medium-replay" else None)
+            made[quality] = replay(plan, run, steps if quality == "medium-replay" else None)
         else:
             random = quality == "random"
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
             first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
             actor = partial(noisy, policy)
-            made[quality] = roll_out(plan.task, plan.rows, first, actor)
+            made[quality] = roll_out(plan.world or plan.task, plan.rows, first, actor)
     return made[quality]
 
 
-def replay(run: SeedFolder, steps: int | None) -> Dataset:
-    """The first `steps` transitions of the agent's life."""
+def replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
+    """The first `steps` transitions of the agent's life, as its `world` pays them."""
     checkpoints = run.checkpoints()
     tensors, _ = run.load(max(checkpoints))
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
     columns: dict[str, Any] = {name: tensors[f"buffer/{name}"][:steps].numpy() for name in names}
     for flag in ("terminated", "truncated"):
         columns[flag] = columns[flag].astype(bool)
+    if plan.world is not None:
+        try:
+            columns["rewards"] = SPARSE[plan.world](columns["next_observations"])
+        except KeyError:
+            remedy = "name the other sets: qualities=[random,medium,expert,medium-expert]"
+            what = f"the rewards of {plan.world} do not follow from its observations"
+            raise UserError(f"{what}; {remedy}") from None
+        columns["truncated"] |= columns["terminated"]  # nothing ends there but by its time
+        columns["terminated"] = np.zeros_like(columns["terminated"])
     return Dataset.from_arrays(**columns)
 
 
@@ -228,7 +257,7 @@ def describe(
     return {
         "set": f"{plan.family}-{quality}",
         "recipe": {"name": name, **asdict(plan)},
-        **contents(data, path, plan.task),
+        **contents(data, path, plan.world or plan.task),
         "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
         "learning_curve": [
             {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}

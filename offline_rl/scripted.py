@@ -1,26 +1,29 @@
-"""Datasets of scripted experts, without any learning: point mazes, pushing, Fetch, cube.
+"""Datasets of scripted experts: mazes, pushing, Fetch, cube.
 
 A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
-the noise of the waypoints' actions, the skill of the other experts. A set `x` of suite `s` is
-recorded in the environment of the task `s/x`, whose card finds the file.
+the noise of the walkers' actions, the skill of the other experts. A set `x` of suite `s` is
+recorded in the environment of the task `s/x`, whose card finds the file, unless `worlds` names
+another one. Only the ant has to learn something before: to walk (`agent`, see generate.Agent).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import envs
 from envs.manipulation import CubeExpert, FetchExpert
-from envs.mazes import Waypoints
+from envs.mazes import AntWalk, Waypoints
 from envs.push import Expert
 from offline_rl.data.find import data_folder
 from offline_rl.data.write import write
 from offline_rl.errors import UserError
 from offline_rl.files import write_json
 from offline_rl.roll import Act, contents, roll_out
+from policies import Policy
 
 CONTROLLERS = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert, "cube": CubeExpert}
 FIRST_SEED = 600_000_000  # of the first set; each further one a million later
@@ -30,23 +33,40 @@ FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 class Script:
     """A controller and the sets it makes."""
 
-    controller: Literal["waypoints", "push", "fetch", "cube"]
+    controller: Literal["waypoints", "push", "fetch", "cube", "ant"]
     suite: str
     sets: dict  # name -> noise or skill
+    worlds: dict = field(default_factory=dict)  # name -> where it is recorded
+    agent: dict | None = None  # whose best policy the ant walks by
     rows: int = 100_000  # of each
 
 
-def script(plan: Script, name: str, out: str | None, wanted: list[str], show: bool) -> str:
-    """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe."""
+def script(
+    plan: Script,
+    name: str,
+    out: str | None,
+    wanted: list[str],
+    show: bool,
+    policy: Policy | None = None,
+) -> str:
+    """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe.
+
+    policy: the agent's.
+    """
     folder = Path(out) if out else data_folder() / plan.suite
-    kind: Any = CONTROLLERS[plan.controller]
+    kind: Any = CONTROLLERS.get(plan.controller)
+    if plan.controller == "ant":
+        if policy is None:
+            raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
+        kind = partial(AntWalk, lambda observations: policy.act(observations)[0][:, 0])
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
             continue
         if not isinstance(knob, int | float):
             raise UserError(f"recipe {name}: sets.{each}={knob!r}: expected a number")
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
-        data = roll_out(task, plan.rows, FIRST_SEED + k * 1_000_000, actor)
+        world = plan.worlds.get(each, task)
+        data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
         path = write(
             data,
             folder / f"{each}.hdf5",

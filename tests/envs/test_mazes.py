@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs.mazes import ENVS, cells
+from envs.mazes import ENVS, AntWalk, cells
 from envs.physics import gymnasium_spec
 from envs.tasks import NATIVE
 
@@ -64,6 +64,56 @@ def test_reaching_the_goal_pays_one_and_ends_the_ants_episode():
     step = env.step(np.zeros((2, 8)))
     assert step.rewards.tolist() == [1, 0]
     assert step.terminated.tolist() == step.infos["success"].tolist() == [True, False]
+
+
+def test_diverse_starts_are_in_the_middle_of_any_cell_but_the_goals():
+    env = ENVS["AntMaze-medium-diverse"](60)
+    places = env.reset(range(60))[:, :2]
+    middles = np.array([env.place(*cell) for cell in cells("medium", ".R")])
+    nearest = np.linalg.norm(places[:, None] - middles, axis=2).argmin(1)
+    assert abs(places - middles[nearest]).max() <= 0.1
+    assert len(set(nearest)) > 15
+    goal = cells("medium", "G")[0]
+    assert env.cell(np.array(env.place(*goal)) + 1.9) == goal
+
+
+def test_the_walking_ant_is_paid_its_speed_towards_goals_that_follow_one_another():
+    env = ENVS["Ant-goal"](3)
+    first = env.reset(range(3))
+    assert first.shape == (3, 29)
+    way = np.linalg.norm(first[:, 27:], axis=1)
+    assert ((way >= 1) & (way <= 6)).all()
+    env._goals[1] = env._qpos[1, :2] + 0.3
+    goals, places = env._goals.copy(), env._qpos[:, :2].copy()
+    env._data[2].qpos[3:7] = (0, 1, 0, 0)  # half a turn about x: on its back
+    step = env.step(np.full((3, 8), 0.3))
+    before, after = (np.linalg.norm(p - goals, axis=1) for p in (places, env._qpos[:, :2]))
+    np.testing.assert_allclose(step.rewards, (before - after) / 0.1)
+    assert step.infos["success"].tolist() == [False, True, False]
+    assert step.terminated.tolist() == [False, False, True]
+    np.testing.assert_allclose(step.observations[0, 27:], goals[0] - env._qpos[0, :2], rtol=1e-6)
+    next_way = np.linalg.norm(step.observations[1, 27:])
+    assert 1 <= next_way <= 6
+    np.testing.assert_array_equal(step.observations[0, :13], env._qpos[0, 2:].astype(np.float32))
+
+
+def test_the_ant_walks_by_what_its_policy_does_about_the_next_waypoint():
+    env = ENVS["AntMaze-umaze"](2)
+    seen = []
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        seen.append(observations)
+        return np.full((len(observations), 8), 0.5)
+
+    walk = AntWalk(policy, env, noise=0.0, seed=0)
+    observations = env.reset([0, 1])
+    walk._ways = [[np.array([0.5, 0.0]), np.array([4.0, 0.0])], [np.array([4.0, 0.0])]]
+    actions = walk(observations, np.arange(2))
+    np.testing.assert_array_equal(actions, np.full((2, 8), 0.5, np.float32))
+    np.testing.assert_array_equal(seen[0][:, :27], observations[:, 2:])
+    # the first one's first waypoint is less than a metre away, so it goes on to the second
+    ways = [[4, 0] - observations[0, :2], [4, 0] - observations[1, :2]]
+    np.testing.assert_allclose(seen[0][:, 27:], ways, rtol=1e-6)
 
 
 def test_the_point_obeys_newton_with_damping():

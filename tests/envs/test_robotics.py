@@ -2,11 +2,13 @@
 
 import sys
 
+import mujoco
 import numpy as np
 import pytest
 
 import envs
 from envs import robotics
+from envs.robotics import SPARSE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 LIMITS = {"door": 200, "hammer": 200, "relocate": 200, "pen": 100}
@@ -94,6 +96,23 @@ def test_the_binary_hand_pays_one_for_each_step_without_its_goal():
     step = env.step(np.zeros((1, 28)))
     assert (step.rewards[0], step.terminated[0], step.infos["success"][0]) == (0, False, True)
     assert envs.task("door-binary-v0").score([-200, 0]).tolist() == [0, 100]
+
+
+@needed
+def test_the_binary_pens_rewards_follow_from_its_states():
+    """As where a learner's transitions are paid anew: against the simulator's own verdict."""
+    env, verdicts = envs.make_vector("pen-binary-v0", 60), list[np.ndarray]()
+    env.reset(range(60))
+    for k, hand in enumerate(env._envs):  # the wanted pen is the real one, turned by up to 0.6 rad
+        own, wanted = hand.unwrapped, np.zeros(4)
+        turn = [np.cos(k / 200), 0.0, 0.0, np.sin(k / 200)]
+        mujoco.mju_mulQuat(wanted, turn, own.data.xquat[own.obj_body_id])
+        own.model.body_quat[own.target_obj_body_id] = wanted
+    for action in np.random.default_rng(0).uniform(-0.3, 0.3, (5, 60, 24)):
+        step = env.step(action)
+        verdicts.append(step.rewards)
+        np.testing.assert_array_equal(SPARSE["Hand-pen-binary"](step.observations), step.rewards)
+    assert 60 <= (np.concatenate(verdicts) == 0).sum() <= 240
 
 
 @needed

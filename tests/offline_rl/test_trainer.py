@@ -1,6 +1,7 @@
 """The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from small_data import save_small
 import envs
 import offline_rl
 import policies
+from envs.robotics import SPARSE
+from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED, rollout
 from offline_rl.generate import Recipe, build, learn, noisy
 from offline_rl.roll import roll_out
@@ -153,7 +156,7 @@ def test_preliminary_phases_come_first(tmp_path: Path):
     assert result.results[0]["num_updates"] == 16
 
 
-def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path):
+def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch):
     plan = Recipe(
         task="env:Pendulum-v1",
         family="pendulum",
@@ -184,3 +187,13 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path):
     assert both.num_rows == 400 + 450
     random = build(plan, "random", run, made)
     assert abs(random.actions.mean()) < 0.1
+
+    def upright(observations: np.ndarray) -> np.ndarray:
+        return (observations[:, 0] > 0.5).astype(np.float32) - 1
+
+    monkeypatch.setitem(SPARSE, "env:Pendulum-v1", upright)
+    paid = build(replace(plan, world="env:Pendulum-v1"), "medium-replay", run, {})
+    assert np.array_equal(paid.rewards, upright(replay.next_observations))
+    assert np.array_equal(paid.observations, replay.observations)
+    with pytest.raises(UserError, match=r"rewards of Hopper-v4 .* qualities="):
+        build(replace(plan, world="Hopper-v4"), "medium-replay", run, {})
