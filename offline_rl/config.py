@@ -39,6 +39,7 @@ class TrainOptions:
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
     subset: str | None = None  # a split that the file names
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
+    terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; trained together
     num_updates: int = 1_000_000  # of the main phase, offline

@@ -152,6 +152,7 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
             "action_scale": options.action_scale,
             "action_range": options.action_range,
             "d4rl_compatible": options.d4rl_compatible,
+            "terminate_on_end": options.terminate_on_end,
             "observation_keys": options.observation_keys,
             "subset": options.subset,
         }

@@ -36,7 +36,8 @@ def train(arguments: Sequence[str]) -> None:
       action_range=     or [low,high], what -1 and 1 stand for; numbers, or one list each
       observation_keys= [state,…] the file's arrays that make an observation, in this order
       subset=           a split that the file names, such as train
-      d4rl_compatible=false     exactly the transitions of D4RL's qlearning_dataset
+      d4rl_compatible=false     exactly the transitions of D4RL's qlearning_dataset;
+                        terminate_on_end=true: with that option of its own
       data_dir=         where data lies; default: OFFLINE_RL_DATA, else the user's cache folder
       seeds=1           a count or a list such as [7,42]; they train side by side
       num_updates=1000000       updates of the main phase   pretrain_updates=  of preliminary phases

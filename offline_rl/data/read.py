@@ -20,6 +20,7 @@ def read(
     *,
     max_episode_steps: int | None = None,
     d4rl_compatible: bool = False,
+    terminate_on_end: bool = False,
     action_scale: float | None = None,
     action_range: Sequence[float] | Sequence[Sequence[float]] | None = None,
     observation_keys: Sequence[str] | None = None,
@@ -34,6 +35,8 @@ def read(
     d4rl_compatible: exactly the transitions of D4RL's `qlearning_dataset`: time-out rows and the
     last row dropped, stored next observations ignored, a terminal row's next observation being the
     next row's. Returns then miss the dropped rows' rewards.
+    terminate_on_end: with d4rl_compatible, as D4RL's option of that name really does: time-out rows
+    are kept, neither terminated nor with their own next observation but with the next episode's.
     action_scale: actions are divided by it; the size that 1 stands for.
     action_range: [low, high], numbers or one list each for all actions: what -1 and 1 stand for.
     Without either, the limits that the file itself states are mapped to [-1, 1].
@@ -45,6 +48,7 @@ def read(
     options = ReadOptions(
         max_episode_steps=max_episode_steps,
         d4rl_compatible=d4rl_compatible,
+        terminate_on_end=terminate_on_end,
         action_scale=action_scale,
         action_range=None if action_range is None else list(action_range),  # type: ignore[arg-type]
         observation_keys=None if observation_keys is None else list(observation_keys),
@@ -82,6 +86,8 @@ def read(
 def check_options(options: ReadOptions) -> None:
     """Raises UserError where an option's value cannot be meant."""
     steps, scale = options.max_episode_steps, options.action_scale
+    if options.terminate_on_end and not options.d4rl_compatible:
+        raise UserError("terminate_on_end=true means something with d4rl_compatible=true only.")
     if steps is not None and steps < 1:
         raise UserError(f"max_episode_steps={steps}: 1 or more is expected.")
     if scale is not None and not scale > 0:

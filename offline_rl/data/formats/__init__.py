@@ -20,7 +20,7 @@ from offline_rl.data.raw import Raw
 from offline_rl.errors import UserError
 
 FORMATS = (lerobot, diffusion_policy, minari, robomimic, ogbench, flat)  # the first that fits
-OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "infos")
+OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
 
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:

@@ -22,6 +22,7 @@ class ReadOptions:
 
     max_episode_steps: int | None = None  # where a file has no time-outs, episodes end after these
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
+    terminate_on_end: bool = False  # the same, called with this option
     action_scale: float | None = None  # actions are divided by it; the size that 1 stands for
     action_range: list[float] | list[list[float]] | None = None  # [low, high]: what -1, 1 stand for
     observation_keys: list[str] | None = None  # which arrays make an observation, in this order

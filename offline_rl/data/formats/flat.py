@@ -39,7 +39,7 @@ WORDS = {  # ours -> what files call it, the first one found is meant
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 KITCHEN = (60, 9, 4)  # numbers in an observation and an action, subtasks
 JUMP = 1e-6  # a next observation further than this from the next row's is another episode's
-TAKES = ("max_episode_steps", "d4rl_compatible", "infos")
+TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
 
 
@@ -80,6 +80,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         return columns | {"truncated": _time_outs(columns, options.max_episode_steps)}
 
     def qlearning(terminals: np.ndarray) -> np.ndarray:
+        if options.terminate_on_end:
+            return np.arange(len(terminals)) < len(terminals) - 1
         return qlearning_rows(terminals, timeouts, options.max_episode_steps)
 
     return Found(layout, columns, keys, extras, finish=finish, qlearning_rows=qlearning)

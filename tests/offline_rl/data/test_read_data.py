@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from made_files import Arrays, in_neorl2_words, save, steps, two_episodes, with_next
 
+from benchmarks.loaders import SUITES, equal, qlearning_dataset
 from offline_rl.data.raw import checksum
 from offline_rl.data.read import read
 from offline_rl.errors import UserError
@@ -30,29 +31,6 @@ def kitchen(ends: list[int], rewards: list[float]) -> Arrays:
     arrays["rewards"][ends] = rewards
     arrays["terminals"][ends] = True
     return arrays | {"infos": np.zeros(ends[-1] + 1)}
-
-
-def qlearning_dataset(arrays: Arrays, max_episode_steps: int | None = None) -> Arrays:
-    """D4RL's rule, one row after the other (Farama-Foundation/D4RL:d4rl/__init__.py)."""
-    rows: dict[str, list] = {key: [] for key in ("s", "a", "r", "n", "d")}
-    step = 0
-    for i in range(len(arrays["rewards"]) - 1):
-        if "timeouts" in arrays:
-            final = bool(arrays["timeouts"][i])
-        else:
-            final = max_episode_steps is not None and step == max_episode_steps - 1
-        if final:
-            step = 0
-            continue
-        if arrays["terminals"][i]:
-            step = 0
-        rows["s"].append(arrays["observations"][i])
-        rows["a"].append(arrays["actions"][i])
-        rows["r"].append(arrays["rewards"][i])
-        rows["n"].append(arrays["observations"][i + 1])
-        rows["d"].append(arrays["terminals"][i])
-        step += 1
-    return {key: np.array(value) for key, value in rows.items()}
 
 
 @pytest.mark.parametrize("name", ["a.hdf5", "no_ending", "a.npz"])
@@ -167,6 +145,26 @@ def test_without_time_outs_a_jump_of_the_observations_ends_an_episode(tmp_path: 
     assert np.flatnonzero(data.truncated).tolist() == [500, 1002]
     assert np.flatnonzero(data.terminated).tolist() == [2]
     assert data.usable.all()
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_suite_is_read_as_d4rl_reads_it_where_that_is_asked_for(tmp_path: Path, suite: str):
+    made = SUITES[suite]
+    arrays, limit = made.make(), made.max_episode_steps
+    path = save(tmp_path / "file.hdf5", arrays)
+    options = {"max_episode_steps": limit, "d4rl_compatible": True}
+    assert equal(read(path, **options), qlearning_dataset(arrays, limit))
+    kept = qlearning_dataset(arrays, limit, terminate_on_end=True)
+    assert len(kept["r"]) == len(arrays["rewards"]) - 1
+    assert equal(read(path, **options, terminate_on_end=True), kept)
+    differs = not equal(read(path, max_episode_steps=limit), qlearning_dataset(arrays, limit))
+    assert differs == (made.ours != "the same")
+
+
+def test_terminate_on_end_alone_means_nothing(tmp_path: Path):
+    path = save(tmp_path / "a.hdf5", two_episodes())
+    with pytest.raises(UserError, match="with d4rl_compatible=true only"):
+        read(path, terminate_on_end=True)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,193 @@
+"""D4RL's files read by us and by D4RL's own rule: which transitions, and are they equal to the bit?
+
+    python -m benchmarks.loaders
+
+The files are made here, in the layouts that D4RL's collecting scripts wrote
+(Farama-Foundation/D4RL:scripts/generation), of numbers that can all be told apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from offline_rl.data import Dataset
+from offline_rl.data.read import read
+from offline_rl.report import table
+
+Arrays = dict[str, np.ndarray]
+NEXT = "next_observations"
+
+
+def steps(lengths: list[int], obs: int, act: int) -> tuple[Arrays, np.ndarray]:
+    """Episodes one after the other, without a flag set, and their last rows."""
+    rng, rows = np.random.default_rng(0), sum(lengths)
+    arrays = {
+        "observations": rng.normal(size=(rows, obs)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (rows, act)).astype(np.float32),
+        "rewards": rng.normal(size=rows).astype(np.float32),
+        "terminals": np.zeros(rows, bool),
+        "timeouts": np.zeros(rows, bool),
+        "infos/qpos": rng.normal(size=(rows, 4)),
+    }
+    return arrays, np.cumsum(lengths) - 1
+
+
+def gym_v2(lengths: list[int]) -> Arrays:
+    """Falls, time-outs after 1,000 steps, and a last episode cut by the number of rows."""
+    arrays, last = steps(lengths, 11, 3)
+    for row, length in zip(last[:-1], lengths, strict=False):
+        arrays["timeouts" if length == 1000 else "terminals"][row] = True
+    after = np.roll(arrays["observations"], -1, 0)
+    after[last] = np.random.default_rng(1).normal(size=(len(last), 11))
+    return arrays | {NEXT: after, "infos/action_log_probs": np.zeros(len(after), np.float32)}
+
+
+def gym_v0() -> Arrays:
+    """No time-outs: whoever reads counts the steps."""
+    arrays, last = steps([40, 1000, 300, 70], 17, 6)
+    arrays["terminals"][last[[0, 2]]] = True
+    del arrays["timeouts"], arrays["infos/qpos"]
+    return arrays
+
+
+def antmaze() -> Arrays:
+    """Terminals in runs while the walk goes on; time-outs after 1,001 rows, one in the goal."""
+    arrays, last = steps([1001, 1001, 1001, 200], 29, 8)
+    at_goal = [*range(700, 712), *range(1990, 2002)]
+    arrays["rewards"][:], arrays["timeouts"][last[:-1]] = 0, True
+    arrays["rewards"][at_goal], arrays["terminals"][at_goal] = 1, True
+    return arrays | {"infos/goal": np.zeros((len(arrays["rewards"]), 2))}
+
+
+def maze2d() -> Arrays:
+    """No terminals; a walk to each goal ends in a time-out."""
+    arrays, last = steps([150, 90, 210], 4, 2)
+    arrays["timeouts"][last] = True
+    return arrays | {"infos/goal": np.zeros((len(arrays["rewards"]), 2))}
+
+
+def adroit(falls: bool) -> Arrays:
+    """Demonstrations of all lengths that end in time-outs, or (pen) in a fall; rewards [N, 1]."""
+    arrays, last = steps([80, 101, 64, 120], 45, 24)
+    arrays["timeouts"][last] = True
+    if falls:
+        arrays["timeouts"][last[1]], arrays["terminals"][last[1]] = False, True
+    return arrays | {key: arrays[key][:, None] for key in ("rewards", "terminals")}
+
+
+def kitchen() -> Arrays:
+    """Terminals end demonstrations, solved (4 rewards) or not; neither time-outs nor more."""
+    arrays, last = steps([180, 220, 200], 60, 9)
+    arrays["rewards"][:] = np.arange(len(arrays["rewards"])) % 4
+    arrays["rewards"][last], arrays["terminals"][last] = (4, 3, 4), True
+    del arrays["timeouts"], arrays["infos/qpos"]
+    return arrays | {"infos": np.zeros(len(arrays["rewards"]))}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A kind of file, and what we do with it by default that D4RL does not."""
+
+    make: Callable[[], Arrays]
+    ours: str
+    max_episode_steps: int | None = None
+
+
+TIME_OUTS = "time-out rows are transitions, with their true next observation"
+OWN = "after a terminal, where none counts, not the next episode's observation but the last"
+SUITES = {
+    "gym v2, a policy's rollouts": Suite(lambda: gym_v2([1000, 350, 1000, 1000, 77]), TIME_OUTS),
+    "gym v2, replay": Suite(lambda: gym_v2([20, 31, 1000, 45, 280, 3]), TIME_OUTS),
+    "gym v0, no time-outs": Suite(
+        gym_v0, f"{OWN}; steps are counted from 0 then, not from 1", 1000
+    ),
+    "antmaze": Suite(antmaze, f"{OWN}; the row in the goal whose time is up terminates"),
+    "maze2d": Suite(maze2d, "the same"),
+    "adroit human, cloned": Suite(lambda: adroit(False), "the same"),
+    "adroit pen, expert": Suite(lambda: adroit(True), OWN),
+    "kitchen": Suite(
+        kitchen, "demonstrations that solved all terminate, others are cut there", 280
+    ),
+}
+
+
+def qlearning_dataset(
+    arrays: Arrays, max_episode_steps: int | None = None, *, terminate_on_end: bool = False
+) -> Arrays:
+    """D4RL's rule, one row after the other (Farama-Foundation/D4RL:d4rl/__init__.py)."""
+    rows: dict[str, list[Any]] = {key: [] for key in ("s", "a", "r", "n", "d")}
+    step = 0
+    for i in range(len(arrays["rewards"]) - 1):
+        if "timeouts" in arrays:
+            final = bool(arrays["timeouts"][i])
+        else:
+            final = max_episode_steps is not None and step == max_episode_steps - 1
+        if final and not terminate_on_end:
+            step = 0
+            continue
+        if arrays["terminals"][i] or final:
+            step = 0
+        rows["s"].append(arrays["observations"][i])
+        rows["a"].append(arrays["actions"][i])
+        rows["r"].append(np.squeeze(arrays["rewards"][i]))
+        rows["n"].append(arrays["observations"][i + 1])
+        rows["d"].append(bool(arrays["terminals"][i]))
+        step += 1
+    return {key: np.array(value) for key, value in rows.items()}
+
+
+def equal(data: Dataset, expected: Arrays) -> bool:
+    """Whether the usable transitions of `data` are these, in order and to the bit."""
+    used = data.take(np.flatnonzero(data.usable))
+    ours = (used.observations[: used.num_rows], used.actions, used.rewards)
+    ours += (used.next_observations, used.terminated)
+    return all(np.array_equal(mine, own) for mine, own in zip(ours, expected.values(), strict=True))
+
+
+def save(path: Path, arrays: Arrays) -> Path:
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array)
+    return path
+
+
+def main() -> None:
+    body = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, suite in SUITES.items():
+            arrays, steps_most = suite.make(), suite.max_episode_steps
+            path = save(Path(folder) / "file.hdf5", arrays)
+            expected = qlearning_dataset(arrays, steps_most)
+            kept = qlearning_dataset(arrays, steps_most, terminate_on_end=True)
+            usual = read(path, max_episode_steps=steps_most)
+            same = read(path, max_episode_steps=steps_most, d4rl_compatible=True)
+            ended = read(
+                path, max_episode_steps=steps_most, d4rl_compatible=True, terminate_on_end=True
+            )
+            cells = [name, f"{len(arrays['rewards']):,}", f"{len(expected['r']):,}"]
+            cells += ["yes" if equal(same, expected) else "NO"]
+            cells += ["yes" if equal(ended, kept) else "NO"]
+            cells += [
+                f"{usual.usable.sum():,}",
+                "yes" if equal(usual, expected) else "no",
+                suite.ours,
+            ]
+            body.append(cells)
+    header = ["suite", "rows", "D4RL's transitions", "`d4rl_compatible` equal"]
+    header += ["`terminate_on_end` equal", "ours by default", "equal", "what differs by default"]
+    page = "# D4RL's files, read by D4RL's rule and by ours\n\n`python -m benchmarks.loaders`\n\n"
+    page += table(header, body, markdown=True) + "\n\n" + __doc__.split("\n\n", 2)[2]
+    page += "Equal: observations, actions, rewards, next observations and terminals, to the bit.\n"
+    Path("benchmarks/results/loaders.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
