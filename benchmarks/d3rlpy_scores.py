@@ -18,6 +18,7 @@ import numpy as np
 
 import envs
 from benchmarks.parity import compare
+from benchmarks.speed.peers import d3rlpy_learner
 from offline_rl import hardware
 from offline_rl.config import algorithm_class, build
 from offline_rl.data import load
@@ -42,10 +43,10 @@ OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaul
         "backup_entropy": False,
     },
 }
-THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
-    "td3_bc": ("TD3PlusBC", {"alpha": 2.5}),
-    "iql": ("IQL", {"expectile": 0.7, "weight_temp": 3.0}),
-    "cql": ("CQL", {"conservative_weight": 5.0, "alpha_learning_rate": 0.0}),  # no Lagrangian
+THEIRS: dict[str, dict[str, Any]] = {
+    "td3_bc": {"alpha": 2.5},
+    "iql": {"expectile": 0.7, "weight_temp": 3.0},
+    "cql": {"conservative_weight": 5.0, "alpha_learning_rate": 0.0},  # no Lagrangian
 }
 
 
@@ -57,25 +58,11 @@ def theirs(algorithm: str, task: str, seed: int) -> float:
     cfg = build(algorithm_class(algorithm).Config, OURS[algorithm])
     transform = Transform.fit(cfg, dataset, dataset.observations.shape[1:])
     data = transform.dataset(dataset)
-    transitions = d3rlpy.dataset.MDPDataset(
-        data.observations[: data.num_rows],
-        data.actions,
-        data.rewards,
-        data.terminated.astype(np.float32),
-        data.truncated.astype(np.float32),
-    )
+    columns = (data.observations[: data.num_rows], data.actions, data.rewards)
+    columns += (data.terminated, data.truncated)
     d3rlpy.seed(seed)
-    name, settings = THEIRS[algorithm]
-    layers = d3rlpy.models.VectorEncoderFactory([256] * (3 if algorithm == "cql" else 2))
-    encoders = {"actor_encoder_factory": layers, "critic_encoder_factory": layers}
-    learner = getattr(d3rlpy.algos, f"{name}Config")(**settings, **encoders).create(device="cpu:0")
-    learner.fit(
-        transitions,
-        n_steps=UPDATES,
-        n_steps_per_epoch=UPDATES,
-        show_progress=False,
-        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
-    )
+    learner, fit = d3rlpy_learner(algorithm, "cpu", columns, **THEIRS[algorithm])
+    fit(UPDATES)
     env = envs.make_vector(found, EPISODES)
     starts = EVALUATION_SEED + np.arange(EPISODES)
     act = lambda x: learner.predict(x.astype(np.float32)).clip(-1, 1)  # noqa: E731

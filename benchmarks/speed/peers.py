@@ -9,6 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 import types
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,29 +147,40 @@ def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
     runpy.run_path(str(Path(checkout) / "algorithms" / f"{algorithm}.py"), {}, "__main__")
 
 
-def d3rlpy(clock: Clock, algorithm: str, device: str) -> None:
-    """d3rlpy's own `fit`, hidden layers and samples set to ours."""
-    import torch
+def d3rlpy_learner(
+    algorithm: str, device: str, columns: tuple[np.ndarray, ...], **settings: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """d3rlpy's learner with our hidden layers, and its `fit(n_steps=…)` of these data.
+
+    columns: observations, actions, rewards, terminated, truncated. settings: of its config.
+    """
     from d3rlpy import algos, dataset, logging, models  # type: ignore[import-not-found]
 
-    data = arrays()
-    transitions = dataset.MDPDataset(
-        data["observations"],
-        data["actions"],
-        data["rewards"],
-        data["dones"].astype(np.float32),
-        data["timeouts"].astype(np.float32),
-    )
     name = {"td3_bc": "TD3PlusBC", "iql": "IQL", "cql": "CQL"}[algorithm]
     layers = models.VectorEncoderFactory([256] * (3 if algorithm == "cql" else 2))
     encoders = {"actor_encoder_factory": layers, "critic_encoder_factory": layers}
-    config = getattr(algos, f"{name}Config")(batch_size=BATCH, **encoders)
+    config = getattr(algos, f"{name}Config")(batch_size=BATCH, **encoders, **settings)
+    learner = config.create(device=f"{device}:0")
+
+    def fit(n_steps: int, **options: Any) -> None:
+        learner.fit(
+            dataset.MDPDataset(*columns[:3], *(flag.astype(np.float32) for flag in columns[3:])),
+            n_steps=n_steps,
+            n_steps_per_epoch=n_steps,
+            show_progress=False,
+            logger_adapter=logging.NoopAdapterFactory(),
+            **options,
+        )
+
+    return learner, fit
+
+
+def d3rlpy(clock: Clock, algorithm: str, device: str) -> None:
+    """d3rlpy's own `fit`."""
+    import torch
+
+    data = arrays()
+    keys = ("observations", "actions", "rewards", "dones", "timeouts")
+    _, fit = d3rlpy_learner(algorithm, device, tuple(data[key] for key in keys))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    config.create(device=f"{device}:0").fit(
-        transitions,
-        n_steps=10**9,
-        n_steps_per_epoch=10**9,
-        callback=lambda *_: clock.tick(1, wait),
-        show_progress=False,
-        logger_adapter=logging.NoopAdapterFactory(),
-    )
+    fit(10**9, callback=lambda *_: clock.tick(1, wait))

@@ -10,7 +10,6 @@ file that changed is replaced.
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.files import write_json
+from offline_rl.errors import UserError
+from offline_rl.files import folder_atomically, write_json
 
 LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
 VERSION = 1  # of the entries' format
-DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError)
+DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
 def opened(
@@ -56,22 +56,20 @@ def opened(
 
 def keep(data: Dataset, entry: Path) -> None:
     """Writes `data` as the folder `entry`, whole or not at all; drops entries of older states."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".", suffix=".tmp"))
-    try:
-        values = {f.name: getattr(data, f.name) for f in fields(data)}
-        arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
-        extras = {f"extras/{k}": v for k, v in data.extras.items()}
-        names = {k: f"{n}.npy" for n, k in enumerate([*arrays, *extras])}
+    values = {f.name: getattr(data, f.name) for f in fields(data)}
+    arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
+    extras = {f"extras/{k}": v for k, v in data.extras.items()}
+    names = {k: f"{n}.npy" for n, k in enumerate([*arrays, *extras])}
+    others = {k: v for k, v in values.items() if k not in arrays and k != "extras"}
+
+    def fill(folder: Path) -> None:
         for key, array in {**arrays, **extras}.items():
-            np.save(temporary / names[key], array, allow_pickle=False)
-        others = {k: v for k, v in values.items() if k not in arrays and k != "extras"}
-        write_json(temporary / "meta.json", {"arrays": names, "fields": others})
-        for old in entry.parent.glob(f"{entry.name.split('-')[0]}-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        temporary.rename(entry)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            np.save(folder / names[key], array, allow_pickle=False)
+        write_json(folder / "meta.json", {"arrays": names, "fields": others})
+
+    for old in entry.parent.glob(f"{entry.name.split('-')[0]}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    folder_atomically(entry, fill)
 
 
 def mapped(entry: Path) -> Dataset:
