@@ -59,6 +59,17 @@ what prefers faster actions breaks it. `offline-rl evaluate` counts the violatio
 0.3, TD3+BC 0.7, BC 0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18.
 """
 
+BEYOND = """
+## Above the data, above everything published
+
+Every algorithm of ours has one setting, never chosen by a score of ours: each name in the last two
+columns is a win by the benchmark's rule, which forbids choosing in the simulator, but for one thing:
+BC, TD3+BC, CQL, EDAC and MCQ have the published winner's setting, chosen there by its publishers.
+The column "best of ours" picks an algorithm by its score in the simulator, as the best published
+column picks algorithm and setting, after 20 to 60 times as many updates.
+
+"""
+
 
 def published() -> dict[tuple[str, str, str], tuple[float, str]]:
     """(task, algorithm, metric) -> value, deviation."""
@@ -70,9 +81,32 @@ def published() -> dict[tuple[str, str, str], tuple[float, str]]:
         }
 
 
+def beyond(ours: dict[str, dict[str, float]], data: dict[str, float]) -> list[str]:
+    """Who is above the data and above every published score; ours: task -> algorithm -> mean."""
+    best: dict[str, tuple[float, str]] = {}
+    for (task, algorithm, metric), (value, _) in published().items():
+        if metric == "normalized_score" and algorithm != "data":
+            best[task] = max(best.get(task, (-1e9, "")), (value, algorithm))
+    head = "| task | data | best published | best of ours | above the data | above all published |"
+    lines = [head, "|---" * 6 + "|"]
+    for task, scores in ours.items():
+        above = {
+            bar: [name for name in scores if scores[name] > x]
+            for bar, x in (("data", data[task]), ("published", best[task][0]))
+        }
+        top = max(scores, key=lambda name: scores[name])
+        cells = [task, f"{data[task]:.1f}", f"{best[task][0]:.1f} ({best[task][1]})"]
+        cells += [f"{scores[top]:.1f} ({top})"]
+        cells += [", ".join(above[bar]) or "none" for bar in ("data", "published")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def table() -> str:
     """Ours beside the published scores; also copies each seed's results and evaluations."""
     facts, lines = published(), []
+    ours: dict[str, dict[str, float]] = {}
+    data: dict[str, float] = {}
     out = Path("benchmarks/results/neorl2")
     head = "| task | algorithm | ours | published best of grid | grid median | grid worst |"
     lines += [head + " data | updates | episodes |", "|---" * 9 + "|"]
@@ -92,6 +126,8 @@ def table() -> str:
 
         best = facts.get((task, name, "normalized_score"))
         _, label = STAND_INS.get(task, ("", ""))
+        ours.setdefault(task, {})[algorithm] = statistics.mean(scores)
+        data[task] = results[0]["behaviour_score"]
         cells = [
             f"{task} ({label.replace('-', ' ')})" if label else task,
             algorithm,
@@ -110,6 +146,7 @@ def table() -> str:
             for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
                 write_relative(seed / file, place / file)
     text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + "\n".join(lines) + "\n" + NOTE
+    text += BEYOND + "\n".join(beyond(ours, data)) + "\n"
     (out / "README.md").write_text(text)
     report([str(out / "runs")], out=str(out / "curves"))
     return text
