@@ -63,7 +63,7 @@ BEYOND = """
 ## Above the data, above everything published
 
 Every algorithm of ours has one setting, never chosen by a score of ours: each name in the last two
-columns is a win by the benchmark's rule, which forbids choosing in the simulator, but for one thing:
+columns is a win by the benchmark's rule (no choosing in the simulator), but for one thing:
 BC, TD3+BC, CQL, EDAC and MCQ have the published winner's setting, chosen there by its publishers.
 The column "best of ours" picks an algorithm by its score in the simulator, as the best published
 column picks algorithm and setting, after 20 to 60 times as many updates.
