@@ -140,11 +140,7 @@ def table() -> str:
             str(len(results[0]["returns"])),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-        for seed in run.glob("seed_*"):
-            place = out / "runs" / run.relative_to("runs/neorl2") / seed.name
-            place.mkdir(parents=True, exist_ok=True)
-            for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
-                write_relative(seed / file, place / file)
+        keep(run, out / "runs" / run.relative_to("runs/neorl2"))
     text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + "\n".join(lines) + "\n" + NOTE
     text += BEYOND + "\n".join(beyond(ours, data)) + "\n"
     (out / "README.md").write_text(text)
@@ -152,9 +148,13 @@ def table() -> str:
     return text
 
 
-def write_relative(source: Path, target: Path) -> None:
-    """A copy without the place of the data folder on this machine."""
-    target.write_text(source.read_text().replace(f"{data_folder()}/", ""))
+def keep(run: Path, place: Path) -> None:
+    """Copies what a run's seeds came to, without the place of the data folder on this machine."""
+    for seed in run.glob("seed_*"):
+        (place / seed.name).mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
+            text = (seed / file).read_text().replace(f"{data_folder()}/", "")
+            (place / seed.name / file).write_text(text)
 
 
 def main(arguments: list[str]) -> None:

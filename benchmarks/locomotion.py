@@ -1,0 +1,120 @@
+"""Evidence on our own data of D4RL's kind: its quality, and what algorithms make of it.
+
+    python -m benchmarks.locomotion [runners=hopper] [algorithms=bc,iql,…] [qualities=…] [seeds=2]
+    python -m benchmarks.locomotion table
+
+Runs go to runs/locomotion and resume. `table` writes benchmarks/results/locomotion from what is
+finished, beside CORL's scores on D4RL's data and D4RL's own mean returns.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.neorl2 import PRETRAIN, keep
+from offline_rl.report import report, table
+from offline_rl.training import train
+
+UPDATES = 20_000
+RUNNERS = ("hopper", "walker2d", "halfcheetah")
+QUALITIES = ("medium", "medium-replay", "medium-expert")
+ALGORITHMS = "bc,td3_bc,iql,awac,rebrac,decision_transformer,cql,sac_n,edac"
+D4RL_RETURNS = {  # its v2 files, mean over the episodes, as code of Decision Transformers lists them
+    "hopper": {"random": 18.4, "medium": 1422.1, "expert": 3511.4},
+    "walker2d": {"random": 1.9, "medium": 2852.1, "expert": 4920.5},
+    "halfcheetah": {"random": -288.8, "medium": 4770.3, "expert": 10656.4},
+}
+OUT = Path("benchmarks/results/locomotion")
+NOTE = """
+Ours: mean ± standard deviation (ddof 0) over the seeds of the normalised score (D4RL's references,
+here only a scale) of the last policy after {updates:,} updates, 10 episodes; settings as in
+configs/algorithm. CORL: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
+(tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the columns may agree in
+their order only: a medium set here is that of another, weaker policy.
+"""
+
+
+def datasets() -> str:
+    """The mean return of each set that was made, beside D4RL's."""
+    header = ["runner", "quality", "rows", "mean return", "score", "D4RL's v2"]
+    body = []
+    for runner in RUNNERS:
+        for quality in ("random", *QUALITIES, "expert"):
+            found = [*Path("datasets").glob(f"*/{runner}-{quality}.json")]
+            if not found:
+                continue
+            card = json.loads(found[0].read_text())
+            theirs = D4RL_RETURNS[runner].get(quality)
+            cells = [runner, quality, f"{card['rows']:,}", f"{card['return_mean']:,.1f}"]
+            cells += [f"{card['score_mean']:.1f}", f"{theirs:,.1f}" if theirs is not None else ""]
+            body.append(cells)
+    return table(header, body, markdown=True)
+
+
+def scores() -> str:
+    """Every algorithm on every set, ours and CORL's."""
+    published: dict[tuple[str, str], str] = {}
+    with (Path(__file__).parent / "published" / "d4rl.csv").open() as file:
+        for row in csv.DictReader(file):
+            published[row["dataset"], row["algorithm"]] = f"{float(row['score']):.1f}"
+    found: dict[tuple[str, str], str] = {}
+    sets: dict[str, float] = {}
+    for run in sorted(Path("runs/locomotion").glob("*/*/default")):
+        results = [json.loads(f.read_text()) for f in sorted(run.glob("seed_*/result.json"))]
+        if not results or len(results) < results[0]["seeds_stacked"]:
+            continue
+        name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
+        values = [r["score"] for r in results]
+        found[name, algorithm] = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
+        sets[name] = results[0]["behaviour_score"]
+        keep(run, OUT / "runs" / run.relative_to("runs/locomotion"))
+    header = ["algorithm"] + [f"{name}, {who}" for name in sets for who in ("ours", "CORL")]
+    body = [["data"] + [cell for name in sets for cell in (f"{sets[name]:.1f}", "")]]
+    for algorithm in dict.fromkeys(algorithm for _, algorithm in found):
+        cells = [algorithm]
+        for name in sets:
+            cells.append(found.get((name, algorithm), ""))
+            cells.append(published.get((f"{name}-v2", algorithm), ""))
+        body.append(cells)
+    return table(header, body, markdown=True)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["table"]:
+        page = "# Our data of D4RL's kind\n\n`python -m benchmarks.locomotion`\n\n## The sets\n\n"
+        page += datasets() + "\n\nScores are on D4RL's scale.\n\n## Algorithms\n\n"
+        page += scores() + "\n" + NOTE.format(updates=UPDATES)
+        OUT.mkdir(parents=True, exist_ok=True)
+        (OUT / "README.md").write_text(page)
+        report([str(OUT / "runs")], out=str(OUT / "curves"))
+        print(page)
+        return
+    options = {"runners": "hopper", "algorithms": ALGORITHMS, "qualities": ",".join(QUALITIES)}
+    options |= {"seeds": "2", "precision": "bf16"}
+    options |= dict(argument.split("=", 1) for argument in arguments)
+    for algorithm in options["algorithms"].split(","):
+        for runner in options["runners"].split(","):
+            for quality in options["qualities"].split(","):
+                more: dict[str, Any] = {}
+                if algorithm in PRETRAIN:
+                    more["pretrain_updates"] = UPDATES // PRETRAIN[algorithm]
+                train(
+                    algorithm=algorithm,
+                    task=f"gym/{runner}-{quality}",
+                    seeds=int(options["seeds"]),
+                    num_updates=UPDATES,
+                    eval_every=UPDATES // 5,
+                    checkpoint_every=UPDATES // 5,
+                    precision=options["precision"],
+                    out="runs/locomotion",
+                    **more,
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
