@@ -24,7 +24,7 @@ UPDATES = 20_000
 RUNNERS = ("hopper", "walker2d", "halfcheetah")
 QUALITIES = ("medium", "medium-replay", "medium-expert")
 ALGORITHMS = "bc,td3_bc,iql,awac,rebrac,decision_transformer,cql,sac_n,edac"
-D4RL_RETURNS = {  # its v2 files, mean over the episodes, as code of Decision Transformers lists them
+D4RL_RETURNS = {  # its v2 files, mean over episodes, as code of Decision Transformers lists them
     "hopper": {"random": 18.4, "medium": 1422.1, "expert": 3511.4},
     "walker2d": {"random": 1.9, "medium": 2852.1, "expert": 4920.5},
     "halfcheetah": {"random": -288.8, "medium": 4770.3, "expert": 10656.4},
