@@ -192,9 +192,13 @@ def algorithm_yaml(name: str) -> dict[str, Any]:
 
 
 def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
-    """The first pattern of the algorithm's per-task table that fits `task`, and its values."""
+    """The first pattern of the algorithm's per-task table that fits `task`, and its values.
+
+    Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes.
+    """
+    names = (task, f"{task.removeprefix('gym/')}-v2" if task.startswith("gym/") else task)
     for pattern, values in (algorithm_yaml(name).get("tuned") or {}).items():
-        if any(fnmatchcase(task, p) for p in alternatives(pattern)):
+        if any(fnmatchcase(name, p) for name in names for p in alternatives(pattern)):
             return pattern, dict(values)
     return None, {}
 

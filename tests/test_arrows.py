@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from envs import cards
 from offline_rl import config
 from offline_rl.generate import Recipe
 from offline_rl.scripted import Script
@@ -135,6 +136,14 @@ def test_a_config_says_only_what_differs(name: str) -> None:
     cls = config.algorithm_class(name).Config
     for pattern, row in (config.algorithm_yaml(name).get("tuned") or {}).items():
         assert_differs(cls, row, f"{name}.yaml, {pattern}")
+
+
+def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:
+    for name in ALGORITHMS:
+        for card in [name for name, card in cards().items() if card.suite == "gym"]:
+            assert config.tuned(name, card) == config.tuned(name, f"{card[4:]}-v2"), (name, card)
+    assert config.tuned("iql", "gym/antmaze-umaze")[1]["expectile"] == 0.9
+    assert config.tuned("iql", "neorl2/antmaze-umaze")[0] == "neorl2/*"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
