@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from envs import cards
 from offline_rl import config
-from offline_rl.generate import Recipe
+from offline_rl.generate import Agent, Recipe
 from offline_rl.scripted import Script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,6 +150,7 @@ def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:
 def test_a_recipe_says_only_what_differs(path: Path) -> None:
     values = OmegaConf.to_container(OmegaConf.load(path))
     assert_differs(Script if "controller" in values else Recipe, values, path.name)
+    assert_differs(Agent, values.get("agent", {"task": "any", "num_env_steps": 1}), path.name)
 
 
 def assert_differs(cls: type, values: dict[str, object], where: str) -> None:
