@@ -29,11 +29,10 @@ from envs.robotics import SPARSE
 from offline_rl import config
 from offline_rl.data import Dataset
 from offline_rl.data.find import data_folder
-from offline_rl.data.write import write
 from offline_rl.errors import UserError
 from offline_rl.files import read_json, write_atomically, write_json
 from offline_rl.paths import share
-from offline_rl.roll import Act, contents, roll_out
+from offline_rl.roll import Act, roll_out, store
 from offline_rl.rundir import SeedFolder
 from offline_rl.scripted import Script, script
 from offline_rl.trainer import Trainer
@@ -99,17 +98,10 @@ def generate(
     run = learn(plan, recipe, runs, show)
     made: dict[str, Dataset] = {}
     for quality in wanted:
-        data = build(plan, quality, run, made)
-        path = write(
-            data,
-            folder / f"{plan.family}-{quality}.hdf5",
-            next_observations="final",
-            metadata={"recipe": recipe, "algorithm": "SAC", "quality": quality},
-        )
-        card = describe(plan, recipe, quality, data, path, run)
-        write_json(path.with_suffix(".json"), card)
-        if show:
-            print(f"{path}: {card['rows']:,} rows, mean return {card['return_mean']:.1f}")
+        data, name = build(plan, quality, run, made), f"{plan.family}-{quality}"
+        made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
+        card = describe(plan, recipe, name, run)
+        store(data, folder / f"{name}.hdf5", made_by, card, plan.world or plan.task, show)
     curve(run, plan, folder / f"{plan.family}.png")
     return str(folder)
 
@@ -250,14 +242,11 @@ def join(parts: list[Dataset]) -> Dataset:
     return Dataset.from_arrays(**whole_columns)
 
 
-def describe(
-    plan: Recipe, name: str, quality: str, data: Dataset, path: Path, run: SeedFolder
-) -> dict[str, Any]:
-    """The card of a made file: how it was made and what is in it."""
+def describe(plan: Recipe, recipe: str, name: str, run: SeedFolder) -> dict[str, Any]:
+    """How a set was made, for its card."""
     return {
-        "set": f"{plan.family}-{quality}",
-        "recipe": {"name": name, **asdict(plan)},
-        **contents(data, path, plan.world or plan.task),
+        "set": name,
+        "recipe": {"name": recipe, **asdict(plan)},
         "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
         "learning_curve": [
             {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}

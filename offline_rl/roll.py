@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import envs
 from offline_rl import hardware
 from offline_rl.data import Dataset
 from offline_rl.data.raw import checksum
+from offline_rl.data.write import write
+from offline_rl.files import write_json
 
 BATCH = 50  # episodes side by side
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see episode_batch
@@ -61,6 +63,22 @@ def episode_batch(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[s
         running = running[~(step.terminated | step.truncated)]
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
     return [dict(zip(names, map(np.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+
+
+def store(
+    data: Dataset,
+    path: Path,
+    made_by: Mapping[str, str],
+    card: Mapping[str, Any],
+    task: str,
+    show: bool,
+) -> None:
+    """Writes a set in D4RL's layout, and beside it its card: how it was made, what it holds."""
+    path = write(data, path, next_observations="final", metadata=made_by)
+    held = contents(data, path, task)
+    write_json(path.with_suffix(".json"), {**card, **held})
+    if show:
+        print(f"{path}: {held['rows']:,} rows, mean return {held['return_mean']:.2f}")
 
 
 def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:

@@ -19,10 +19,8 @@ from envs.manipulation import CubeExpert, FetchExpert
 from envs.mazes import AntWalk, Waypoints
 from envs.push import Expert
 from offline_rl.data.find import data_folder
-from offline_rl.data.write import write
 from offline_rl.errors import UserError
-from offline_rl.files import write_json
-from offline_rl.roll import Act, contents, roll_out
+from offline_rl.roll import Act, roll_out, store
 from policies import Policy
 
 CONTROLLERS = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert, "cube": CubeExpert}
@@ -67,17 +65,9 @@ def script(
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
         world = plan.worlds.get(each, task)
         data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
-        path = write(
-            data,
-            folder / f"{each}.hdf5",
-            next_observations="final",
-            metadata={"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"},
-        )
+        made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
-        card |= contents(data, path, task)
-        write_json(path.with_suffix(".json"), card)
-        if show:
-            print(f"{path}: {card['rows']:,} rows, mean return {card['return_mean']:.2f}")
+        store(data, folder / f"{each}.hdf5", made_by, card, task, show)
     return str(folder)
 
 
