@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ class Trainer:
             self._act = engine.actor(options.eval_episodes, device=torch.device("cpu"))
         spare = hardware.cores() > (torch.get_num_threads() if engine.device.type == "cpu" else 1)
         self.concurrent = spare and watch is None  # evaluations beside the training
-        self._running: tuple[dict[str, Any], Future[Evaluation]] | None = None
+        self._running: tuple[dict[str, Any], Callable[[], Evaluation]] | None = None
+        self._beside = ThreadPoolExecutor(1)  # starts its thread when it is needed
         self._abandoned = Event()
         self.bar = tqdm(
             total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
@@ -117,6 +118,7 @@ class Trainer:
             self._finish_evaluation()
         finally:
             self._abandoned.set()
+            self._beside.shutdown(wait=False)
         self.bar.close()
 
     def _stops(self) -> Iterator[int]:
@@ -213,16 +215,15 @@ class Trainer:
         now: dict[str, Any] = {"updates": self.engine.updates, "env_steps": self.env_steps}
         now |= {"clock": self.clock, "wall_seconds": round(self.progress.wall_seconds, 1)}
         self._act.snapshot()
-        future: Future[Evaluation] = Future()
-        self._running = now, future
         if self.concurrent:
-            Thread(target=self._episodes, args=(future,)).start()
+            self._running = now, self._beside.submit(self._episodes).result
         else:
-            self._episodes(future)
+            done = self._episodes()
+            self._running = now, lambda: done
             self._finish_evaluation()
 
-    def _episodes(self, future: Future[Evaluation]) -> None:
-        """Runs them, and tells `future` what they came to."""
+    def _episodes(self) -> Evaluation:
+        """Runs them; also which seeds' policies are broken."""
         torch.set_flush_denormal(True)  # a thread's own setting
         env, count, groups = self.evaluation, self.options.eval_episodes, len(self.folders)
         assert env is not None
@@ -240,20 +241,16 @@ class Trainer:
             told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
             self._act.observe(told)
 
-        try:
-            self._act.reset()
-            seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
-            normaliser = self.transform.normaliser
-            future.set_result((rollout(env, act, normaliser, seeds, observe), broken))
-        except BaseException as error:
-            future.set_exception(error)
+        self._act.reset()
+        seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
+        return rollout(env, act, self.transform.normaliser, seeds, observe), broken
 
     def _finish_evaluation(self) -> None:
         """Waits for the evaluation that is under way, if any, and logs it."""
         if self._running is None:
             return
-        now, future = self._running
-        everything, broken = future.result()
+        now, result = self._running
+        everything, broken = result()
         self._running, count = None, self.options.eval_episodes
         self.progress.evaluated = now["clock"]
         self.progress.evaluations += 1
