@@ -285,13 +285,12 @@ class DensePointMaze(PointMaze):
 
 
 class Walk:
-    """From goal to goal: free cells drawn at random, shortest ways between.
+    """From goal to goal: in free cells drawn at random, shortest ways between.
 
-    near: a waypoint is passed so far from it, m. spread: waypoints lie up to so far below the
-    middles of the cells on the way.
+    near: a waypoint is passed so far from it, m; arrived: the last one, the goal.
     """
 
-    near, spread = 0.1, 0.2
+    near = arrived = 0.1
 
     def __init__(self, env: Maze, noise: float, seed: int) -> None:
         self.env, self.noise, self._rng = env, noise, np.random.default_rng(seed)
@@ -316,16 +315,17 @@ class Walk:
     def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
         """The next one of an environment's walk; a new walk where the last one is done."""
         way = self._ways[index]
-        if way and np.linalg.norm(place - way[0]) < self.near:
+        if way and np.linalg.norm(place - way[0]) < (self.near if len(way) > 1 else self.arrived):
             way.pop(0)
         while not way:
             goal = self._free[self._rng.integers(len(self._free))]
-            way += [
-                np.array(self.env.place(*cell))
-                - (self.spread * self._rng.uniform(size=2) if cell != goal else 0)
-                for cell in self.path(self.env.cell(place), goal)[1:]
-            ]
+            cells = self.path(self.env.cell(place), goal)[1:]
+            way += [np.array(self.env.place(*c)) + self.beside(c == goal) for c in cells]
         return way[0]
+
+    @abstractmethod
+    def beside(self, last: bool) -> np.ndarray | float:
+        """Where a waypoint lies from the middle of its cell, [2] m; last: the goal."""
 
     def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
         """The cells of a shortest way, both ends included; breadth first from the goal."""
@@ -345,11 +345,15 @@ class Walk:
 class Waypoints(Walk):
     """Through point mazes. Action: 10 (waypoint - position) - velocity, and noise.
 
-    As D4RL's pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
+    Waypoints lie up to 0.2 m below the middles of the cells. As D4RL's
+    pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
     """
 
     def __init__(self, env: PointMaze, noise: float = 0.5, seed: int = 0) -> None:
         super().__init__(env, noise, seed)
+
+    def beside(self, last: bool) -> np.ndarray | float:
+        return 0.0 if last else -0.2 * self._rng.uniform(size=2)
 
     def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
         return 10 * ways - observations[:, 2:] + self.noise * self._rng.standard_normal(ways.shape)
@@ -358,10 +362,11 @@ class Waypoints(Walk):
 class AntWalk(Walk):
     """Through ant mazes, by a policy that learnt in `AntGoal`; noise is added to its actions.
 
-    policy: observations [B, 29] float32 -> actions [B, 8]. As D4RL's sets were made.
+    policy: observations [B, 29] float32 -> actions [B, 8]. As D4RL's sets were made. Goals lie
+    where the tasks' do, up to 1.5 m beyond the middles of their cells.
     """
 
-    near, spread = 1.0, 0.0
+    near, arrived = 1.0, RADIUS
 
     def __init__(
         self,
@@ -372,6 +377,9 @@ class AntWalk(Walk):
     ) -> None:
         super().__init__(env, noise, seed)
         self.policy = policy
+
+    def beside(self, last: bool) -> np.ndarray | float:
+        return 1.5 * self._rng.uniform(size=2) if last else 0.0
 
     def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
         seen = np.concatenate([observations[:, 2:], ways], 1).astype(np.float32)
