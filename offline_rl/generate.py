@@ -88,11 +88,15 @@ def generate(
         if quality not in known:
             raise UserError(config.unknown("quality", quality, known))
     if isinstance(plan, Script):
-        policy = None
+        wanted, learnt = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = config.build(Agent, plan.agent, f"recipe {recipe}: agent.")
-            policy = policies.load(learn(agent, recipe, runs, show).path / "expert.bundle")
-        return script(plan, recipe, out, qualities or list(plan.sets), show, policy)
+            run = learn(agent, recipe, runs, show)
+            learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
+        made_in = script(plan, recipe, out, wanted, show, learnt)
+        if learnt is not None:
+            curve(run, recipe, made_in / f"{recipe}.png")
+        return str(made_in)
     wanted = qualities or list(QUALITIES[:-1])
     folder = Path(out) if out else data_folder() / "gym"
     run = learn(plan, recipe, runs, show)
@@ -102,7 +106,7 @@ def generate(
         made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
         card = describe(plan, recipe, name, run)
         store(data, folder / f"{name}.hdf5", made_by, card, plan.world or plan.task, show)
-    curve(run, plan, folder / f"{plan.family}.png")
+    curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
 
 
@@ -248,26 +252,33 @@ def describe(plan: Recipe, recipe: str, name: str, run: SeedFolder) -> dict[str,
         "set": name,
         "recipe": {"name": recipe, **asdict(plan)},
         "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
-        "learning_curve": [
-            {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
-            for row in run.rows("evaluations")
-        ],
+        "learning_curve": learning_curve(run),
     }
 
 
-def curve(run: SeedFolder, plan: Recipe, path: Path) -> None:
-    """A picture of the learner's evaluations, with the medium policy marked."""
+def learning_curve(run: SeedFolder) -> list[dict[str, float]]:
+    """The agent's evaluations, for cards."""
+    return [
+        {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
+        for row in run.rows("evaluations")
+    ]
+
+
+def curve(run: SeedFolder, title: str, path: Path) -> None:
+    """A picture of the agent's evaluations, with the medium policy, if it has one, marked."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows, medium = run.rows("evaluations"), read_json(run.path / "medium.json")
+    rows, medium = run.rows("evaluations"), run.path / "medium.json"
     figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
     axes.plot([r["env_steps"] for r in rows], [r["eval/return"] for r in rows], lw=1.2)
-    axes.plot(medium["env_steps"], medium["return"], "o", color="tab:red", label="medium policy")
-    axes.set(xlabel="environment steps", ylabel="mean return", title=f"{plan.family}: SAC")
-    axes.legend()
+    if medium.is_file():
+        at = read_json(medium)
+        axes.plot(at["env_steps"], at["return"], "o", color="tab:red", label="medium policy")
+        axes.legend()
+    axes.set(xlabel="environment steps", ylabel="mean return", title=f"{title}: SAC")
     axes.grid(alpha=0.3)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
     plt.close(figure)

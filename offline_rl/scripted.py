@@ -45,17 +45,18 @@ def script(
     out: str | None,
     wanted: list[str],
     show: bool,
-    policy: Policy | None = None,
-) -> str:
+    learnt: tuple[Policy, Any] | None = None,
+) -> Path:
     """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe.
 
-    policy: the agent's.
+    learnt: the agent's policy and its learning curve.
     """
     folder = Path(out) if out else data_folder() / plan.suite
     kind: Any = CONTROLLERS.get(plan.controller)
     if plan.controller == "ant":
-        if policy is None:
+        if learnt is None:
             raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
+        policy = learnt[0]
         kind = partial(AntWalk, lambda observations: policy.act(observations)[0][:, 0])
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
@@ -67,8 +68,9 @@ def script(
         data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        card |= {} if learnt is None else {"learning_curve": learnt[1]}
         store(data, folder / f"{each}.hdf5", made_by, card, task, show)
-    return str(folder)
+    return folder
 
 
 def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:

@@ -9,9 +9,11 @@ import pytest
 
 from envs.mazes import ENVS, Waypoints
 from offline_rl import generate as module
+from offline_rl import roll
 from offline_rl.data import load
 from offline_rl.errors import UserError
 from offline_rl.generate import generate
+from offline_rl.scripted import script
 
 
 @pytest.fixture
@@ -66,6 +68,30 @@ def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
     assert card["return_mean"] == pytest.approx(means[0])
     generate(recipe="push", out=str(folder), qualities=wanted[:1], show=False)
     assert (folder / "standard-expert.hdf5").read_bytes() == first
+
+
+def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch):
+    whole = module.load_recipe
+    agent = {"task": "Ant-goal", "num_env_steps": 400, "utd": 0.05, "precision": "fp32"}
+    agent |= {"compile": False, "eval_every": 400, "eval_episodes": 1}
+    monkeypatch.setattr(
+        module, "load_recipe", lambda name: replace(whole(name), rows=1200, agent=agent)
+    )
+    monkeypatch.setattr(roll, "BATCH", 2)  # episodes side by side
+    name, folder = "antmaze-umaze-diverse", tmp_path / "gym"
+    keys = {"out": str(folder), "runs": str(tmp_path / "runs"), "show": False}
+    generate(recipe="antmaze", qualities=[name], **keys)
+    made = {"antmaze.png", f"{name}.hdf5", f"{name}.json"}
+    assert {p.name for p in folder.iterdir()} == made
+    card = json.loads((folder / f"{name}.json").read_text())
+    assert [point["env_steps"] for point in card["learning_curve"]] == [0, 400]
+    data = load(f"gym/{name}", str(tmp_path))
+    starts = data.observations[:1201:700, :2]
+    assert abs(starts).max() > 2  # not all at the task's own start
+    assert data.num_rows == 1200
+    alone = replace(whole("antmaze"), agent=None)
+    with pytest.raises(UserError, match="has to learn to walk"):
+        script(alone, "antmaze", str(folder), [name], False)
 
 
 def test_an_unknown_set_lists_the_near_ones():
