@@ -36,8 +36,8 @@ here only a scale) of the last policy after {updates:,} updates, 10 episodes; se
 configs/algorithm. CORL: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
 (tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the columns may agree in
 their order only: a medium set here is another policy's, and {updates:,} updates are few. IQL's
-curve on hopper still rises at their end; on walker2d it lies at the data's level throughout: not
-explained.
+curve on hopper still rises at their end; on walker2d it lies at the data's level, and the critics'
+targets still rise: what more updates give is not measured yet.
 """
 
 
