@@ -8,7 +8,7 @@ Unlike there, everything random comes from the episode's seed, and a new goal is
 episode in all versions (there: in v2).
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -284,7 +284,7 @@ class DensePointMaze(PointMaze):
     dense = True
 
 
-class Walk:
+class Walk(ABC):
     """From goal to goal: in free cells drawn at random, shortest ways between.
 
     near: a waypoint is passed so far from it, m; arrived: the last one, the goal.
@@ -292,7 +292,7 @@ class Walk:
 
     near = arrived = 0.1
 
-    def __init__(self, env: Maze, noise: float, seed: int) -> None:
+    def __init__(self, env: Maze, noise: float = 0.5, seed: int = 0) -> None:
         self.env, self.noise, self._rng = env, noise, np.random.default_rng(seed)
         self._free = cells(env.maze, ".RG")
         self._ways: list[list[np.ndarray]] = []
@@ -319,8 +319,8 @@ class Walk:
             way.pop(0)
         while not way:
             goal = self._free[self._rng.integers(len(self._free))]
-            cells = self.path(self.env.cell(place), goal)[1:]
-            way += [np.array(self.env.place(*c)) + self.beside(c == goal) for c in cells]
+            through = self.path(self.env.cell(place), goal)[1:]
+            way += [np.array(self.env.place(*c)) + self.beside(c == goal) for c in through]
         return way[0]
 
     @abstractmethod
@@ -348,9 +348,6 @@ class Waypoints(Walk):
     Waypoints lie up to 0.2 m below the middles of the cells. As D4RL's
     pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
     """
-
-    def __init__(self, env: PointMaze, noise: float = 0.5, seed: int = 0) -> None:
-        super().__init__(env, noise, seed)
 
     def beside(self, last: bool) -> np.ndarray | float:
         return 0.0 if last else -0.2 * self._rng.uniform(size=2)

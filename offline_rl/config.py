@@ -196,9 +196,9 @@ def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
 
     Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes.
     """
-    names = (task, f"{task.removeprefix('gym/')}-v2" if task.startswith("gym/") else task)
+    names = [task, *([f"{task[4:]}-v2"] if task.startswith("gym/") else [])]
     for pattern, values in (algorithm_yaml(name).get("tuned") or {}).items():
-        if any(fnmatchcase(name, p) for name in names for p in alternatives(pattern)):
+        if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
             return pattern, dict(values)
     return None, {}
 

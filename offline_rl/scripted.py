@@ -23,7 +23,13 @@ from offline_rl.errors import UserError
 from offline_rl.roll import Act, roll_out, store
 from policies import Policy
 
-CONTROLLERS = {"waypoints": Waypoints, "push": Expert, "fetch": FetchExpert, "cube": CubeExpert}
+CONTROLLERS = {
+    "waypoints": Waypoints,
+    "ant": AntWalk,
+    "push": Expert,
+    "fetch": FetchExpert,
+    "cube": CubeExpert,
+}
 FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 
 
@@ -52,12 +58,12 @@ def script(
     learnt: the agent's policy and its learning curve.
     """
     folder = Path(out) if out else data_folder() / plan.suite
-    kind: Any = CONTROLLERS.get(plan.controller)
-    if plan.controller == "ant":
+    kind: Any = CONTROLLERS[plan.controller]
+    if kind is AntWalk:
         if learnt is None:
             raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
         policy = learnt[0]
-        kind = partial(AntWalk, lambda observations: policy.act(observations)[0][:, 0])
+        kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
             continue

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 
-Arrays = dict[str, np.ndarray]
+from benchmarks.loaders import Arrays
+from benchmarks.loaders import save as save_hdf5
 
 
 def steps(num_rows: int, *, obs: int = 3, act: int = 2, seed: int = 0) -> Arrays:
@@ -54,7 +54,4 @@ def save(path: Path, arrays: Arrays) -> Path:
     if path.suffix == ".npz":
         np.savez(path, **arrays)
         return path
-    with h5py.File(path, "w") as file:
-        for key, array in arrays.items():
-            file.create_dataset(key, data=array)
-    return path
+    return save_hdf5(path, arrays)
