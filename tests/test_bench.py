@@ -75,6 +75,13 @@ def test_products_of_an_update_are_counted():
     assert flops(learner) == 3 * sum(layers) - layers[0]
 
 
+@pytest.mark.parametrize("algorithm", ["rebrac", "recoil", "decision_transformer"])
+def test_algorithms_that_need_more_than_transitions_are_timed_too(algorithm: str):
+    learner = engine(algorithm, 1, "fp32", "cpu", False)
+    learner.run(learner.algorithm.period)
+    assert learner.updates == learner.algorithm.period
+
+
 def test_ratios_and_the_share_of_bare_products():
     def row(kind: str, rate: float, seeds: int = 1, **more: object) -> dict[str, object]:
         own = {"algorithm": "iql", "kind": kind, "precision": "bf16", "seeds": seeds}

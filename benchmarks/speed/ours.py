@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays
 from benchmarks.speed.eager import BASELINES, Buffer
 from offline_rl import hardware
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.config import algorithm_class
 from offline_rl.data import Dataset
 from offline_rl.engine import Engine
+from offline_rl.training import offline_source
 from policies import Spec
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)
@@ -30,13 +30,13 @@ def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: boo
     data, cls = arrays(), algorithm_class(algorithm)
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
     dataset = Dataset.from_arrays(*(data[name] for name in columns))
-    extra = {"mc_returns": dataset.monte_carlo_returns(0.99)} if "mc_returns" in cls.needs else {}
-    buffer = ReplayBuffer.from_dataset(dataset, columns=extra, device=device)
     cfg = cls.complete(cls.Config(), dataset)
+    make = partial(cls, Spec((OBS,), ACT), cfg, 1_000_000)
+    expert = dataset if "expert" in cls.needs else None
     return Engine(
-        lambda _: cls(Spec((OBS,), ACT), cfg, 1_000_000),
+        lambda _: make(),
         range(seeds),
-        buffer,
+        offline_source(cls, cfg, make().prepare(dataset), expert, device=device),
         batch_size=cfg.batch_size,
         device=device,
         precision=precision,
