@@ -15,7 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.neorl2 import PRETRAIN, keep
+from benchmarks.neorl2 import PRETRAIN, finished
 from offline_rl.report import report, table
 from offline_rl.training import train
 
@@ -65,16 +65,12 @@ def scores() -> str:
     found: dict[tuple[str, str], str] = {}
     sets: dict[str, float] = {}
     updates: dict[str, int] = {}
-    for run in sorted(Path("runs/locomotion").glob("*/*/default")):
-        results = [json.loads(f.read_text()) for f in sorted(run.glob("seed_*/result.json"))]
-        if not results or len(results) < results[0]["seeds_stacked"]:
-            continue
+    for results in finished("locomotion", OUT):
         name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
         values = [r["score"] for r in results]
         found[name, algorithm] = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
         sets[name] = results[0]["behaviour_score"]
         updates[algorithm] = results[0]["num_updates"]
-        keep(run, OUT / "runs" / run.relative_to("runs/locomotion"))
     header = ["algorithm", "updates"] + [
         f"{name}, {who}" for name in sets for who in ("ours", "CORL")
     ]

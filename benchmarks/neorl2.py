@@ -12,6 +12,7 @@ import csv
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,7 @@ def table() -> str:
     out = Path("benchmarks/results/neorl2")
     head = "| task | algorithm | ours | published best of grid | grid median | grid worst |"
     lines += [head + " data | updates | episodes |", "|---" * 9 + "|"]
-    for run in sorted(Path("runs/neorl2").glob("*/*/*")):
-        results = [json.loads(f.read_text()) for f in sorted(run.glob("seed_*/result.json"))]
-        if len(results) < len(SEEDS):
-            continue
+    for results in finished("neorl2", out):
         task, algorithm = results[0]["task"].split("/")[1], results[0]["algorithm"]
         reference = results[0]["score_reference"]
         scores, name = [r["score"] for r in results], NAMES.get(algorithm, "")
@@ -148,7 +146,6 @@ def table() -> str:
             str(len(results[0]["returns"])),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-        keep(run, out / "runs" / run.relative_to("runs/neorl2"))
     text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + "\n".join(lines) + "\n" + NOTE
     text += BEYOND + "\n".join(beyond(ours, data)) + "\n"
     (out / "README.md").write_text(text)
@@ -156,13 +153,23 @@ def table() -> str:
     return text
 
 
-def keep(run: Path, place: Path) -> None:
-    """Copies what a run's seeds came to, without the place of the data folder on this machine."""
-    for seed in run.glob("seed_*"):
-        (place / seed.name).mkdir(parents=True, exist_ok=True)
-        for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
-            text = (seed / file).read_text().replace(f"{data_folder()}/", "")
-            (place / seed.name / file).write_text(text)
+def finished(name: str, out: Path) -> Iterator[list[dict[str, Any]]]:
+    """The seeds' results of every run in runs/<name> that has them all; copies it to out/runs.
+
+    The copy leaves out the place of the data folder on this machine.
+    """
+    for run in sorted(Path("runs", name).glob("*/*/*")):
+        seeds = sorted(file.parent for file in run.glob("seed_*/result.json"))
+        results = [json.loads((seed / "result.json").read_text()) for seed in seeds]
+        if not results or len(results) < results[0]["seeds_stacked"]:
+            continue
+        for seed in seeds:
+            place = out / "runs" / seed.relative_to(f"runs/{name}")
+            place.mkdir(parents=True, exist_ok=True)
+            for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
+                text = (seed / file).read_text().replace(f"{data_folder()}/", "")
+                (place / file).write_text(text)
+        yield results
 
 
 def main(arguments: list[str]) -> None:
