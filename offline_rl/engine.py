@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
 from offline_rl import hardware
 from offline_rl.algorithm import Algorithm, Batch, Network, State, check_stackable
@@ -29,6 +29,7 @@ from policies.networks import MLP
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Compile = Literal["auto", "always", "never"]
+COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
 
 
@@ -92,8 +93,11 @@ class Engine:
 
     @property
     def updates(self) -> int:
-        """Updates done so far, all phases together."""
-        return int(self.state["counters"]["update"][0])
+        """Updates done so far, all phases together. Raises ValueError where seeds differ in it."""
+        done = self.state["counters"]["update"].tolist()
+        if len(set(done)) > 1:
+            raise ValueError(f"seeds {self.seeds} have done {done} updates: not to be stacked")
+        return done[0]
 
     def run(self, num_updates: int, phase: str = "update") -> None:
         """num_updates more updates of every seed; a multiple of the algorithm's period."""
@@ -164,10 +168,15 @@ class Engine:
             if len(self.seeds) == 1:
                 tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
                 new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
-            else:  # what all seeds share has a leading axis of 1
+            else:  # shared data has a leading axis of 1; counts are equal, so that what is made of
+                # them is one number for all seeds, and an optimiser one pass over their memory
                 axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, data)
                 data = tree_map(lambda x: x if len(x) == len(self.seeds) else x[0], data)
-                new, metrics = vmap(one, in_dims=(0, 0, axes))(tree, values, data)
+                counted = tree_map_with_path(
+                    lambda at, _: None if at[-1].key in COUNTS else 0, tree
+                )
+                tree = tree_map(lambda x, axis: x if axis == 0 else x[0], tree, counted)
+                new, metrics = vmap(one, in_dims=(counted, 0, axes))(tree, values, data)
             for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
                 if old is not value:
                     old.copy_(value)

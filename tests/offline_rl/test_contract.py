@@ -243,6 +243,23 @@ def test_config_floats_may_be_stacked_values(name: str):
     assert largest_difference(a, b) > 1e-4
 
 
+def test_numbers_that_all_seeds_share_are_computed_once():
+    """Else an optimiser's results differ in their axes, and are written in a pass each."""
+    graph, _, _ = engine("td3_bc", SEEDS)._trace("update")
+    corrections = [n for n in graph.graph.nodes if n.target is torch.ops.aten.expm1.default]
+    assert len(corrections) >= 4
+    assert all(n.meta["val"].dim() == 0 for n in corrections)
+
+
+def test_seeds_at_different_updates_are_refused():
+    e = new_engine("td3_bc", SEEDS)
+    state = e.seed_state(1)
+    state["counters/update"] += 2
+    e.load_seed_state(1, state)
+    with pytest.raises(ValueError, match=r"\[0, 2.* updates"):
+        _ = e.updates
+
+
 @pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
 def test_what_cannot_be_stacked_is_refused(field: str):
     cls = algorithm_class("iql")
