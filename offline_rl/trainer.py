@@ -330,7 +330,7 @@ class Trainer:
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
             steps = progress.get("collector", {}).get("steps", 0)
-            folder.rewind(self.engine.updates, steps, progress["evaluations"])
+            folder.rewind(int(own["counters/update"]), steps, progress["evaluations"])
             if rows := folder.rows("evaluations"):
                 self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:
