@@ -94,5 +94,6 @@ class Stream:
     ) -> Batch:
         """The batch of the update that `random` belongs to."""
         random.site += 1  # that of the rows, drawn by `gather`
-        now: dict[str, Any] = {k: v[random.update % self.ahead] for k, v in data.items()}
+        row = (random.update % self.ahead)[None]  # an index of no axes would ask for its value
+        now: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
         return Batch(discount=discount * now.pop("going_on"), **now)

@@ -67,9 +67,10 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
     return own | more
 
 
-def test_training_comes_to_the_same(tmp_path: Path):
+@pytest.mark.parametrize("seeds", [[3], [0, 3]], ids=["one seed", "two"])
+def test_training_comes_to_the_same(tmp_path: Path, seeds: list[int]):
     runs = {
-        how: train(**options(tmp_path, stream=how, out=str(tmp_path / how)))
+        how: train(**options(tmp_path, seeds=seeds, stream=how, out=str(tmp_path / how)))
         for how in ("always", "never")
     }
     a, b = (read_json(run.path / "seed_3" / "result.json") for run in runs.values())
