@@ -23,7 +23,8 @@ from offline_rl.training import train
 SEEDS = [7, 42, 210]  # those of the published table
 CHEAP = ("bc", "td3_bc", "iql", "awac", "rebrac", "spot", "xql", "f_dvl")
 UPDATES = dict.fromkeys(CHEAP, 50_000) | {"cql": 20_000, "decision_transformer": 10_000}
-UPDATES |= {"mcq": 10_000, "msg": 10_000, "ro2o": 3_000, "lb_sac": 1_000}  # of the others 30,000
+UPDATES |= {"mcq": 10_000, "msg": 10_000, "ro2o": 3_000}  # of the others 30,000
+UPDATES["lb_sac"] = 1_000  # of 10,000 transitions each: as many as 39,000 of 256
 PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that come before, if any
 EPISODES = {
     "DMSD": 100,
@@ -64,8 +65,7 @@ its bounds, so that a little more insulin at rest ends most of them. AWAC's poli
 back and forth: each seed's evaluations lie between 47 and 90, two of them at 16 and 17, the last
 two of seed 42; the deviation of its last checkpoint is that of any.
 
-Costly algorithms had to stop early on this budget: see the updates. LB-SAC's 1,000 batches of
-10,000 hold as many transitions as 39,000 of 256.
+Costly algorithms had to stop early on this budget: see the updates.
 """
 
 BEYOND = """
@@ -153,6 +153,14 @@ def table() -> str:
     return text
 
 
+def budget(algorithm: str, updates: int) -> dict[str, Any]:
+    """How long `train` is to train, and how often to look."""
+    keys = {"num_updates": updates, "eval_every": updates // 10, "checkpoint_every": updates // 10}
+    if algorithm in PRETRAIN:
+        keys["pretrain_updates"] = updates // PRETRAIN[algorithm]
+    return keys
+
+
 def finished(name: str, out: Path) -> Iterator[list[dict[str, Any]]]:
     """The seeds' results of every run in runs/<name> that has them all; copies it to out/runs.
 
@@ -182,10 +190,7 @@ def main(arguments: list[str]) -> None:
     seeds = [int(s) for s in options["seeds"].split(",") if s] or SEEDS
     for algorithm in options["algorithms"].split(","):
         for task in options["tasks"].split(","):
-            updates = UPDATES.get(algorithm, 30_000)
-            keys: dict[str, Any] = {"name": options["name"]}
-            if algorithm in PRETRAIN:
-                keys["pretrain_updates"] = updates // PRETRAIN[algorithm]
+            keys = budget(algorithm, UPDATES.get(algorithm, 30_000)) | {"name": options["name"]}
             if task in STAND_INS:
                 file, keys["name"] = STAND_INS[task]
                 keys["dataset"] = str(Path(data_folder()) / "neorl2" / task / file)
@@ -193,9 +198,6 @@ def main(arguments: list[str]) -> None:
                 algorithm=algorithm,
                 task=f"neorl2/{task}",
                 seeds=seeds,
-                num_updates=updates,
-                eval_every=updates // 10,
-                checkpoint_every=updates // 10,
                 eval_episodes=EPISODES[task],
                 precision=options["precision"],
                 out="runs/neorl2",

@@ -170,13 +170,15 @@ class Engine:
                 new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
             else:  # shared data has a leading axis of 1; counts are equal, so that what is made of
                 # them is one number for all seeds, and an optimiser one pass over their memory
-                axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, data)
-                data = tree_map(lambda x: x if len(x) == len(self.seeds) else x[0], data)
-                counted = tree_map_with_path(
-                    lambda at, _: None if at[-1].key in COUNTS else 0, tree
+                axes = (
+                    tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
+                    tree_map(lambda _: 0, values),
+                    tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, data),
                 )
-                tree = tree_map(lambda x, axis: x if axis == 0 else x[0], tree, counted)
-                new, metrics = vmap(one, in_dims=(counted, 0, axes))(tree, values, data)
+                arguments = tree_map(
+                    lambda x, axis: x[0] if axis is None else x, (tree, values, data), axes
+                )
+                new, metrics = vmap(one, in_dims=axes)(*arguments)
             for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
                 if old is not value:
                     old.copy_(value)

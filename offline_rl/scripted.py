@@ -74,7 +74,8 @@ def script(
         data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
-        card |= {} if learnt is None else {"learning_curve": learnt[1]}
+        if learnt is not None:
+            card["learning_curve"] = learnt[1]
         store(data, folder / f"{each}.hdf5", made_by, card, task, show)
     return folder
 
