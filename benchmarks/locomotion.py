@@ -20,10 +20,10 @@ from offline_rl.report import report, table
 from offline_rl.training import train
 
 CHEAP = ("bc", "td3_bc", "awac", "xql")
-UPDATES = {"iql": 100_000} | dict.fromkeys(CHEAP, 50_000)  # of the others 20,000
+UPDATES = {"iql": 100_000, "cql": 10_000} | dict.fromkeys(CHEAP, 50_000)  # of others 20,000
 RUNNERS = ("hopper", "walker2d", "halfcheetah")
 QUALITIES = ("medium", "medium-replay", "medium-expert")
-ALGORITHMS = "bc,td3_bc,iql,awac,rebrac,decision_transformer,cql,sac_n,edac"
+ALGORITHMS = "bc,td3_bc,iql,awac,xql,rebrac,cql,edac"
 D4RL_RETURNS = {  # its v2 files, mean over episodes, as code of Decision Transformers lists them
     "hopper": {"random": 18.4, "medium": 1422.1, "expert": 3511.4},
     "walker2d": {"random": 1.9, "medium": 2852.1, "expert": 4920.5},
