@@ -52,22 +52,27 @@ RandomFrictionHopper's is made again by the publishers' recipe, with the publish
 Algorithms without a parity run were trained in bf16 as well, to fit the budget; the precision of
 each run stands in its result.json.
 
-What the differences come from, as far as the curves tell. BC on DMSD is at 65.3 after 5,000 updates
-and falls as it goes on fitting; the published runs keep the policy of the least validation error.
-TD3+BC on DMSD is above the whole published grid from 5,000 updates on; with normalised observations
-here, raw ones there, that is the only difference known. TD3+BC on Pipeline sinks from 70 to 67 with
-ever more updates while the published mean is 82: other data, but why the two move apart is not
-explained. On SafetyHalfCheetah all methods stay near or below the data: no step of it breaks the
-speed limit (the fastest is 3.2045 m/s of 3.2096), so nothing there tells of the penalty of 100, and
-what prefers faster actions breaks it. `offline-rl evaluate` counts the violations an episode: CQL
-0.3, TD3+BC 0.7, BC 0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18. On
-Simglucose the score is survival: a step gives about 1, and an episode ends when the glucose leaves
-its bounds, so that a little more insulin at rest ends most of them. AWAC's policy crosses that line
-back and forth: each seed's evaluations lie between 47 and 90, two of them at 16 and 17, the last
-two of seed 42; the deviation of its last checkpoint is that of any. ReBRAC's 48.8 is the score of
-no insulin at all: from 5,000 updates on, all three policies give -1 whatever they see. The
-data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for locomotion, on a
-squared distance costs the end of the range next to nothing, and the critic decides alone.
+What the differences come from, as far as the curves tell:
+
+- DMSD: BC is at 65.3 after 5,000 updates and falls as it goes on fitting; the published runs keep
+  the policy of the least validation error. TD3+BC is above the whole published grid from 5,000
+  updates on; with normalised observations here, raw ones there, that is the only difference known.
+  Cal-QL begins far below the data (-43 after 3,000 updates) and still rises at the end. The
+  Decision Transformer, asked for the best episode's return, is at 55 from 3,000 updates on.
+- Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
+  data, but why the two move apart is not explained.
+- SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
+  fastest is 3.2045 m/s of 3.2096), so nothing there tells of the penalty of 100, and what prefers
+  faster actions breaks it. `offline-rl evaluate` counts the violations an episode: CQL 0.3, TD3+BC
+  0.7, BC 0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18.
+- Simglucose: the score is survival: a step gives about 1, and an episode ends when the glucose
+  leaves its bounds, so that a little more insulin at rest ends most of them. AWAC's policy crosses
+  that line back and forth: each seed's evaluations lie between 47 and 90, two of them at 16 and 17,
+  the last two of seed 42; the deviation of its last checkpoint is that of any. ReBRAC's 48.8 is the
+  score of no insulin at all: from 5,000 updates on, all three policies give -1 whatever they see.
+  The data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for
+  locomotion, on a squared distance costs the end of the range next to nothing, and the critic
+  decides alone.
 
 Costly algorithms had to stop early on this budget: see the updates.
 """
