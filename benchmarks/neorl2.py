@@ -60,7 +60,10 @@ What the differences come from, as far as the curves tell:
   Cal-QL begins far below the data (-43 after 3,000 updates) and still rises at the end. The
   Decision Transformer, asked for the best episode's return, is at 55 from 3,000 updates on.
 - Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
-  data, but why the two move apart is not explained.
+  data, but why the two move apart is not explained. ReBRAC, with its weights for locomotion, falls
+  to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
+- RandomFrictionHopper: one seed of ReBRAC stays fallen (3), one of SPOT as well (21, the others 28
+  and 32): weak pulls towards the data again, while what only reweighs the data is steady.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
   fastest is 3.2045 m/s of 3.2096), so nothing there tells of the penalty of 100, and what prefers
   faster actions breaks it. `offline-rl evaluate` counts the violations an episode: CQL 0.3, TD3+BC
