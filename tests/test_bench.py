@@ -11,6 +11,7 @@ from benchmarks.speed import bench
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS
 from benchmarks.speed.ours import engine, flops
+from offline_rl import hardware
 from offline_rl.errors import UserError
 
 PEER = """
@@ -113,11 +114,20 @@ def test_an_unknown_algorithm_is_refused():
         bench.bench(algorithms=["td3_bd"], device="cpu")
 
 
+def test_rows_of_another_machine_are_not_mixed_in(tmp_path: Path):
+    before = {"machine": hardware.description() | {"cores": 999}, "rows": []}
+    (tmp_path / "speed-cpu.json").write_text(json.dumps(before))
+    with pytest.raises(UserError, match="cores 999"):
+        bench.bench(algorithms=["bc"], device="cpu", out=str(tmp_path / "speed"))
+
+
 @pytest.mark.slow
 def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
     other = {"algorithm": "iql", "kind": "eager", "precision": "fp32", "seeds": 1, "blocks": [1]}
     other |= {"updates_per_second": 123.0, "compile_seconds": 1.0}
-    (tmp_path / "speed-cpu.json").write_text(json.dumps({"rows": [other], "profiles": []}))
+    other |= {"block_seconds": 9.5, "commit": "0123456789"}
+    before = {"machine": hardware.description(), "rows": [other], "profiles": []}
+    (tmp_path / "speed-cpu.json").write_text(json.dumps(before))
     text = bench.bench(
         algorithms=["td3_bc"],
         seeds=[1],
@@ -128,6 +138,7 @@ def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
         out=str(tmp_path / "speed"),
     )
     assert "ours" in text
+    assert "1 of 9.5 s at 0123456: iql; 2 of 0.1 s at " in text
     found = json.loads((tmp_path / "speed-cpu.json").read_text())
     assert [row["kind"] for row in found["rows"]] == ["eager", "eager", "ours", "products"]
     assert found["rows"][0] == other

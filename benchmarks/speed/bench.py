@@ -33,14 +33,16 @@ HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager
 HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NOTE = """
-updates/s: seed-updates a second, the median of {blocks} blocks of {seconds:g} s, all contenders for
-an algorithm in turns; what compares algorithms are their ratios.
+updates/s: seed-updates a second, the median of several blocks (below), all contenders for an
+algorithm in turns; what compares algorithms are their ratios.
 × eager: single-seed eager PyTorch in CORL's style; where there is no such baseline, `uncompiled`,
 which is ours as a plain sequence of operations.
 × JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
 matrix products counted on the update's graph. Of products: that rate as a share of bare products of
 2048 x 256 by 256 x 256 in the same precision in the same run: {rates} GFLOP/s. First call:
 compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
+
+Measured in blocks, at a commit: {measured}.
 """
 
 
@@ -140,7 +142,8 @@ def compare(algorithm: str, options: BenchOptions, device: str) -> list[dict[str
             peer = job["kind"] in NAMES
             contenders.append(Contender(job, options.python if peer else sys.executable, device))
             facts = contenders[-1].facts
-            rows.append({"seeds": 1, "precision": "fp32"} | job | facts | {"blocks": []})
+            when = {"blocks": [], "block_seconds": options.seconds, "commit": hardware.commit()}
+            rows.append({"seeds": 1, "precision": "fp32"} | job | facts | when)
             rows[-1].setdefault("compile_seconds", facts["seconds"])
             print(f"{label(rows[-1])}: ready after {facts['seconds']:.1f} s", flush=True)
         numbers = []
@@ -202,6 +205,18 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
+    """What was measured before, of other algorithms; UserError if not on such a machine."""
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    for key in ("torch", "cores", "bf16_units", "gpu"):
+        if (then := found["machine"][key]) != machine[key]:
+            where = f"{path} was measured elsewhere ({key} {then}, here {machine[key]})"
+            raise UserError(f"bench: {where}: give another out=")
+    return found
+
+
 def bench(**keys: Any) -> str:
     """Measures, writes <out>-<device>.json, .md and .png, and returns the table. UserError."""
     options = build(BenchOptions, keys)
@@ -209,9 +224,8 @@ def bench(**keys: Any) -> str:
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
     device = hardware.device(options.device).type
     out = Path(f"{options.out}-{device}")
-    path, before = out.with_suffix(".json"), dict[str, Any]()
-    if path.is_file():  # of other algorithms, each measured in a run of its own
-        before = json.loads(path.read_text())
+    path, machine = out.with_suffix(".json"), hardware.description()
+    before = earlier(path, machine)
     rows = [r for r in before.get("rows", []) if r["algorithm"] not in options.algorithms]
     rows += [row for name in options.algorithms for row in compare(name, options, device)]
     body, rates = [], {}
@@ -222,14 +236,9 @@ def bench(**keys: Any) -> str:
     for precision in dict.fromkeys(row["precision"] for row in products):
         blocks = [b for row in products if row["precision"] == precision for b in row["blocks"]]
         rates[precision] = round(statistics.median(blocks) * products[0]["flops"] / 1e9)
-    machine = hardware.description()
     facts = f"torch {machine['torch']}, bf16 units {machine['bf16_units']}, GPU {machine['gpu']}"
     note = NOTE.format(
-        blocks=options.blocks,
-        seconds=options.seconds,
-        rates=rates,
-        cores=machine["cores"],
-        facts=f"{facts}, commit {machine['commit']}",
+        rates=rates, cores=machine["cores"], facts=facts, measured="; ".join(measured(rows))
     )
     profiles = [p for p in before.get("profiles", []) if p["algorithm"] not in options.algorithms]
     profiles += profile(options, device) if options.profile else []
@@ -245,6 +254,16 @@ def bench(**keys: Any) -> str:
     write_text(out.with_suffix(".md"), "\n\n".join(page) + "\n")
     write_atomically(out.with_suffix(".png"), lambda temporary: draw(rows, temporary))
     return "\n".join([text, note, *(str(out.with_suffix(s)) for s in (".json", ".md", ".png"))])
+
+
+def measured(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The algorithms by how and when their rows were measured."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        commit = row["commit"][:7] if row["commit"] else "an unknown commit"
+        how = f"{len(row['blocks'])} of {row['block_seconds']:g} s at {commit}"
+        found.setdefault(how, {})[row["algorithm"]] = None
+    return [f"{how}: {', '.join(names)}" for how, names in found.items()]
 
 
 def profile(options: BenchOptions, device: str) -> list[dict[str, Any]]:
