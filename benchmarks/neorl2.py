@@ -24,10 +24,12 @@ SEEDS = [7, 42, 210]  # those of the published table
 CHEAP = ("bc", "td3_bc", "iql", "awac", "rebrac", "spot", "xql", "f_dvl")
 UPDATES = dict.fromkeys(CHEAP, 50_000) | {  # of the others 30,000
     "cql": 20_000,
+    "cal_ql": 20_000,  # DMSD: 30,000
+    "edac": 20_000,  # DMSD: 30,000
     "mcq": 10_000,
     "msg": 10_000,
-    "decision_transformer": 5_000,  # DMSD: 10,000, and no better from 3,000 on
-    "ro2o": 3_000,
+    "decision_transformer": 3_000,  # DMSD: 10,000, and no better from 3,000 on
+    "ro2o": 6_000,
     "lb_sac": 1_000,  # of 10,000 transitions each: as many as 39,000 of 256
 }
 PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that come before, if any
