@@ -67,6 +67,15 @@ def test_a_contender_that_stops_says_why(tmp_path: Path):
         Contender(job)
 
 
+def test_a_contender_that_was_killed_is_told_of_by_name():
+    contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
+    contender.process.kill()
+    contender.process.wait()
+    with pytest.raises(UserError, match=r"td3_bc.*stopped:\nexit status -9: out of memory"):
+        contender.run(1)
+    contender.stop()
+
+
 def test_products_of_an_update_are_counted():
     """Behaviour cloning: one forward pass, and two of the same size backward but for the input."""
     learner = engine("bc", 1, "fp32", "cpu", False)

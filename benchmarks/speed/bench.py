@@ -9,6 +9,7 @@ turn; medians of the blocks are compared. The machine's matrix rate is a contend
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -94,13 +95,16 @@ class Contender:
         if not line:
             self.errors.seek(0)
             last = "\n".join(self.errors.read().strip().splitlines()[-4:])
-            raise UserError(f"bench: {self.job} stopped:\n{last}")
+            code = self.process.wait()
+            why = last or f"exit status {code}" + (": out of memory?" if code == -9 else "")
+            raise UserError(f"bench: {self.job} stopped:\n{why}")
         return json.loads(line)
 
     def run(self, updates: int) -> tuple[int, float]:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{updates}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died: `answer` tells of what
+            self.process.stdin.write(f"{updates}\n")
+            self.process.stdin.flush()
         answer = self.answer()
         return answer["n"], answer["seconds"]
 
@@ -218,16 +222,34 @@ def earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
 
 
 def bench(**keys: Any) -> str:
-    """Measures, writes <out>-<device>.json, .md and .png, and returns the table. UserError."""
+    """Measures, writes <out>-<device>.json, .md and .png, and returns the table. UserError.
+
+    Written after each algorithm.
+    """
     options = build(BenchOptions, keys)
     if unknown := set(options.algorithms) - set(algorithm_names()):
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
-    device = hardware.device(options.device).type
-    out = Path(f"{options.out}-{device}")
-    path, machine = out.with_suffix(".json"), hardware.description()
-    before = earlier(path, machine)
-    rows = [r for r in before.get("rows", []) if r["algorithm"] not in options.algorithms]
-    rows += [row for name in options.algorithms for row in compare(name, options, device)]
+    device, text = hardware.device(options.device).type, ""
+    out, machine = Path(f"{options.out}-{device}"), hardware.description()
+    for name in options.algorithms:
+        before = earlier(out.with_suffix(".json"), machine)
+        rows, profiles = (
+            [row for row in before.get(key, []) if row["algorithm"] != name]
+            for key in ("rows", "profiles")
+        )
+        rows += compare(name, options, device)
+        profiles += profile(name, options, device) if options.profile else []
+        text = publish(out, machine, rows, profiles)
+    return text
+
+
+def publish(
+    out: Path,
+    machine: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    profiles: Sequence[dict[str, Any]],
+) -> str:
+    """Writes <out>.json, .md and .png, and returns the table and where they are."""
     body, rates = [], {}
     for name in dict.fromkeys(row["algorithm"] for row in rows):
         own = [row for row in rows if row["algorithm"] == name]
@@ -240,20 +262,19 @@ def bench(**keys: Any) -> str:
     note = NOTE.format(
         rates=rates, cores=machine["cores"], facts=facts, measured="; ".join(measured(rows))
     )
-    profiles = [p for p in before.get("profiles", []) if p["algorithm"] not in options.algorithms]
-    profiles += profile(options, device) if options.profile else []
-    text = table(HEADER, body)
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"machine": machine, "product_gflop_per_second": rates, "rows": rows}
     result |= {"profiles": profiles}
-    write_text(path, json.dumps(result, indent=1) + "\n")
-    page = [f"# Speed on {device}", "`offline-rl bench`", table(HEADER, body, markdown=True), note]
+    files = [out.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    write_text(files[0], json.dumps(result, indent=1) + "\n")
+    title = f"# Speed on {out.name.rpartition('-')[2]}"
+    page = [title, "`offline-rl bench`", table(HEADER, body, markdown=True), note]
     page += [f"![Updates per second]({out.name}.png)"]
     if profiles:
         page += ["## Where an update's time goes", table(*profile_table(profiles), markdown=True)]
-    write_text(out.with_suffix(".md"), "\n\n".join(page) + "\n")
-    write_atomically(out.with_suffix(".png"), lambda temporary: draw(rows, temporary))
-    return "\n".join([text, note, *(str(out.with_suffix(s)) for s in (".json", ".md", ".png"))])
+    write_text(files[1], "\n\n".join(page) + "\n")
+    write_atomically(files[2], lambda temporary: draw(rows, temporary))
+    return "\n".join([table(HEADER, body), note, *map(str, files)])
 
 
 def measured(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -266,15 +287,14 @@ def measured(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{how}: {', '.join(names)}" for how, names in found.items()]
 
 
-def profile(options: BenchOptions, device: str) -> list[dict[str, Any]]:
+def profile(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
     """Where the time of our own updates goes, compiled once more with counters in it."""
     found = []
-    for name in options.algorithms:
-        for job in jobs(name, options, device):
-            if job["kind"] == "ours":
-                contender = Contender(job | {"profile": True}, sys.executable, device)
-                contender.stop()
-                found.append(job | contender.facts)
+    for job in jobs(algorithm, options, device):
+        if job["kind"] == "ours":
+            contender = Contender(job | {"profile": True}, sys.executable, device)
+            contender.stop()
+            found.append(job | contender.facts)
     return found
 
 
