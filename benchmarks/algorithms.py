@@ -13,6 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.bench import per_second
 from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
 
 PAGE = Path("docs/algorithms.md")
@@ -123,7 +124,7 @@ def speed() -> list[str]:
                 for r in ours
                 if r["algorithm"] == name
             }
-            rate = f"{base['updates_per_second']:,.0f}" + "*" * (base["kind"] == "uncompiled")
+            rate = per_second(base["updates_per_second"]) + "*" * (base["kind"] == "uncompiled")
             cells = [f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns]
             lines.append("| " + " | ".join([name, rate, *cells]) + " |")
         lines.append("")

@@ -174,6 +174,10 @@ def label(row: dict[str, Any]) -> str:
     return f"{row.get('algorithm', '')} {kind} {row['precision']} {row['seeds']}"
 
 
+def per_second(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 20 else f"{rate:.1f}"
+
+
 def gflop_rate(row: dict[str, Any]) -> float:
     """GFLOP/s of a row whose products are counted."""
     return row["updates_per_second"] * row["flops"] / 1e9
@@ -199,7 +203,7 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
         NAMES.get(row["kind"], row["kind"]),
         row["precision"],
         str(row["seeds"]),
-        f"{row['updates_per_second']:,.0f}",
+        per_second(row["updates_per_second"]),
         ratio(rate("eager") or rate("uncompiled")),
         ratio(rate("d3rlpy")),
         ratio(rate("jax_corl", seeds=row["seeds"])),
