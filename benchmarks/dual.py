@@ -16,14 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.neorl2 import finished
 from offline_rl.data import load
 from offline_rl.data.write import write
 from offline_rl.generate import join
+from offline_rl.report import report
 from offline_rl.training import train
 
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
 TASK = "gym/hopper-medium-replay"
 DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000  # episodes shown; episodes in the other data
+IMITATION = {
+    "bc/on-expert": "expert",
+    "bc/on-both": "both, as one",
+    "recoil/bounded": "expert and other",
+    "recoil/mixture": "expert and other",
+}
 TEMPERATURES = [0.5, 1.0, 2.0, 5.0, 10.0]
 LOSSES: dict[str, dict[str, Any]] = {
     "xql": {"algorithm": "xql"},
@@ -91,16 +99,14 @@ def ceiling() -> float:
 def table() -> str:
     lines = ["# Dual RL", "", "`python -m benchmarks.dual imitation`, `… stability`", ""]
     lines += ["| learner | data | return | seeds |", "|---" * 4 + "|"]
-    for run, what in (
-        ("recoil/bounded", "demonstrations and other data"),
-        ("recoil/mixture", "demonstrations and other data"),
-        ("bc/on-expert", "demonstrations"),
-        ("bc/on-both", "both, as one"),
-    ):
-        returns = [r["mean_return"] for r in results(f"gym_hopper-medium-replay/{run}/seed_*")]
-        if returns:
+    for name, path in files().items():
+        lines.append(f"| the data itself | {name} | {load(path).episode_returns().mean():.0f} | |")
+    for run, what in IMITATION.items():
+        for rows in finished("dual", RESULTS, f"*/{run}"):
+            returns = [r["mean_return"] for r in rows]
             mean, spread = statistics.mean(returns), statistics.pstdev(returns)
             lines.append(f"| {run} | {what} | {mean:.0f} ± {spread:.0f} | {len(returns)} |")
+    report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
     lines += ["", "| value loss | temperature | not finite | above the ceiling | score |"]
     lines.append("|---" * 5 + "|")
     top = ceiling()

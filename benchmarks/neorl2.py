@@ -182,12 +182,12 @@ def budget(algorithm: str, updates: int) -> dict[str, Any]:
     return keys
 
 
-def finished(name: str, out: Path) -> Iterator[list[dict[str, Any]]]:
+def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[str, Any]]]:
     """The seeds' results of every run in runs/<name> that has them all; copies it to out/runs.
 
     The copy leaves out the place of the data folder on this machine.
     """
-    for run in sorted(Path("runs", name).glob("*/*/*")):
+    for run in sorted(Path("runs", name).glob(runs)):
         seeds = sorted(file.parent for file in run.glob("seed_*/result.json"))
         results = [json.loads((seed / "result.json").read_text()) for seed in seeds]
         if not results or len(results) < results[0]["seeds_stacked"]:
