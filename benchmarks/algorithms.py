@@ -18,6 +18,7 @@ from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorit
 
 PAGE = Path("docs/algorithms.md")
 RESULTS = Path("benchmarks/results")
+CARDS = Path("datasets/generated")
 HEAD = """# Algorithms
 
 *Made by `python -m benchmarks.algorithms` from the code and `benchmarks/results`, not by hand.*
@@ -33,6 +34,12 @@ The last checkpoint's normalised score, mean ± standard deviation over seeds; `
 the data's own episodes. Updates, episodes, settings and what differs from the published numbers
 stand with each run in `benchmarks/results`.
 """
+ONLINE = """### `datasets/generated`: SAC, online
+
+The return, mean of the evaluations' episodes, at the checkpoint whose policy made our expert sets.
+
+| task | environment steps | return |
+|---|---|---|"""
 SPEED = """## Speed
 
 Seed-updates per second of the compiled engine as a multiple of eager single-seed PyTorch in the
@@ -105,6 +112,19 @@ def scores() -> list[str]:
     return lines
 
 
+def online() -> list[str]:
+    """SAC's results, from the cards of the sets that its policies made."""
+    lines = [ONLINE]
+    for path in sorted(CARDS.glob("*-expert.json")):
+        card = json.loads(path.read_text())
+        if "medium-expert" in path.name or "policies" not in card:
+            continue
+        best = card["policies"]["expert"]
+        cells = [card["recipe"]["task"], f"{best['env_steps']:,}", f"{best['return']:,.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
 def speed() -> list[str]:
     """Every measured row of every speed file."""
     lines = []
@@ -147,7 +167,7 @@ def page() -> str:
         rows.append(f"| {link} | {paper} | {code_lines(path)} | {source} | {held} |")
         differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
     parts = [HEAD, *rows, "", "## What differs from paper or code", "", *differs]
-    return "\n".join([*parts, SCORES, *scores(), SPEED, *speed()]).rstrip() + "\n"
+    return "\n".join([*parts, SCORES, *scores(), *online(), SPEED, *speed()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":
