@@ -63,11 +63,12 @@ What the differences come from, as far as the curves tell:
 - DMSD: BC is at 65.3 after 5,000 updates and falls as it goes on fitting; the published runs keep
   the policy of the least validation error. TD3+BC is above the whole published grid from 5,000
   updates on; with normalised observations here, raw ones there, that is the only difference known.
-  Cal-QL begins far below the data (-43 after 3,000 updates) and still rises at the end. The
-  Decision Transformer, asked for the best episode's return, is at 55 from 3,000 updates on. SAC-N
-  with the default's ten critics diverges (targets of 90,000, seen without the simulator), and EDAC
-  with as many, made to disagree, does not (360): the paper's case for diversity. No number of
-  critics is published for SAC-N here.
+  What learns a Q against its own policy begins far below the data (Cal-QL -43 after 3,000 updates,
+  MCQ -59 after 1,000, LB-SAC -55 after 200) and still rises at the end. The Decision Transformer,
+  asked for the best episode's return, is at 55 from 3,000 updates on. SAC-N with the default's ten
+  critics diverges (targets of 90,000, seen without the simulator), and EDAC with as many, made to
+  disagree, does not (360): the paper's case for diversity. No number of critics is published for
+  SAC-N here.
 - Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
   data, but why the two move apart is not explained. ReBRAC, with its weights for locomotion, falls
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
