@@ -138,6 +138,11 @@ class Algorithm:
         """One update. i: its place in the period, a plain integer. Metrics are 0-d and detached."""
         raise NotImplementedError
 
+    @classmethod
+    def uses_rewards(cls, cfg: Any) -> bool:
+        """Whether data without rewards is of no use to it."""
+        return True
+
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset

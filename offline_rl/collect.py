@@ -35,6 +35,7 @@ class Collector:
         self.episodes = np.zeros(env.num_envs, int)
         self.began = np.zeros(env.num_envs, int)  # the step at which the running episode began
         self._returns = np.zeros(env.num_envs)
+        self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
         self.finished: list[list[float]] = [[] for _ in range(env.num_envs)]  # returns, per seed
         self._observations = np.zeros((env.num_envs, *env.observation_shape), np.float32)
         self._reset(np.arange(env.num_envs))
@@ -57,7 +58,11 @@ class Collector:
             return np.asarray(draws, np.float32)
         device = self.engine.device
         batch = torch.from_numpy(observations[:, None]).to(device)
-        return self._act(batch, self.steps)[:, 0].cpu().numpy()
+        actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
+        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
+            self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
+            actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
+        return actions
 
     def step(self) -> None:
         """One environment step of every stream."""

@@ -122,6 +122,12 @@ class Engine:
         self._calls[phase] = 0
         return {name: mean[:, j] for j, name in enumerate(self.metric_names[phase])}
 
+    def finite(self) -> np.ndarray:
+        """Whether all of a seed's parameters are numbers, [S]. Waits for the device."""
+        leaves = flatten(self.state["params"]).values()
+        sound = torch.stack([x.reshape(len(x), -1).isfinite().all(1) for x in leaves])
+        return sound.all(0).cpu().numpy()
+
     def program(self, phase: str = "update") -> Callable[[], Tensor]:
         """One period of updates as a call without arguments; -> the metrics' means [S, metrics]."""
         if phase not in self._programs:

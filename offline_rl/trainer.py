@@ -182,6 +182,9 @@ class Trainer:
         for phase in [*self.phases, "update"]:
             metrics |= self.engine.metrics(phase)
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
+        broken = set(np.flatnonzero(~self.engine.finite()).tolist())
+        if self.collector is not None:
+            broken |= self.collector.broken
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
             values = {f"train/{name}": float(v[s]) for name, v in metrics.items()}
             values["time/updates_per_second"] = rate
@@ -190,10 +193,8 @@ class Trainer:
                 if self.collector.finished[s]:
                     values["data/return"] = float(np.mean(self.collector.finished[s]))
                     self.collector.finished[s].clear()
-            finite = all(map(np.isfinite, values.values()))
-            if not finite and self.progress.diverged[s] is None:
-                self.progress.diverged[s] = updates
-                self.bar.write(f"{folder.path} diverged before update {updates:,}")
+            if s in broken or not all(map(np.isfinite, values.values())):
+                self._diverged(s, updates)
             row = {"updates": updates, "env_steps": self.env_steps, **values}
             folder.append("metrics", row)
             tracker.log(values, updates)
@@ -259,6 +260,7 @@ class Trainer:
             mine = everything.part(s * count, (s + 1) * count)
             if s in broken:  # a diverged policy has no score, and must not stop its neighbours
                 mine.returns[:] = np.nan
+                self._diverged(s, now["updates"])
             self.last.append(mine)
             values = {"eval/return": float(mine.returns.mean())}
             values["eval/length"] = float(mine.lengths.mean())
@@ -268,18 +270,25 @@ class Trainer:
                 values["eval/success"] = float(mine.success.mean())
             if mine.costs is not None:
                 values["eval/cost"] = float(mine.costs.mean())
-            scores.append(values.get("eval/score", values["eval/return"]))
+            if s not in broken:
+                scores.append(values.get("eval/score", values["eval/return"]))
             row: dict[str, Any] = {"updates": now["updates"], "env_steps": now["env_steps"]}
             row |= {**values, **mine._asdict(), "wall_seconds": now["wall_seconds"]}
             folder.append("evaluations", row)
             tracker.log(values, now["updates"])
         word = "return" if self.task.reference is None else "score"
-        line = f"{word} {np.mean(scores):.1f}"
+        line = f"{word} {np.mean(scores):.1f}" if scores else "all seeds diverged"
         self.bar.set_postfix_str(line)
         if self.show and self.bar.disable:  # no terminal: a line an evaluation instead of a bar
             print(f"{now['clock']:>10,} of {self.total:,}: {line}", flush=True)
         if self.watch is not None:
             self.watch(self)
+
+    def _diverged(self, s: int, updates: int) -> None:
+        """Notes it and says so, once."""
+        if self.progress.diverged[s] is None:
+            self.progress.diverged[s] = updates
+            self.bar.write(f"{self.folders[s].path} diverged before update {updates:,}")
 
     def policy(self, s: int, provenance: dict[str, Any]) -> Bundle:
         """The s-th seed's policy as it is now."""

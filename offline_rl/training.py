@@ -162,6 +162,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
                 "from: give data with a column `costs`, as DSRL's"
             )
+        if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
+            raise UserError(
+                f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
+                "from: give data that has them, or an algorithm that needs none, as bc or recoil"
+            )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
         if options.expert_dataset is not None:
             expert = load(options.expert_dataset, options.data_dir, **how)

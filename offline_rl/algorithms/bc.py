@@ -11,7 +11,7 @@ Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import nn
 
@@ -38,6 +38,10 @@ class Config(Preprocessing):
 
 class BC(Algorithm):
     Config = Config
+
+    @classmethod
+    def uses_rewards(cls, cfg: Any) -> bool:
+        return cfg.top_fraction < 1
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """The episodes of highest return: a share of their number, or what fits a share of rows."""

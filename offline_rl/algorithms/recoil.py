@@ -14,7 +14,7 @@ Differs: objective=bounded is the released code (chufanchen/ReCOIL:offline, a co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class Config(DualConfig):
 class ReCOIL(DualV):
     Config = Config
     needs: ClassVar = ("expert",)
+
+    @classmethod
+    def uses_rewards(cls, cfg: Any) -> bool:
+        return False
 
     def fitted(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Other pairs, then the expert's, whose part in V's loss is its scale alone."""

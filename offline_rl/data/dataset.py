@@ -19,6 +19,8 @@ import numpy as np
 from offline_rl.data.faults import FLAGS, faults
 from offline_rl.errors import UserError
 
+NO_REWARDS = "no rewards are stored: all are 0"  # the note of whoever reads such a file
+
 
 class Summary(NamedTuple):
     """A data set in numbers; returns are undiscounted sums of raw rewards."""
@@ -127,6 +129,11 @@ class Dataset:
     @property
     def num_rows(self) -> int:
         return len(self.rewards)
+
+    @property
+    def has_rewards(self) -> bool:
+        """False where the file had none and `rewards` are zeros in their place."""
+        return NO_REWARDS not in self.notes
 
     @property
     def num_episodes(self) -> int:

@@ -101,6 +101,39 @@ def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsy
     assert alone.scores[0] == pytest.approx(scores[2], abs=1e-2)
 
 
+def poison_second(trainer: Trainer, when: int) -> None:
+    if trainer.clock == when:
+        for leaf in trainer.engine.state["params"]["policy"].values():
+            leaf[1] = float("nan")
+
+
+def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, monkeypatch):
+    """Metrics are of the parameters before an update: the last one's damage shows in none."""
+    advance = Trainer._advance
+
+    def last(trainer: Trainer, stop: int) -> None:
+        advance(trainer, stop)
+        poison_second(trainer, 20)
+
+    monkeypatch.setattr(Trainer, "_advance", last)
+    result = small_run(tmp_path, algorithm="bc", seeds=2)
+    assert [r["diverged_at"] for r in result.results] == [None, 20]
+    assert result.results[1]["score"] is None
+    assert [(result.path / f"seed_{s}" / "policy.bundle").exists() for s in (0, 1)] == [True, False]
+
+
+def test_a_seed_that_diverges_online_does_not_stop_its_neighbours(tmp_path: Path, capsys):
+    options = SMALL | {"seeds": 2, "eval_every": 100, "eval_episodes": 1, "num_env_steps": 300}
+    options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
+    options |= {"out": str(tmp_path), "algorithm.random_steps": 50}
+    healthy = train(**options, name="healthy")
+    result = train(**options, watch=lambda trainer: poison_second(trainer, 200))
+    assert [r["diverged_at"] is None for r in result.results] == [True, False]
+    assert result.results[0]["returns"] == healthy.results[0]["returns"]
+    assert result.results[0]["num_env_steps"] == 300
+    assert "seed_1 diverged" in capsys.readouterr().out
+
+
 def test_values_of_hyper_parameters_train_side_by_side_as_they_would_alone(tmp_path: Path):
     keys = {"algorithm": "td3_bc", "num_updates": 20, "eval_every": 20}
     lists = {"algorithm.alpha": [0.5, 2.5], "algorithm.critic_lr": [1e-3, 3e-4]}

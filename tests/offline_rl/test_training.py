@@ -48,3 +48,20 @@ def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written
     with pytest.raises(UserError, match=r"small\.npz has no costs, which iql learns from"):
         train(**given, algorithm="iql")
     assert [p.name for p in tmp_path.iterdir()] == ["small.npz"]
+
+
+@pytest.mark.parametrize("algorithm", ["cal_ql", "decision_transformer", "iql"])
+def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str, tmp_path: Path):
+    path, draw = tmp_path / "play.npz", np.random.default_rng(0)
+    ends = np.arange(60) % 20 == 19
+    states = draw.normal(size=(60, 4)).astype(np.float32)
+    actions = draw.uniform(-1, 1, (60, 2)).astype(np.float32)
+    np.savez(path, observations=states, actions=actions, terminals=ends.astype(np.float32))
+    keys = {"task": "none", "dataset": str(path), "num_updates": 10, "out": str(tmp_path)}
+    with pytest.raises(UserError, match=rf"play\.npz has no rewards, which {algorithm} learns"):
+        train(**keys, algorithm=algorithm)
+    assert [p.name for p in tmp_path.iterdir()] == ["play.npz"]
+    prepare({**keys, "algorithm": "bc"})
+    prepare({**keys, "algorithm": "recoil", "expert_dataset": str(path)})
+    with pytest.raises(UserError, match="no rewards"):
+        prepare({**keys, "algorithm": "bc", "algorithm.top_fraction": 0.5})

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offline_rl.data.dataset import as_columns
+from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Found,
     ReadOptions,
@@ -61,7 +61,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     truncated = np.zeros(rows, bool)
     truncated[ends - 1] = True
     if not has_reward:
-        notes.append("the store has no rewards: all are 0")
+        notes.append(NO_REWARDS)
     columns = {
         "observations": joined([arrays[f"data/{key}"] for key in keys]),
         "actions": arrays["data/action"],

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.data.dataset import as_columns
+from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Columns,
     Found,
@@ -75,7 +75,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         kept = _split(raw.where, info.get("splits", {}), options.subset, arrays["episode_index"])
         arrays = {key: array[kept] for key, array in arrays.items()}
     if "next.reward" not in present:
-        notes.append("the tables have no next.reward: all rewards are 0")
+        notes.append(NO_REWARDS)
     columns = _columns(raw.where, arrays, keys)
     return Found(
         f"LeRobot {version}",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offline_rl.data.dataset import as_columns
+from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import Found, ReadOptions, flag, same_lengths
 from offline_rl.data.raw import Raw
 from offline_rl.errors import UserError
@@ -62,5 +62,5 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         columns,
         {},
         extras={f"infos/{key}": raw.get(key)[kept] for key in states},
-        notes=("the file has no rewards: all are 0, no row terminates, trajectories are cut",),
+        notes=(NO_REWARDS, "no row terminates: trajectories are cut"),
     )

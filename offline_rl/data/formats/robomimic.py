@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offline_rl.data.dataset import as_columns
+from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Columns,
     Found,
@@ -65,7 +65,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     if options.subset is None and total is not None and total != rows:
         notes.append(f"data states {total:,} steps and has {rows:,}: are demonstrations missing?")
     if "rewards" not in scalars:
-        notes.append("the file has no rewards: all are 0")
+        notes.append(NO_REWARDS)
     done = flag(raw.where, "dones", columns.pop("dones"))
     goal = _reached(columns["rewards"], done, columns["truncated"])
     columns["terminated"] = goal

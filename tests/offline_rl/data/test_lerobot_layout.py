@@ -10,6 +10,7 @@ import pytest
 from made_layouts import fixed_lists, free_lists, lerobot, png
 
 from offline_rl.data.check import check
+from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
 from offline_rl.errors import UserError
 
@@ -77,7 +78,7 @@ def test_demonstrations_without_rewards_are_cut_at_their_ends(tmp_path: Path):
     assert not data.terminated.any()
     assert np.flatnonzero(data.truncated).tolist() == LAST.tolist()
     assert np.flatnonzero(~data.usable).tolist() == LAST.tolist()
-    assert "the tables have no next.reward: all rewards are 0" in data.notes
+    assert NO_REWARDS in data.notes
 
 
 REWARD = np.where(at(2, 7), 1.0, 0.0).astype(np.float32)

@@ -45,7 +45,7 @@ def test_every_step_is_a_transition_and_no_state_is_one(tmp_path: Path):
     assert data.truncated.tolist() == [last for _, last in steps(arrays)]
     assert not data.terminated.any()
     assert not data.rewards.any()
-    assert any("no rewards" in note for note in data.notes)
+    assert not data.has_rewards
     assert not data.extras
 
 

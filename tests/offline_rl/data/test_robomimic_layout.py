@@ -9,6 +9,7 @@ import pytest
 from made_layouts import robomimic
 
 from offline_rl.data.check import check
+from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
 from offline_rl.errors import UserError
 
@@ -152,7 +153,7 @@ def test_without_rewards_and_dones_all_is_zero_and_cut(tmp_path: Path):
     data = read(robomimic(tmp_path / "mimicgen.hdf5", made))
     assert not data.rewards.any()
     assert np.flatnonzero(data.truncated).tolist() == [2, 4]
-    assert "the file has no rewards: all are 0" in data.notes
+    assert NO_REWARDS in data.notes
 
 
 def test_a_subset_is_a_mask_of_the_file(tmp_path: Path):

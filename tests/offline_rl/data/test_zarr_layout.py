@@ -9,6 +9,7 @@ import pytest
 from made_layouts import Arrays, zarr, zipped
 
 from offline_rl.data.check import check
+from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
 from offline_rl.errors import UserError
@@ -42,7 +43,7 @@ def assert_is_pusht(data: Any, arrays: Arrays) -> None:
     assert np.flatnonzero(~data.usable).tolist() == [2, 6, 9]
     inside = data.usable.nonzero()[0]
     np.testing.assert_array_equal(data.next_index[inside], inside + 1)
-    assert "the store has no rewards: all are 0" in data.notes
+    assert NO_REWARDS in data.notes
     assert "not observed: img, keypoint, n_contacts" in data.notes
 
 
