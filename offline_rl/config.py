@@ -194,9 +194,15 @@ def algorithm_yaml(name: str) -> dict[str, Any]:
 def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
     """The first pattern of the algorithm's per-task table that fits `task`, and its values.
 
-    Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes.
+    Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes; its point mazes are
+    those of maze2d-<maze>-v1. d4rl:<id> takes what <id> takes.
     """
-    names = [task, *([f"{task[4:]}-v2"] if task.startswith("gym/") else [])]
+    task = task.removeprefix("d4rl:")
+    names = [task]
+    if task.startswith("gym/pointmaze-"):
+        names.append(f"{task.replace('gym/pointmaze', 'maze2d')}-v1")
+    elif task.startswith("gym/"):
+        names.append(f"{task[4:]}-v2")
     for pattern, values in (algorithm_yaml(name).get("tuned") or {}).items():
         if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
             return pattern, dict(values)

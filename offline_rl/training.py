@@ -210,11 +210,14 @@ def runs(
     if "discount" in lists and "mc_returns" in algorithm.needs:
         raise UserError("algorithm.discount cannot be stacked: the data's returns depend on it")
     settings, pattern = dict[str, Any](), None
+    task = options.task
+    if task == "none" and options.dataset in envs.cards():
+        task = options.dataset  # its settings hold without its environment too
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
         settings[name], pattern = config.algorithm_config(
-            options.algorithm, options.task, {**hyper, **chosen}
+            options.algorithm, task, {**hyper, **chosen}
         )
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")

@@ -26,6 +26,7 @@ ARROWS = {
 }
 ALGORITHMS = config.algorithm_names()
 CONFIGS = {f.stem: f for f in (ROOT / "configs" / "algorithm").glob("*.yaml")}
+NO_VALUES = {"bc", "recoil", "decision_transformer", "sac", "td3"}  # or none learnt from such data
 RECIPES = sorted((ROOT / "configs" / "recipe").glob("*.yaml"))
 
 
@@ -139,12 +140,23 @@ def test_a_config_says_only_what_differs(name: str) -> None:
 
 
 def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:
-    ours = [card for card in cards() if card.startswith("gym/")]
+    ours = {card: f"{card[4:]}-v2" for card in cards() if card.startswith("gym/")}
+    mazes = {maze: f"maze2d-{maze}-v1" for maze in ("umaze", "medium", "large")}
+    ours |= {f"gym/pointmaze-{maze}": card for maze, card in mazes.items()}
+    ours |= {f"d4rl:{card}": card for card, told in cards().items() if told.suite == "d4rl"}
+    assert all(theirs in cards() for theirs in ours.values() if "binary" not in theirs)
     for name in ALGORITHMS:
-        for card in ours:
-            assert config.tuned(name, card) == config.tuned(name, f"{card[4:]}-v2"), (name, card)
+        for card, theirs in ours.items():
+            assert config.tuned(name, card) == config.tuned(name, theirs), (name, card)
     assert config.tuned("iql", "gym/antmaze-umaze")[1]["expectile"] == 0.9
     assert config.tuned("iql", "neorl2/antmaze-umaze")[0] == "neorl2/*"
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NO_VALUES))
+def test_in_the_kitchen_finishing_pays(name: str) -> None:
+    """Its rewards count what is done; finishing terminates, and staying at three goes on."""
+    cfg, _ = config.algorithm_config(name, "kitchen-mixed-v0", {})
+    assert 4 * cfg.reward_scale + cfg.reward_shift == 0
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -5,7 +5,8 @@ penalty on the cosines between their gradients makes them differ, so that fewer 
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1.
 Differs: as SAC-N. tinkoff-ai/CORL's settings for Adroit: raw rewards and one rate, where the
-         authors normalise rewards and train 200,000 updates with a slower policy.
+         authors normalise rewards, train 200,000 updates with a slower policy, and on pen-cloned
+         back up the best of ten actions.
 """
 
 from __future__ import annotations

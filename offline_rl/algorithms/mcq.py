@@ -8,7 +8,7 @@ Paper:   Lyu, Ma, Li, Lu, NeurIPS 2022, arXiv:2206.04745.
 Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py) in that pseudo targets
          are not raised to 0 and no data set has rules of its own there (a margin, weights by
          distance, errors of one side only); both critics see the same samples; there a network has
-         one hidden layer more than its setting says, and the policy's mean is bounded by 9.
+         one hidden layer more than its setting says.
 """
 
 from __future__ import annotations

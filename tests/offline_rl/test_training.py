@@ -18,11 +18,21 @@ def given(tmp_path: Path) -> dict[str, object]:
 
 
 def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_does(given):
-    assert prepare({**given, "algorithm": "rebrac"}).cfg.batch_size == 1024
-    assert prepare({**given, "algorithm": "rebrac", "batch_size": 8}).cfg.batch_size == 8
+    assert prepare({**given, "algorithm": "lb_sac"}).cfg.batch_size == 10_000
+    assert prepare({**given, "algorithm": "lb_sac", "batch_size": 8}).cfg.batch_size == 8
+    assert prepare({**given, "algorithm": "rebrac"}).cfg.batch_size == 256
+    assert algorithm_config("rebrac", "hopper-medium-v2", {})[0].batch_size == 1024
     assert prepare({**given, "algorithm": "iql"}).cfg.batch_size == 256
     cfg, pattern = algorithm_config("rebrac", "antmaze-umaze-v2", {})
     assert (pattern, cfg.discount, cfg.batch_size) == ("antmaze-umaze-v?", 0.999, 256)
+
+
+def test_a_cards_settings_hold_without_its_environment(given):
+    card = given | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
+    assert prepare(card).pattern == prepare(card | {"task": "gym/hopper-medium-replay"}).pattern
+    card |= {"algorithm": "iql"}
+    assert prepare(card).cfg.normalise_returns
+    assert prepare({**given, "algorithm": "iql"}).pattern is None
 
 
 def test_what_only_the_data_can_tell_stands_in_the_runs_config(given):

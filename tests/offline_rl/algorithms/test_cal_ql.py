@@ -19,6 +19,7 @@ from by_hand import (
 from offline_rl.algorithm import State
 from offline_rl.algorithms.cal_ql import CalQL
 from offline_rl.algorithms.cql import CQL
+from offline_rl.config import algorithm_config
 from offline_rl.data.dataset import Dataset
 from policies.actors import TanhGaussianActor
 from policies.spec import Spec
@@ -104,6 +105,26 @@ def test_rewards_that_stay_once_earned():
     """Kitchen's: after a cut the last reward for ever, after the end nothing."""
     G = returns_of([0, 2, 1, 3], ".|.x", "last_reward", discount=0.5)
     np.testing.assert_allclose(G, [0.5 * 4, 4, 1 + 0.5 * 3, 3])
+
+
+def returns_on(task, rewards, ends):
+    """G [N] of raw rewards with the task's settings."""
+    cfg, _ = algorithm_config("cal_ql", task, {})
+    paid = np.array(rewards) * cfg.reward_scale + cfg.reward_shift
+    return returns_of(paid, ends, cfg.tail, cfg.discount)
+
+
+def test_in_the_kitchen_who_finishes_has_more_than_who_stays_at_three():
+    G = returns_on("kitchen-mixed-v0", [2, 3, 3, 3, 2, 3, 3, 4], "...|...x")
+    np.testing.assert_allclose(G[1:4], -1 / 0.01, rtol=1e-5)
+    np.testing.assert_allclose(G[4:], [-2 - 0.99 - 0.99**2, -1.99, -1, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["pen-binary-v0", "gym/pen-binary-medium-replay"])
+def test_the_binary_hand_fails_for_ever_however_soon_it_was_cut(task):
+    """Rewards 10 r + 5 of -1 and 0, as run_adroit.sh has them."""
+    G = returns_on(task, [-1] * 3 + [-1] * 5 + [-1, 0], "..|....|.|")
+    np.testing.assert_allclose(G, [-500] * 8 + [-5 + 0.99 * 5, 5], rtol=1e-5)
 
 
 def test_by_default_nothing_follows():
