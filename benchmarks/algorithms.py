@@ -9,10 +9,10 @@ import ast
 import inspect
 import json
 import re
-import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.neorl2 import spread
 from benchmarks.speed.bench import per_second
 from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
 
@@ -99,8 +99,7 @@ def scores() -> list[str]:
                 continue
             first = seeds[0]
             task = first["task"] + ("" if run.name == "default" else f" ({run.name})")
-            values = [s["score"] for s in seeds]
-            score = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
+            score = spread([s["score"] for s in seeds])
             cells.setdefault("data", {})[task] = f"{first['behaviour_score']:.1f}"
             cells.setdefault(first["algorithm"], {})[task] = score
         tasks = sorted({task for row in cells.values() for task in row})

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.neorl2 import finished
+from benchmarks.neorl2 import finished, spread
 from offline_rl.data import load
 from offline_rl.data.write import write
 from offline_rl.generate import join
@@ -103,9 +103,8 @@ def table() -> str:
         lines.append(f"| the data itself | {name} | {load(path).episode_returns().mean():.0f} | |")
     for run, what in IMITATION.items():
         for rows in finished("dual", RESULTS, f"*/{run}"):
-            returns = [r["mean_return"] for r in rows]
-            mean, spread = statistics.mean(returns), statistics.pstdev(returns)
-            lines.append(f"| {run} | {what} | {mean:.0f} ± {spread:.0f} | {len(returns)} |")
+            found = spread([r["mean_return"] for r in rows], 0)
+            lines.append(f"| {run} | {what} | {found} | {len(rows)} |")
     report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
     lines += ["", "| value loss | temperature | not finite | above the ceiling | score |"]
     lines.append("|---" * 5 + "|")

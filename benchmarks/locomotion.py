@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import csv
 import json
-import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.neorl2 import budget, finished
+from benchmarks.neorl2 import budget, finished, spread
 from offline_rl.report import report, table
 from offline_rl.training import train
 
@@ -31,7 +30,7 @@ D4RL_RETURNS = {  # its v2 files, mean over episodes, as code of Decision Transf
 }
 OUT = Path("benchmarks/results/locomotion")
 NOTE = """
-Ours: mean ± standard deviation (ddof 0) over the seeds of the normalised score (D4RL's references,
+Ours: mean ± standard deviation (ddof 0) over two seeds of the normalised score (D4RL's references,
 here only a scale) of the last policy after the updates given, 10 episodes; settings as in
 configs/algorithm. CORL: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
 (tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the columns may agree in
@@ -41,7 +40,8 @@ On medium-replay IQL is above the data's mean and above BC on all three, as publ
 hopper is a draw: once trained, its evaluations lie between 5 and 19, only the last at 49 and 9.
 BC's 2.1 on halfcheetah: two fifths of this short replay are of policies that do not move yet, and
 near the start nearly all rows are theirs, so the clone of all stands still; the clone of the better
-half scores 36 (`algorithm.top_fraction=0.5`, two seeds, 20,000 updates), that of the best tenth 37.
+half scores 36 (`algorithm.top_fraction=0.5`, two seeds, 20,000 updates; not among the files here),
+that of the best tenth 37.
 """
 
 
@@ -73,8 +73,7 @@ def scores() -> str:
     updates: dict[str, int] = {}
     for results in finished("locomotion", OUT):
         name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
-        values = [r["score"] for r in results]
-        found[name, algorithm] = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
+        found[name, algorithm] = spread([r["score"] for r in results])
         sets[name] = results[0]["behaviour_score"]
         updates[algorithm] = results[0]["num_updates"]
     header = ["algorithm", "updates"] + [

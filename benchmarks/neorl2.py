@@ -12,7 +12,7 @@ import csv
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ NOTE = """
 Mean ± standard deviation over seeds 7, 42, 210 (ours: ddof 0; published: ddof 1) of the
 normalised score. What differs from the published numbers (arXiv:2503.19267;
 polixir/NeoRL2:benchmark): they are the best of a grid, chosen by online evaluation, after
-1,000,000 updates, each from 1,000 episodes; median and worst are over the settings of that grid.
+1,000,000 updates (EDAC 3,000,000), each from 1,000 episodes; median and worst are over the settings
+of that grid.
 Ours is one setting, as configs/algorithm has it (the published winner's where there is one, else
 the paper's for locomotion), never chosen by score, after the updates given here, from the episodes
 given here, with the last checkpoint. Observations are normalised here. Pipeline's published data
@@ -63,12 +64,12 @@ What the differences come from, as far as the curves tell:
 - DMSD: BC is at 65.3 after 5,000 updates and falls as it goes on fitting; the published runs keep
   the policy of the least validation error. TD3+BC is above the whole published grid from 5,000
   updates on; with normalised observations here, raw ones there, that is the only difference known.
-  What learns a Q against its own policy begins far below the data (Cal-QL -43 after 3,000 updates,
-  MCQ -59 after 1,000, LB-SAC -55 after 200) and still rises at the end. The Decision Transformer,
-  asked for the best episode's return, is at 55 from 3,000 updates on. SAC-N with the default's ten
-  critics diverges (targets of 90,000, seen without the simulator), and EDAC with as many, made to
-  disagree, does not (360): the paper's case for diversity. No number of critics is published for
-  SAC-N here.
+  Cal-QL, MCQ and LB-SAC begin far below the data (-43 after 3,000 updates, -59 after 1,000, -56
+  after 200) and still rise at the end. The Decision Transformer, asked for the best episode's
+  return, is at 55 after 3,000 updates and at 54 in the end. SAC-N's values, with the default's ten
+  critics, grow without bound (mean targets of 92,000 and more: last-metrics.json: seen without the
+  simulator), EDAC's with as many, made to disagree, do not (360): the paper's case for diversity.
+  No number of critics is published for SAC-N here.
 - Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
   data, but why the two move apart is not explained. ReBRAC, with its weights for locomotion, falls
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
@@ -76,14 +77,15 @@ What the differences come from, as far as the curves tell:
   and 32), and why those is not explained; what only reweighs the data deviates by 1.5 at most.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
   fastest is 3.2045 m/s of 3.2096), so nothing there tells of the penalty of 100, and what prefers
-  faster actions breaks it. `offline-rl evaluate` counts the violations an episode: CQL 0.3, TD3+BC
-  0.7, BC 0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18.
+  faster actions breaks it. Violations an episode, as `offline-rl evaluate` counted them afterwards
+  (no file here holds them): CQL 0.3, TD3+BC 0.7, BC 0.9, IQL 1.8, AWAC, whose temperature of 1/3
+  trusts the advantage most, 18.
 - Simglucose: the score is survival: a step gives about 1, and an episode ends when the glucose
   leaves its bounds, so that a little more insulin at rest ends most of them. AWAC's policy crosses
-  that line back and forth: each seed's evaluations lie between 47 and 90, two of them at 16 and 17,
-  the last two of seed 42; the deviation of its last checkpoint is that of any. ReBRAC's 48.8 is the
-  score of no insulin at all: from 5,000 updates on, all three policies give -1 whatever they see.
-  The data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for
+  that line back and forth: each seed's evaluations lie between 47 and 90, but for the last two of
+  seed 42, at 16 and 17, which make the deviation of 29; before them it was 2 to 16. ReBRAC's 48.8
+  is the score of no insulin at all: from 5,000 updates on, all three policies give -1 whatever they
+  see. The data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for
   locomotion, on a squared distance costs the end of the range next to nothing, and the critic
   decides alone.
 
@@ -145,6 +147,8 @@ def table() -> str:
         task, algorithm = results[0]["task"].split("/")[1], results[0]["algorithm"]
         reference = results[0]["score_reference"]
         scores, name = [r["score"] for r in results], NAMES.get(algorithm, "")
+        if sound := [x for x in scores if x is not None]:
+            ours.setdefault(task, {})[algorithm] = statistics.mean(sound)
 
         def score(metric: str, task: str = task, name: str = name, ref: Any = reference) -> str:
             value, _ = facts.get((task, name, metric), (None, ""))
@@ -154,12 +158,11 @@ def table() -> str:
 
         best = facts.get((task, name, "normalized_score"))
         _, label = STAND_INS.get(task, ("", ""))
-        ours.setdefault(task, {})[algorithm] = statistics.mean(scores)
         data[task] = results[0]["behaviour_score"]
         cells = [
             f"{task} ({label.replace('-', ' ')})" if label else task,
             algorithm,
-            f"{statistics.mean(scores):.1f} ± {statistics.pstdev(scores):.1f}",
+            spread(scores),
             f"{best[0]:.1f} ± {float(best[1]):.1f}" if best else "not published",
             score("return_grid_median"),
             score("return_grid_worst"),
@@ -175,6 +178,16 @@ def table() -> str:
     return text
 
 
+def spread(values: Sequence[float | None], digits: int = 1) -> str:
+    """Mean ± standard deviation (ddof 0) of the seeds that have a value, and how many diverged."""
+    sound = [x for x in values if x is not None]
+    lost = f"{len(values) - len(sound)} of {len(values)} diverged"
+    if not sound:
+        return lost
+    text = f"{statistics.mean(sound):.{digits}f} ± {statistics.pstdev(sound):.{digits}f}"
+    return text if len(sound) == len(values) else f"{text}; {lost}"
+
+
 def budget(algorithm: str, updates: int) -> dict[str, Any]:
     """How long `train` is to train, and how often to look."""
     keys = {"num_updates": updates, "eval_every": updates // 10, "checkpoint_every": updates // 10}
@@ -186,7 +199,8 @@ def budget(algorithm: str, updates: int) -> dict[str, Any]:
 def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[str, Any]]]:
     """The seeds' results of every run in runs/<name> that has them all; copies it to out/runs.
 
-    The copy leaves out the place of the data folder on this machine.
+    The copy leaves out the place of the data folder on this machine, and of the metrics all but the
+    last.
     """
     for run in sorted(Path("runs", name).glob(runs)):
         seeds = sorted(file.parent for file in run.glob("seed_*/result.json"))
@@ -199,6 +213,8 @@ def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[st
             for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
                 text = (seed / file).read_text().replace(f"{data_folder()}/", "")
                 (place / file).write_text(text)
+            last = (seed / "metrics.jsonl").read_text().splitlines()[-1]
+            (place / "last-metrics.json").write_text(last + "\n")
         yield results
 
 
