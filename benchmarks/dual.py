@@ -26,12 +26,18 @@ from offline_rl.training import train
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
 TASK = "gym/hopper-medium-replay"
 DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000  # episodes shown; episodes in the other data
-IMITATION = {
+IMITATION = {  # run -> its data
+    "bc/on-one": "one",
     "bc/on-expert": "expert",
-    "bc/on-both": "both, as one",
-    "recoil/bounded": "expert and other",
-    "recoil/mixture": "expert and other",
+    "bc/on-both": "both",
+    "recoil/bounded-one": "one, and other",
+    "recoil/bounded": "expert, and other",
+    "recoil/mixture": "expert, and other",
 }
+NOTE = f"""
+expert: {DEMONSTRATIONS} episodes of our hopper-expert. one: the first of them. other: {HIDDEN} further ones
+among {RANDOM_ROWS:,} steps of hopper-random, without a mark. both: expert and other as one set.
+"""
 TEMPERATURES = [0.5, 1.0, 2.0, 5.0, 10.0]
 LOSSES: dict[str, dict[str, Any]] = {
     "xql": {"algorithm": "xql"},
@@ -41,18 +47,19 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def files() -> dict[str, str]:
-    """The demonstrations, the other data, and both together, as files."""
+    """The demonstrations, one of them, the other data, and all together, as files."""
     folder = Path(OUT) / "data"
-    paths = {name: folder / f"{name}.hdf5" for name in ("expert", "other", "both")}
-    if not all(path.is_file() for path in paths.values()):
+    paths = {name: folder / f"{name}.hdf5" for name in ("one", "expert", "other", "both")}
+    missing = {name for name, path in paths.items() if not path.is_file()}
+    if missing:
         good, random = load("gym/hopper-expert"), load("gym/hopper-random")
         few = int((random.episode_lengths().cumsum() <= RANDOM_ROWS).sum())
         expert = good.select(range(DEMONSTRATIONS))
         hidden = good.select(range(DEMONSTRATIONS, DEMONSTRATIONS + HIDDEN))
         sets = {"expert": expert, "other": join([random.select(range(few + 1)), hidden])}
-        sets["both"] = join([sets["other"], expert])
-        for name, data in sets.items():
-            write(replace(data, name=name), paths[name], next_observations="final")
+        sets |= {"both": join([sets["other"], expert]), "one": expert.select([0])}
+        for name in missing:
+            write(replace(sets[name], name=name), paths[name], next_observations="final")
     return {name: str(path) for name, path in paths.items()}
 
 
@@ -61,12 +68,14 @@ def imitation() -> None:
     common: dict[str, Any] = {"task": TASK, "seeds": 3, "num_updates": 25_000, "out": OUT}
     common |= {"eval_every": 5_000, "checkpoint_every": 5_000, "eval_episodes": 20}
     common |= {"precision": "bf16"}
-    recoil = {"dataset": data["other"], "expert_dataset": data["expert"]}
-    for objective in ("bounded", "mixture"):
-        how = {"algorithm": "recoil", "algorithm.objective": objective, "name": objective}
-        train(**common, **recoil, **how)
-    for name in ("expert", "both"):
+    for name in ("one", "expert", "both"):
         train(**common, algorithm="bc", dataset=data[name], name=f"on-{name}")
+    common |= {"algorithm": "recoil", "dataset": data["other"]}
+    for objective in ("bounded", "mixture"):
+        how = {"algorithm.objective": objective, "name": objective}
+        train(**common, expert_dataset=data["expert"], **how)
+    common |= {"num_updates": 50_000, "eval_every": 10_000, "checkpoint_every": 10_000}
+    train(**common, expert_dataset=data["one"], name="bounded-one")
 
 
 def stability() -> None:
@@ -98,15 +107,19 @@ def ceiling() -> float:
 
 def table() -> str:
     lines = ["# Dual RL", "", "`python -m benchmarks.dual imitation`, `… stability`", ""]
-    lines += ["| learner | data | return | seeds |", "|---" * 4 + "|"]
+    lines += ["| learner | data | return | seeds | updates |", "|---" * 5 + "|"]
     for name, path in files().items():
-        lines.append(f"| the data itself | {name} | {load(path).episode_returns().mean():.0f} | |")
+        lines.append(
+            f"| the data itself | {name} | {load(path).episode_returns().mean():.0f} | | |"
+        )
     for run, what in IMITATION.items():
         for rows in finished("dual", RESULTS, f"*/{run}"):
             found = spread([r["mean_return"] for r in rows], 0)
-            lines.append(f"| {run} | {what} | {found} | {len(rows)} |")
+            updates = f"{rows[0]['num_updates']:,}"
+            lines.append(f"| {run} | {what} | {found} | {len(rows)} | {updates} |")
+    lines.append(NOTE)
     report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
-    lines += ["", "| value loss | temperature | not finite | above the ceiling | score |"]
+    lines += ["| value loss | temperature | not finite | above the ceiling | score |"]
     lines.append("|---" * 5 + "|")
     top = ceiling()
     for name, how in LOSSES.items():
