@@ -35,8 +35,8 @@ IMITATION = {  # run -> its data
     "recoil/mixture": "expert, and other",
 }
 NOTE = f"""
-expert: {DEMONSTRATIONS} episodes of our hopper-expert. one: the first of them. other: {HIDDEN} more,
-unmarked, among {RANDOM_ROWS:,} steps of hopper-random. both: expert and other as one set.
+expert: {DEMONSTRATIONS} episodes of our hopper-expert. one: the first of them. other: {HIDDEN}
+more, unmarked, among {RANDOM_ROWS:,} steps of hopper-random. both: expert and other as one set.
 """
 TEMPERATURES = [0.5, 1.0, 2.0, 5.0, 10.0]
 LOSSES: dict[str, dict[str, Any]] = {

@@ -21,6 +21,7 @@ from by_hand import (
 )
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+from offline_rl.algorithms.cal_ql import CalQL
 from offline_rl.algorithms.cql import CQL
 from offline_rl.critics import proposals, soft_maximum
 from policies.actors import TanhGaussianActor
@@ -56,6 +57,7 @@ def plain_soft_maximum(variant, t, uniform, here, there, data):
     return (weights * here[0]).sum(0)
 
 
+@pytest.mark.parametrize("learner", [CQL, CalQL])
 @pytest.mark.parametrize("variant", ["H", "H-raw", "rho"])
 @pytest.mark.parametrize(
     "config",
@@ -66,9 +68,16 @@ def plain_soft_maximum(variant, t, uniform, here, there, data):
         {"max_target_backup": True, "backup_entropy": True, "bc_updates": 1},
     ],
 )
-def test_updates_equal_plain_pytorch(variant, config):
-    first = start(CQL, variant=variant, tau=0.1, policy_lr=1e-3, critic_lr=2e-3, **config, **SMALL)
-    cfg, batches = first.algorithm.cfg, (made_batch(1), made_batch(2))
+def test_updates_equal_plain_pytorch(learner, variant, config):
+    config = {"weight": 10.0, "max_target_backup": False} | config
+    first = start(
+        learner, variant=variant, tau=0.1, policy_lr=1e-3, critic_lr=2e-3, **config, **SMALL
+    )
+    returns = torch.linspace(-1, 1, 32)
+    cfg, batches = (
+        first.algorithm.cfg,
+        [replace(made_batch(seed), mc_returns=returns) for seed in (1, 2)],
+    )
     clone = bool(cfg.bc_updates)
     state, metrics = advance(first, *batches, phase="clone" if clone else "update")
 
@@ -97,6 +106,9 @@ def test_updates_equal_plain_pytorch(variant, config):
             observations = observations.expand(*actions.shape[:-1], 3)
             return net(torch.cat([observations, actions], -1))[..., 0]
 
+        def bounded(q):  # Cal-QL: for the policy's actions, and for those alone
+            return q.maximum(returns.double()) if learner is CalQL else q
+
         alpha = log_alpha.exp().item()
         pi, log_pi = sample(policy(s), affine, noise)
         if clone:
@@ -121,8 +133,8 @@ def test_updates_equal_plain_pytorch(variant, config):
                 variant,
                 t,
                 (q(net, uniform, s), None),
-                (q(net, here, s), log_here),
-                (q(net, there, s), log_there),
+                (bounded(q(net, here, s)), log_here),
+                (bounded(q(net, there, s)), log_there),
                 data,
             )
             td.append((data - y).pow(2).mean())
