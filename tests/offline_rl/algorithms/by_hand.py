@@ -160,12 +160,22 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
 
 
 def plain(params: Mapping[str, Tensor], prefix: str, member: int | None = None) -> nn.Sequential:
-    """The multilayer perceptron whose weights are called `<prefix>weights.0` and so on."""
+    """The multilayer perceptron whose weights are called `<prefix>weights.0` and so on.
+
+    Where it has norms (of no ensemble), they stand before the activations.
+    """
     layers: list[nn.Module] = []
-    for weight, bias, _, _ in layers_of(params, prefix, member):
+    for k, (weight, bias, _, _) in enumerate(layers_of(params, prefix, member)):
         linear = nn.Linear(*weight.shape, dtype=torch.float64)
         linear.weight.data, linear.bias.data = weight.T.double(), bias.double()
-        layers += [linear, nn.ReLU()]
+        layers.append(linear)
+        if f"{prefix}norms.{k}.weight" in params:
+            norm = nn.LayerNorm(weight.shape[1], dtype=torch.float64)
+            norm.weight.data, norm.bias.data = (
+                params[f"{prefix}norms.{k}.{word}"].double() for word in ("weight", "bias")
+            )
+            layers.append(norm)
+        layers.append(nn.ReLU())
     return nn.Sequential(*layers[:-1])
 
 
@@ -197,6 +207,9 @@ def assert_same(
     for linear, (weight, bias, _, _) in zip(linears, ours, strict=True):
         close(weight, linear.weight.T)
         close(bias, linear.bias)
+    for k, norm in enumerate(layer for layer in net if isinstance(layer, nn.LayerNorm)):
+        close(state.params[name][f"{prefix}norms.{k}.weight"], norm.weight)
+        close(state.params[name][f"{prefix}norms.{k}.bias"], norm.bias)
     if adam is None:
         return
     moments = layers_of(state.optimiser[name]["first"], prefix, member)

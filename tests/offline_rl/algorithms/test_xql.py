@@ -36,10 +36,12 @@ PLAIN = {"layer_norm": False, **SMALL}
         {"random_actions": 2, "value_updates": 3, "temperature": 0.7, "max_clip": 0.5},
         {"noise": True, "decay_actor_lr": False, "huber": 0.4},
         {"noise": True, "random_actions": 1},
+        {"layer_norm": True},
     ],
 )
 def test_updates_equal_plain_pytorch(config):
-    first = start(XQL, 4, tau=0.1, actor_lr=1e-3, critic_lr=2e-3, value_lr=3e-3, **PLAIN, **config)
+    config = PLAIN | config
+    first = start(XQL, 4, tau=0.1, actor_lr=1e-3, critic_lr=2e-3, value_lr=3e-3, **config)
     cfg, batches = first.algorithm.cfg, (made_batch(1), made_batch(2))
     state, metrics = advance(first, *batches)
 
