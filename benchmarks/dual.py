@@ -43,6 +43,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "xql": {"algorithm": "xql"},
     "f_dvl-chi_square": {"algorithm": "f_dvl", "algorithm.divergence": "chi_square"},
     "f_dvl-total_variation": {"algorithm": "f_dvl", "algorithm.divergence": "total_variation"},
+    "xql-unclipped": {"algorithm": "xql", "algorithm.max_clip": 1e6},
 }
 
 
