@@ -436,6 +436,7 @@ def test_another_layout_is_trained_on_as_it_is_told_to_be_read(
         for demo in range(2):
             group = file.create_group(f"data/demo_{demo}")
             group["actions"] = rng.uniform(0, 512, (100, 2))
+            group["rewards"] = rng.normal(size=100)
             for key, width in (("pos", 2), ("vel", 4), ("force", 3)):
                 group[f"obs/{key}"] = rng.normal(size=(100, width))
         file["mask/train"] = np.array(["demo_1"], "S8")
