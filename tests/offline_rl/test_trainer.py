@@ -83,13 +83,16 @@ def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
     assert result.scores[0] == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsys):
-    def poison(trainer: Trainer) -> None:
-        if trainer.engine.updates == 10:
-            for leaf in trainer.engine.state["params"]["policy"].values():
-                leaf[1] = float("nan")
+def poison_second(trainer: Trainer, when: int) -> None:
+    if trainer.clock == when:
+        for leaf in trainer.engine.state["params"]["policy"].values():
+            leaf[1] = float("nan")
 
-    result = small_run(tmp_path, algorithm="bc", seeds=3, eval_every=10, watch=poison)
+
+def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsys):
+    keys = {"algorithm": "bc", "eval_every": 10}
+    poison = partial(poison_second, when=10)
+    result = small_run(tmp_path, seeds=3, watch=poison, **keys)
     scores = [r["score"] for r in result.results]
     assert scores[1] is None
     assert scores[0] is not None
@@ -97,14 +100,8 @@ def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsy
     assert [r["diverged_at"] for r in result.results] == [None, 20, None]
     assert not (result.path / "seed_1" / "policy.bundle").exists()
     assert "seed_1 diverged" in capsys.readouterr().out
-    alone = small_run(tmp_path, algorithm="bc", seeds=[2], eval_every=10, name="alone")
+    alone = small_run(tmp_path, seeds=[2], name="alone", **keys)
     assert alone.scores[0] == pytest.approx(scores[2], abs=1e-2)
-
-
-def poison_second(trainer: Trainer, when: int) -> None:
-    if trainer.clock == when:
-        for leaf in trainer.engine.state["params"]["policy"].values():
-            leaf[1] = float("nan")
 
 
 def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, monkeypatch):
@@ -127,7 +124,7 @@ def test_a_seed_that_diverges_online_does_not_stop_its_neighbours(tmp_path: Path
     options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
     options |= {"out": str(tmp_path), "algorithm.random_steps": 50}
     healthy = train(**options, name="healthy")
-    result = train(**options, watch=lambda trainer: poison_second(trainer, 200))
+    result = train(**options, watch=partial(poison_second, when=200))
     assert [r["diverged_at"] is None for r in result.results] == [True, False]
     assert result.results[0]["returns"] == healthy.results[0]["returns"]
     assert result.results[0]["num_env_steps"] == 300
