@@ -109,36 +109,53 @@ def ceiling() -> float:
 def table() -> str:
     lines = ["# Dual RL", "", "`python -m benchmarks.dual imitation`, `… stability`", ""]
     lines += ["| learner | data | return | seeds | updates |", "|---" * 5 + "|"]
-    for name, path in files().items():
-        lines.append(
-            f"| the data itself | {name} | {load(path).episode_returns().mean():.0f} | | |"
-        )
+    data: dict[str, float] = {}
+    learners = list[str]()
     for run, what in IMITATION.items():
         for rows in finished("dual", RESULTS, f"*/{run}"):
+            data[what.split(", and ")[-1]] = rows[0]["behaviour_return"]
             found = spread([r["mean_return"] for r in rows], 0)
             updates = f"{rows[0]['num_updates']:,}"
-            lines.append(f"| {run} | {what} | {found} | {len(rows)} | {updates} |")
+            learners.append(f"| {run} | {what} | {found} | {len(rows)} | {updates} |")
+    lines += [f"| the data itself | {name} | {mean:.0f} | | |" for name, mean in data.items()]
+    lines += learners
     lines.append(NOTE)
     report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
-    lines += ["| value loss | temperature | not finite | above the ceiling | score |"]
-    lines.append("|---" * 5 + "|")
+    lines += ["| value loss | temperature | not finite | above the ceiling | score | updates |"]
+    lines.append("|---" * 6 + "|")
     top = ceiling()
+    kept = RESULTS / "stability.json"  # a row for each group of seeds, not their files
+    counts = json.loads(kept.read_text()) if kept.is_file() else {}
     for name, how in LOSSES.items():
         for temperature in TEMPERATURES:
+            row = f"{name}, temperature {temperature:g}"
             run = f"gym_hopper-medium-replay/{how['algorithm']}/{name}-temperature_{temperature}"
-            rows = results(f"{run}/seed_*")
-            if not rows:
+            if rows := results(f"{run}/seed_*"):
+                counts[row] = counted(run, rows, top)
+            if (count := counts.get(row)) is None:
                 continue
-            broken = sum(r["diverged_at"] is not None for r in rows)
-            high = sum(last_target(f"{run}/seed_{r['seed']}") > top for r in rows)
-            scores = [r["score"] for r in rows if r["score"] is not None]
-            score = f"{statistics.mean(scores):.1f}" if scores else ""
-            share = f"{broken} of {len(rows)} | {high} of {len(rows)}"
-            lines.append(f"| {name} | {temperature:g} | {share} | {score} |")
-    lines += ["", f"Ceiling: {top:.0f}, twice the best discounted return in the data."]
+            share = " | ".join(
+                f"{count[key]} of {count['seeds']}" for key in ("not_finite", "above_ceiling")
+            )
+            score = "" if count["score"] is None else f"{count['score']:.1f}"
+            lines.append(f"| {name} | {temperature:g} | {share} | {score} | {count['updates']:,} |")
     RESULTS.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(counts, indent=1) + "\n")
+    lines += ["", f"Ceiling: {top:.0f}, twice the best discounted return in the data."]
     (RESULTS / "README.md").write_text("\n".join(lines) + "\n")
     return "\n".join(lines)
+
+
+def counted(run: str, rows: list[dict[str, Any]], top: float) -> dict[str, Any]:
+    """How many seeds of `run` ended with numbers that are not finite or with values above `top`."""
+    scores = [r["score"] for r in rows if r["score"] is not None]
+    return {
+        "seeds": len(rows),
+        "updates": rows[0]["num_updates"],
+        "not_finite": sum(r["diverged_at"] is not None for r in rows),
+        "above_ceiling": sum(last_target(f"{run}/seed_{r['seed']}") > top for r in rows),
+        "score": statistics.mean(scores) if scores else None,
+    }
 
 
 def last_target(run: str) -> float:

@@ -197,17 +197,15 @@ def budget(algorithm: str, updates: int) -> dict[str, Any]:
 
 
 def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[str, Any]]]:
-    """The seeds' results of every run in runs/<name> that has them all; copies it to out/runs.
+    """The seeds' results of every run in out/runs, where those in runs/<name> are copied first.
 
-    The copy leaves out the place of the data folder on this machine, and of the metrics all but the
-    last.
+    Only runs that have all their seeds. The copy leaves out the place of the data folder on this
+    machine, and of the metrics all but the last; it is all that a table needs.
     """
     for run in sorted(Path("runs", name).glob(runs)):
-        seeds = sorted(file.parent for file in run.glob("seed_*/result.json"))
-        results = [json.loads((seed / "result.json").read_text()) for seed in seeds]
-        if not results or len(results) < results[0]["seeds_stacked"]:
+        if complete(run) is None:
             continue
-        for seed in seeds:
+        for seed in run.glob("seed_*"):
             place = out / "runs" / seed.relative_to(f"runs/{name}")
             place.mkdir(parents=True, exist_ok=True)
             for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
@@ -215,7 +213,15 @@ def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[st
                 (place / file).write_text(text)
             last = (seed / "metrics.jsonl").read_text().splitlines()[-1]
             (place / "last-metrics.json").write_text(last + "\n")
-        yield results
+    for run in sorted((out / "runs").glob(runs)):
+        if (results := complete(run)) is not None:
+            yield results
+
+
+def complete(run: Path) -> list[dict[str, Any]] | None:
+    """The results of a run's seeds; None while one is missing."""
+    results = [json.loads(file.read_text()) for file in sorted(run.glob("seed_*/result.json"))]
+    return results if results and len(results) == results[0]["seeds_stacked"] else None
 
 
 def main(arguments: list[str]) -> None:
