@@ -18,11 +18,11 @@ from benchmarks.neorl2 import budget, finished, spread
 from offline_rl.report import report, table
 from offline_rl.training import train
 
-CHEAP = ("bc", "td3_bc", "awac", "xql")
-UPDATES = {"iql": 100_000, "cql": 10_000} | dict.fromkeys(CHEAP, 50_000)  # of others 20,000
+UPDATES = {"bc": 20_000, "iql": 20_000, "rebrac": 4_000, "f_dvl": 5_000}  # of others 10,000
+UPDATES |= {"cql": 5_000, "edac": 5_000}  # as the processor of those runs allowed
 RUNNERS = ("hopper", "walker2d", "halfcheetah")
 QUALITIES = ("medium", "medium-replay", "medium-expert")
-ALGORITHMS = "bc,td3_bc,iql,awac,xql,rebrac,cql,edac"
+ALGORITHMS = "bc,td3_bc,iql,awac,xql,spot,rebrac,f_dvl,cql,edac"
 D4RL_RETURNS = {  # its v2 files, mean over episodes, as code of Decision Transformers lists them
     "hopper": {"random": 18.4, "medium": 1422.1, "expert": 3511.4},
     "walker2d": {"random": 1.9, "medium": 2852.1, "expert": 4920.5},
@@ -70,20 +70,20 @@ def scores() -> str:
             published[row["dataset"], row["algorithm"]] = f"{float(row['score']):.1f}"
     found: dict[tuple[str, str], str] = {}
     sets: dict[str, float] = {}
-    updates: dict[str, int] = {}
+    updates: dict[tuple[str, int], set[str]] = {}
     for results in finished("locomotion", OUT):
         name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
         found[name, algorithm] = spread([r["score"] for r in results])
         sets[name] = results[0]["behaviour_score"]
-        updates[algorithm] = results[0]["num_updates"]
+        updates.setdefault((algorithm, results[0]["num_updates"]), set()).add(name)
     header = ["algorithm", "updates"] + [
         f"{name}, {who}" for name in sets for who in ("ours", "CORL")
     ]
     body = [["data", ""] + [cell for name in sets for cell in (f"{sets[name]:.1f}", "")]]
-    for algorithm, count in updates.items():
+    for (algorithm, count), trained in sorted(updates.items()):
         cells = [algorithm, f"{count:,}"]
         for name in sets:
-            cells.append(found.get((name, algorithm), ""))
+            cells.append(found[name, algorithm] if name in trained else "")
             cells.append(published.get((f"{name}-v2", algorithm), ""))
         body.append(cells)
     return table(header, body, markdown=True)
@@ -105,13 +105,14 @@ def main(arguments: list[str]) -> None:
     for algorithm in options["algorithms"].split(","):
         for runner in options["runners"].split(","):
             for quality in options["qualities"].split(","):
+                updates = UPDATES.get(algorithm, 10_000)
                 train(
                     algorithm=algorithm,
                     task=f"gym/{runner}-{quality}",
                     seeds=int(options["seeds"]),
                     precision=options["precision"],
                     out="runs/locomotion",
-                    **budget(algorithm, UPDATES.get(algorithm, 20_000)),
+                    **budget(algorithm, updates) | {"eval_every": updates // 5},
                 )
 
 
