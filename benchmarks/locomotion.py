@@ -32,7 +32,7 @@ OUT = Path("benchmarks/results/locomotion")
 NOTE = """
 Ours: mean ± standard deviation (ddof 0) over two seeds of the normalised score (D4RL's references,
 here only a scale) of the last policy after the updates given, 10 episodes; settings as in
-configs/algorithm. CORL: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
+configs/algorithm. In brackets CORL's: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
 (tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the columns may agree in
 their order only: a medium set here is another policy's, and these updates are few.
 
@@ -63,7 +63,7 @@ def datasets() -> str:
 
 
 def scores() -> str:
-    """Every algorithm on every set, ours and CORL's."""
+    """Every algorithm on every set, CORL's score in brackets."""
     published: dict[tuple[str, str], str] = {}
     with (Path(__file__).parent / "published" / "d4rl.csv").open() as file:
         for row in csv.DictReader(file):
@@ -76,16 +76,15 @@ def scores() -> str:
         found[name, algorithm] = spread([r["score"] for r in results])
         sets[name] = results[0]["behaviour_score"]
         updates.setdefault((algorithm, results[0]["num_updates"]), set()).add(name)
-    header = ["algorithm", "updates"] + [
-        f"{name}, {who}" for name in sets for who in ("ours", "CORL")
-    ]
-    body = [["data", ""] + [cell for name in sets for cell in (f"{sets[name]:.1f}", "")]]
+    body = [["data", "", *(f"{score:.1f}" for score in sets.values())]]
     for (algorithm, count), trained in sorted(updates.items()):
         cells = [algorithm, f"{count:,}"]
         for name in sets:
-            cells.append(found[name, algorithm] if name in trained else "")
-            cells.append(published.get((f"{name}-v2", algorithm), ""))
+            theirs = published.get((f"{name}-v2", algorithm))
+            ours = found[name, algorithm] if name in trained else ""
+            cells.append(f"{ours} ({theirs})" if ours and theirs else ours)
         body.append(cells)
+    header = ["algorithm", "updates", *sets]
     return table(header, body, markdown=True)
 
 
