@@ -18,8 +18,8 @@ from benchmarks.neorl2 import budget, finished, spread
 from offline_rl.report import report, table
 from offline_rl.training import train
 
-UPDATES = {"bc": 20_000, "iql": 20_000, "rebrac": 4_000, "f_dvl": 5_000}  # of others 10,000
-UPDATES |= {"cql": 5_000, "edac": 5_000}  # as the processor of those runs allowed
+UPDATES = {"bc": 20_000, "iql": 20_000, "spot": 5_000}  # of others 10,000
+UPDATES |= dict.fromkeys(("rebrac", "f_dvl"), 3_000) | dict.fromkeys(("cql", "edac"), 4_000)
 RUNNERS = ("hopper", "walker2d", "halfcheetah")
 QUALITIES = ("medium", "medium-replay", "medium-expert")
 ALGORITHMS = "bc,td3_bc,iql,awac,xql,spot,rebrac,f_dvl,cql,edac"
