@@ -18,8 +18,8 @@ from benchmarks.neorl2 import budget, finished, spread
 from offline_rl.report import report, table
 from offline_rl.training import train
 
-UPDATES = {"bc": 20_000, "iql": 20_000, "spot": 5_000}  # of others 10,000
-UPDATES |= dict.fromkeys(("rebrac", "f_dvl"), 3_000) | dict.fromkeys(("cql", "edac"), 4_000)
+UPDATES = {"bc": 20_000, "iql": 20_000, "spot": 4_000, "cql": 3_000, "edac": 3_000}
+UPDATES |= {"rebrac": 2_500, "f_dvl": 2_500}  # of others 10,000
 RUNNERS = ("hopper", "walker2d", "halfcheetah")
 QUALITIES = ("medium", "medium-replay", "medium-expert")
 ALGORITHMS = "bc,td3_bc,iql,awac,xql,spot,rebrac,f_dvl,cql,edac"
