@@ -68,21 +68,21 @@ def scores() -> str:
     with (Path(__file__).parent / "published" / "d4rl.csv").open() as file:
         for row in csv.DictReader(file):
             published[row["dataset"], row["algorithm"]] = f"{float(row['score']):.1f}"
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, int], dict[str, str]] = {}
     sets: dict[str, float] = {}
-    updates: dict[tuple[str, int], set[str]] = {}
     for results in finished("locomotion", OUT):
         name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
-        found[name, algorithm] = spread([r["score"] for r in results])
+        row = found.setdefault((algorithm, results[0]["num_updates"]), {})
+        row[name] = spread([r["score"] for r in results])
         sets[name] = results[0]["behaviour_score"]
-        updates.setdefault((algorithm, results[0]["num_updates"]), set()).add(name)
     body = [["data", "", *(f"{score:.1f}" for score in sets.values())]]
-    for (algorithm, count), trained in sorted(updates.items()):
+    for (algorithm, count), ours in sorted(found.items()):
         cells = [algorithm, f"{count:,}"]
         for name in sets:
             theirs = published.get((f"{name}-v2", algorithm))
-            ours = found[name, algorithm] if name in trained else ""
-            cells.append(f"{ours} ({theirs})" if ours and theirs else ours)
+            cells.append(
+                f"{ours[name]} ({theirs})" if name in ours and theirs else ours.get(name, "")
+            )
         body.append(cells)
     header = ["algorithm", "updates", *sets]
     return table(header, body, markdown=True)
