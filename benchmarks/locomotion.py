@@ -33,9 +33,9 @@ NOTE = """
 Ours: mean ± standard deviation (ddof 0) over two seeds of the normalised score (D4RL's references,
 here only a scale) of the last policy after the updates given, 10 episodes; settings as in
 configs/algorithm. In brackets CORL's: D4RL's v2 data, 1,000,000 updates, the last policy, 4 seeds
-(tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the
-columns may agree in their order only: a medium set here is another policy's. Ours had a fiftieth of
-the published updates or less (hopper: a tenth), as many as two cores finish in an hour and a half.
+(tinkoff-ai/CORL, AWAC as corrected by corl-team/CORL). The data differ, so the columns may agree in
+their order only: a medium set here is another policy's. Ours had a fiftieth of the published
+updates or less (hopper: a tenth), as many as two cores finish in an hour and a half.
 
 The literature's order on replay data, ensembles above CQL above BC, does not appear, nor can it
 after 3,000 updates: EDAC and CQL still stand where BC does, 2 on halfcheetah, 7 to 10 on walker2d.
@@ -45,8 +45,8 @@ of its 100 episodes hardly move, and of the slow rows, which a start leads to, f
 theirs; on an earlier set of the recipe the clone of the better half (`algorithm.top_fraction=0.5`)
 scored 36. On walker2d's replay, whose policies mostly fall, nothing is far from the data.
 
-On the other sets BC is near the data's mean, on walker2d-medium-expert above it; so is AWAC, but for
-that set, and on halfcheetah-medium-expert it is above both. What maximises a value of its own
+On the other sets BC is near the data's mean, on walker2d-medium-expert above it; AWAC as well, but
+there, and on halfcheetah-medium-expert it is above both. What maximises a value of its own
 (TD3+BC, SPOT, ReBRAC) was still on its way up, and mostly below BC, where the published order after
 1,000,000 updates is the reverse. IQL and XQL on walker2d-medium fall at once: over all rows IQL's
 squared error to the data's actions is 0.08, near TD3+BC's 0.07, but at the episodes' first step it
