@@ -205,7 +205,7 @@ def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[st
     for run in sorted(Path("runs", name).glob(runs)):
         if complete(run) is None:
             continue
-        for seed in run.glob("seed_*"):
+        for seed in (file.parent for file in run.glob("seed_*/result.json")):
             place = out / "runs" / seed.relative_to(f"runs/{name}")
             place.mkdir(parents=True, exist_ok=True)
             for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
@@ -219,9 +219,9 @@ def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[st
 
 
 def complete(run: Path) -> list[dict[str, Any]] | None:
-    """The results of a run's seeds; None while one is missing."""
+    """The results of a run's seeds; None while one of those stacked is missing."""
     results = [json.loads(file.read_text()) for file in sorted(run.glob("seed_*/result.json"))]
-    return results if results and len(results) == results[0]["seeds_stacked"] else None
+    return results if results and len(results) >= results[0]["seeds_stacked"] else None
 
 
 def main(arguments: list[str]) -> None:
