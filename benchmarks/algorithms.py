@@ -12,9 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.neorl2 import spread
+from benchmarks.neorl2 import complete, spread
 from benchmarks.speed.bench import per_second
 from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
+from offline_rl.report import table
 
 PAGE = Path("docs/algorithms.md")
 RESULTS = Path("benchmarks/results")
@@ -94,8 +95,7 @@ def scores() -> list[str]:
     for benchmark in sorted(p.parent for p in RESULTS.glob("*/runs")):
         cells: dict[str, dict[str, str]] = {}
         for run in sorted((benchmark / "runs").glob("*/*/*")):
-            seeds = [json.loads(p.read_text()) for p in sorted(run.glob("seed_*/result.json"))]
-            if not seeds:
+            if (seeds := complete(run)) is None:
                 continue
             first = seeds[0]
             task = first["task"] + ("" if run.name == "default" else f" ({run.name})")
@@ -103,11 +103,8 @@ def scores() -> list[str]:
             cells.setdefault("data", {})[task] = f"{first['behaviour_score']:.1f}"
             cells.setdefault(first["algorithm"], {})[task] = score
         tasks = sorted({task for row in cells.values() for task in row})
-        lines += [f"### `{benchmark}`", "", "| | " + " | ".join(tasks) + " |"]
-        lines.append("|---" * (len(tasks) + 1) + "|")
-        for name, row in cells.items():
-            lines.append("| " + " | ".join([name, *(row.get(t, "") for t in tasks)]) + " |")
-        lines.append("")
+        body = [[name, *(row.get(task, "") for task in tasks)] for name, row in cells.items()]
+        lines += [f"### `{benchmark}`", "", table(["", *tasks], body, markdown=True), ""]
     return lines
 
 
@@ -132,8 +129,7 @@ def speed() -> list[str]:
         ours = [r for r in rows if r["kind"] == "ours"]
         columns = sorted({(r["precision"], r["seeds"]) for r in ours})
         heads = [f"{p}, {s} seed{'s' if s > 1 else ''}" for p, s in columns]
-        lines += [f"### `{path}`", "", "| | eager, /s | " + " | ".join(heads) + " |"]
-        lines.append("|---" * (len(columns) + 2) + "|")
+        body = []
         for name in dict.fromkeys(r["algorithm"] for r in rows):
             base = next(
                 r for r in rows if r["algorithm"] == name and r["kind"] in ("eager", "uncompiled")
@@ -144,9 +140,11 @@ def speed() -> list[str]:
                 if r["algorithm"] == name
             }
             rate = per_second(base["updates_per_second"]) + "*" * (base["kind"] == "uncompiled")
-            cells = [f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns]
-            lines.append("| " + " | ".join([name, rate, *cells]) + " |")
-        lines.append("")
+            body.append(
+                [name, rate, *(f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns)]
+            )
+        header = ["", "eager, /s", *heads]
+        lines += [f"### `{path}`", "", table(header, body, markdown=True), ""]
     return lines
 
 

@@ -20,7 +20,7 @@ from benchmarks.neorl2 import finished, spread
 from offline_rl.data import load
 from offline_rl.data.write import write
 from offline_rl.generate import join
-from offline_rl.report import report
+from offline_rl.report import report, table
 from offline_rl.training import train
 
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
@@ -106,23 +106,18 @@ def ceiling() -> float:
     return 2 * float(load(TASK).monte_carlo_returns(0.99).max())
 
 
-def table() -> str:
-    lines = ["# Dual RL", "", "`python -m benchmarks.dual imitation`, `… stability`", ""]
-    lines += ["| learner | data | return | seeds | updates |", "|---" * 5 + "|"]
+def page() -> str:
+    """Both claims' tables; also copies the imitations' results and evaluations."""
     data: dict[str, float] = {}
-    learners = list[str]()
+    learners, losses = list[list[str]](), list[list[str]]()
     for run, what in IMITATION.items():
         for rows in finished("dual", RESULTS, f"*/{run}"):
             data[what.split(", and ")[-1]] = rows[0]["behaviour_return"]
             found = spread([r["mean_return"] for r in rows], 0)
             updates = f"{rows[0]['num_updates']:,}"
-            learners.append(f"| {run} | {what} | {found} | {len(rows)} | {updates} |")
-    lines += [f"| the data itself | {name} | {mean:.0f} | | |" for name, mean in data.items()]
-    lines += learners
-    lines.append(NOTE)
+            learners.append([run, what, found, str(len(rows)), updates])
+    learners[:0] = [["the data itself", name, f"{mean:.0f}", "", ""] for name, mean in data.items()]
     report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
-    lines += ["| value loss | temperature | not finite | above the ceiling | score | updates |"]
-    lines.append("|---" * 6 + "|")
     top = ceiling()
     kept = RESULTS / "stability.json"  # a row for each group of seeds, not their files
     counts = json.loads(kept.read_text()) if kept.is_file() else {}
@@ -134,16 +129,19 @@ def table() -> str:
                 counts[row] = counted(run, rows, top)
             if (count := counts.get(row)) is None:
                 continue
-            share = " | ".join(
-                f"{count[key]} of {count['seeds']}" for key in ("not_finite", "above_ceiling")
-            )
-            score = "" if count["score"] is None else f"{count['score']:.1f}"
-            lines.append(f"| {name} | {temperature:g} | {share} | {score} | {count['updates']:,} |")
+            cells = [f"{count[key]} of {count['seeds']}" for key in ("not_finite", "above_ceiling")]
+            cells.append("" if count["score"] is None else f"{count['score']:.1f}")
+            losses.append([name, f"{temperature:g}", *cells, f"{count['updates']:,}"])
     RESULTS.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(counts, indent=1) + "\n")
-    lines += ["", f"Ceiling: {top:.0f}, twice the best discounted return in the data."]
-    (RESULTS / "README.md").write_text("\n".join(lines) + "\n")
-    return "\n".join(lines)
+    text = "# Dual RL\n\n`python -m benchmarks.dual imitation`, `… stability`\n\n"
+    text += table(["learner", "data", "return", "seeds", "updates"], learners, markdown=True)
+    text += "\n" + NOTE + "\n"
+    header = ["value loss", "temperature", "not finite", "above the ceiling", "score", "updates"]
+    text += table(header, losses, markdown=True) + "\n\n"
+    text += f"Ceiling: {top:.0f}, twice the best discounted return in the data.\n"
+    (RESULTS / "README.md").write_text(text)
+    return text
 
 
 def counted(run: str, rows: list[dict[str, Any]], top: float) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def last_target(run: str) -> float:
 
 
 if __name__ == "__main__":
-    commands = {"imitation": imitation, "stability": stability, "table": lambda: print(table())}
+    commands = {"imitation": imitation, "stability": stability, "table": lambda: print(page())}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]]()

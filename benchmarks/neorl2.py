@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.data.find import data_folder
-from offline_rl.report import report
+from offline_rl.report import report, table
 from offline_rl.training import train
 
 SEEDS = [7, 42, 210]  # those of the published table
@@ -114,14 +114,14 @@ def published() -> dict[tuple[str, str, str], tuple[float, str]]:
         }
 
 
-def beyond(ours: dict[str, dict[str, float]], data: dict[str, float]) -> list[str]:
+def beyond(ours: dict[str, dict[str, float]], data: dict[str, float]) -> str:
     """Who is above the data and above every published score; ours: task -> algorithm -> mean."""
     best: dict[str, tuple[float, str]] = {}
     for (task, algorithm, metric), (value, _) in published().items():
         if metric == "normalized_score" and algorithm != "data":
             best[task] = max(best.get(task, (-1e9, "")), (value, algorithm))
-    head = "| task | data | best published | best of ours | above the data | above all published |"
-    lines = [head, "|---" * 6 + "|"]
+    header = ["task", "data", "best published", "best of ours"]
+    body = []
     for task, scores in ours.items():
         above = {
             bar: [name for name in scores if scores[name] > x]
@@ -131,18 +131,16 @@ def beyond(ours: dict[str, dict[str, float]], data: dict[str, float]) -> list[st
         cells = [task, f"{data[task]:.1f}", f"{best[task][0]:.1f} ({best[task][1]})"]
         cells += [f"{scores[top]:.1f} ({top})"]
         cells += [", ".join(above[bar]) or "none" for bar in ("data", "published")]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        body.append(cells)
+    return table([*header, "above the data", "above all published"], body, markdown=True)
 
 
-def table() -> str:
+def page() -> str:
     """Ours beside the published scores; also copies each seed's results and evaluations."""
-    facts, lines = published(), []
+    facts, body = published(), []
     ours: dict[str, dict[str, float]] = {}
     data: dict[str, float] = {}
     out = Path("benchmarks/results/neorl2")
-    head = "| task | algorithm | ours | published best of grid | grid median | grid worst |"
-    lines += [head + " data | updates | episodes |", "|---" * 9 + "|"]
     for results in finished("neorl2", out):
         task, algorithm = results[0]["task"].split("/")[1], results[0]["algorithm"]
         reference = results[0]["score_reference"]
@@ -170,9 +168,11 @@ def table() -> str:
             f"{results[0]['num_updates']:,}",
             str(len(results[0]["returns"])),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + "\n".join(lines) + "\n" + NOTE
-    text += BEYOND + "\n".join(beyond(ours, data)) + "\n"
+        body.append(cells)
+    header = ["task", "algorithm", "ours", "published best of grid", "grid median", "grid worst"]
+    header += ["data", "updates", "episodes"]
+    text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + table(header, body, markdown=True)
+    text += "\n" + NOTE + BEYOND + beyond(ours, data) + "\n"
     (out / "README.md").write_text(text)
     report([str(out / "runs")], out=str(out / "curves"))
     return text
@@ -226,7 +226,7 @@ def complete(run: Path) -> list[dict[str, Any]] | None:
 
 def main(arguments: list[str]) -> None:
     if arguments == ["table"]:
-        print(table())
+        print(page())
         return
     options = {"tasks": "DMSD,SafetyHalfCheetah,Pipeline", "algorithms": "bc,td3_bc,iql,cql"}
     options |= {"precision": "auto", "seeds": "", "name": "default"}
