@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.neorl2 import complete, spread
+from benchmarks.evidence import complete, spread
 from benchmarks.speed.bench import per_second
 from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
 from offline_rl.report import table

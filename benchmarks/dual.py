@@ -16,14 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.neorl2 import finished, spread
+from benchmarks.evidence import keep, kept, publish, spread
 from offline_rl.data import load
 from offline_rl.data.write import write
 from offline_rl.generate import join
-from offline_rl.report import report, table
+from offline_rl.report import table
 from offline_rl.training import train
 
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
+COUNTS = RESULTS / "stability.json"  # a row for each group of seeds; their files are not kept
 TASK = "gym/hopper-medium-replay"
 DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000  # episodes shown; episodes in the other data
 IMITATION = {  # run -> its data
@@ -43,7 +44,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "xql": {"algorithm": "xql"},
     "f_dvl-chi_square": {"algorithm": "f_dvl", "algorithm.divergence": "chi_square"},
     "f_dvl-total_variation": {"algorithm": "f_dvl", "algorithm.divergence": "total_variation"},
-    "xql-unclipped": {"algorithm": "xql", "algorithm.max_clip": 1e6},
+    "xql-unclipped": {"algorithm": "xql", "algorithm.max_clip": 1e3},
 }
 
 
@@ -107,41 +108,41 @@ def ceiling() -> float:
 
 
 def page() -> str:
-    """Both claims' tables; also copies the imitations' results and evaluations."""
+    """Both claims' tables, from what is kept."""
     data: dict[str, float] = {}
     learners, losses = list[list[str]](), list[list[str]]()
     for run, what in IMITATION.items():
-        for rows in finished("dual", RESULTS, f"*/{run}"):
+        for rows in kept(RESULTS, f"*/{run}"):
             data[what.split(", and ")[-1]] = rows[0]["behaviour_return"]
             found = spread([r["mean_return"] for r in rows], 0)
             updates = f"{rows[0]['num_updates']:,}"
             learners.append([run, what, found, str(len(rows)), updates])
     learners[:0] = [["the data itself", name, f"{mean:.0f}", "", ""] for name, mean in data.items()]
-    report([str(RESULTS / "runs")], out=str(RESULTS / "curves"))
-    top = ceiling()
-    kept = RESULTS / "stability.json"  # a row for each group of seeds, not their files
-    counts = json.loads(kept.read_text()) if kept.is_file() else {}
-    for name, how in LOSSES.items():
+    counts = json.loads(COUNTS.read_text())
+    for name in LOSSES:
         for temperature in TEMPERATURES:
-            row = f"{name}, temperature {temperature:g}"
-            run = f"gym_hopper-medium-replay/{how['algorithm']}/{name}-temperature_{temperature}"
-            if rows := results(f"{run}/seed_*"):
-                counts[row] = counted(run, rows, top)
-            if (count := counts.get(row)) is None:
+            if (count := counts.get(f"{name}, temperature {temperature:g}")) is None:
                 continue
             cells = [f"{count[key]} of {count['seeds']}" for key in ("not_finite", "above_ceiling")]
             cells.append("" if count["score"] is None else f"{count['score']:.1f}")
             losses.append([name, f"{temperature:g}", *cells, f"{count['updates']:,}"])
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(counts, indent=1) + "\n")
     text = "# Dual RL\n\n`python -m benchmarks.dual imitation`, `… stability`\n\n"
     text += table(["learner", "data", "return", "seeds", "updates"], learners, markdown=True)
     text += "\n" + NOTE + "\n"
     header = ["value loss", "temperature", "not finite", "above the ceiling", "score", "updates"]
     text += table(header, losses, markdown=True) + "\n\n"
-    text += f"Ceiling: {top:.0f}, twice the best discounted return in the data.\n"
-    (RESULTS / "README.md").write_text(text)
-    return text
+    return text + f"Ceiling: {ceiling():.0f}, twice the best discounted return in the data.\n"
+
+
+def count_stability() -> None:
+    """Add the runs that have all their seeds to COUNTS."""
+    counts, top = json.loads(COUNTS.read_text()) if COUNTS.is_file() else {}, ceiling()
+    for name, how in LOSSES.items():
+        for temperature in TEMPERATURES:
+            run = f"gym_hopper-medium-replay/{how['algorithm']}/{name}-temperature_{temperature}"
+            if rows := results(f"{run}/seed_*"):
+                counts[f"{name}, temperature {temperature:g}"] = counted(run, rows, top)
+    COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
 
 
 def counted(run: str, rows: list[dict[str, Any]], top: float) -> dict[str, Any]:
@@ -162,8 +163,15 @@ def last_target(run: str) -> float:
     return float(json.loads(rows[-1])["train/target"])
 
 
+def tables() -> None:
+    keep(RESULTS, "*/recoil/*")
+    keep(RESULTS, "*/bc/*")
+    count_stability()
+    publish(RESULTS, page)
+
+
 if __name__ == "__main__":
-    commands = {"imitation": imitation, "stability": stability, "table": lambda: print(page())}
+    commands = {"imitation": imitation, "stability": stability, "table": tables}
     if len(sys.argv) != 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]]()

@@ -14,8 +14,8 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.neorl2 import budget, finished, spread
-from offline_rl.report import report, table
+from benchmarks.evidence import budget, keep, kept, publish, spread
+from offline_rl.report import table
 from offline_rl.training import train
 
 UPDATES = {"bc": 20_000, "iql": 20_000, "spot": 4_000, "cql": 3_000, "edac": 3_000}
@@ -28,7 +28,7 @@ D4RL_RETURNS = {  # its v2 files, mean over episodes, as code of Decision Transf
     "walker2d": {"random": 1.9, "medium": 2852.1, "expert": 4920.5},
     "halfcheetah": {"random": -288.8, "medium": 4770.3, "expert": 10656.4},
 }
-OUT = Path("benchmarks/results/locomotion")
+RESULTS = Path("benchmarks/results/locomotion")
 NOTE = """
 Ours: mean ± standard deviation (ddof 0) over two seeds of the normalised score (D4RL's references,
 here only a scale) of the last policy after the updates given, 10 episodes; settings as in
@@ -84,7 +84,7 @@ def scores() -> str:
             published[row["dataset"], row["algorithm"]] = f"{float(row['score']):.1f}"
     found: dict[tuple[str, int], dict[str, str]] = {}
     sets: dict[str, float] = {}
-    for results in finished("locomotion", OUT):
+    for results in kept(RESULTS):
         name, algorithm = results[0]["task"].removeprefix("gym/"), results[0]["algorithm"]
         row = found.setdefault((algorithm, results[0]["num_updates"]), {})
         row[name] = spread([r["score"] for r in results])
@@ -102,15 +102,17 @@ def scores() -> str:
     return table(header, body, markdown=True)
 
 
+def page() -> str:
+    """The sets and the scores, from the cards and the runs that are kept."""
+    text = "# Our data of D4RL's kind\n\n`python -m benchmarks.locomotion`\n\n## The sets\n\n"
+    text += datasets() + "\n\nScores are on D4RL's scale.\n\n## Algorithms\n\n"
+    return text + scores() + "\n" + NOTE
+
+
 def main(arguments: list[str]) -> None:
     if arguments == ["table"]:
-        page = "# Our data of D4RL's kind\n\n`python -m benchmarks.locomotion`\n\n## The sets\n\n"
-        page += datasets() + "\n\nScores are on D4RL's scale.\n\n## Algorithms\n\n"
-        page += scores() + "\n" + NOTE
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / "README.md").write_text(page)
-        report([str(OUT / "runs")], out=str(OUT / "curves"))
-        print(page)
+        keep(RESULTS)
+        publish(RESULTS, page)
         return
     options = {"runners": "hopper", "algorithms": ALGORITHMS, "qualities": ",".join(QUALITIES)}
     options |= {"seeds": "2", "precision": "bf16"}

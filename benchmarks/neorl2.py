@@ -9,15 +9,14 @@ Runs go to runs/neorl2 and resume. `table` writes benchmarks/results/neorl2 from
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evidence import budget, keep, kept, publish, spread
 from offline_rl.data.find import data_folder
-from offline_rl.report import report, table
+from offline_rl.report import table
 from offline_rl.training import train
 
 SEEDS = [7, 42, 210]  # those of the published table
@@ -32,7 +31,7 @@ UPDATES = dict.fromkeys(CHEAP, 50_000) | {  # of the others 30,000
     "ro2o": 6_000,
     "lb_sac": 1_000,  # of 10,000 transitions each: as many as 39,000 of 256
 }
-PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that come before, if any
+RESULTS = Path("benchmarks/results/neorl2")
 EPISODES = {
     "DMSD": 100,
     "SafetyHalfCheetah": 20,
@@ -136,12 +135,11 @@ def beyond(ours: dict[str, dict[str, float]], data: dict[str, float]) -> str:
 
 
 def page() -> str:
-    """Ours beside the published scores; also copies each seed's results and evaluations."""
+    """Ours beside the published scores, from the runs that are kept."""
     facts, body = published(), []
     ours: dict[str, dict[str, float]] = {}
     data: dict[str, float] = {}
-    out = Path("benchmarks/results/neorl2")
-    for results in finished("neorl2", out):
+    for results in kept(RESULTS):
         task, algorithm = results[0]["task"].split("/")[1], results[0]["algorithm"]
         reference = results[0]["score_reference"]
         scores, name = [r["score"] for r in results], NAMES.get(algorithm, "")
@@ -172,61 +170,13 @@ def page() -> str:
     header = ["task", "algorithm", "ours", "published best of grid", "grid median", "grid worst"]
     header += ["data", "updates", "episodes"]
     text = "# NeoRL-2\n\n`python -m benchmarks.neorl2`\n\n" + table(header, body, markdown=True)
-    text += "\n" + NOTE + BEYOND + beyond(ours, data) + "\n"
-    (out / "README.md").write_text(text)
-    report([str(out / "runs")], out=str(out / "curves"))
-    return text
-
-
-def spread(values: Sequence[float | None], digits: int = 1) -> str:
-    """Mean ± standard deviation (ddof 0) of the seeds that have a value, and how many diverged."""
-    sound = [x for x in values if x is not None]
-    lost = f"{len(values) - len(sound)} of {len(values)} diverged"
-    if not sound:
-        return lost
-    text = f"{statistics.mean(sound):.{digits}f} ± {statistics.pstdev(sound):.{digits}f}"
-    return text if len(sound) == len(values) else f"{text}; {lost}"
-
-
-def budget(algorithm: str, updates: int) -> dict[str, Any]:
-    """How long `train` is to train, and how often to look."""
-    keys = {"num_updates": updates, "eval_every": updates // 10, "checkpoint_every": updates // 10}
-    if algorithm in PRETRAIN:
-        keys["pretrain_updates"] = updates // PRETRAIN[algorithm]
-    return keys
-
-
-def finished(name: str, out: Path, runs: str = "*/*/*") -> Iterator[list[dict[str, Any]]]:
-    """The seeds' results of every run in out/runs, where those in runs/<name> are copied first.
-
-    Only runs that have all their seeds. The copy leaves out the place of the data folder on this
-    machine, and of the metrics all but the last; it is all that a table needs.
-    """
-    for run in sorted(Path("runs", name).glob(runs)):
-        if complete(run) is None:
-            continue
-        for seed in (file.parent for file in run.glob("seed_*/result.json")):
-            place = out / "runs" / seed.relative_to(f"runs/{name}")
-            place.mkdir(parents=True, exist_ok=True)
-            for file in ("config.json", "environment.json", "result.json", "evaluations.jsonl"):
-                text = (seed / file).read_text().replace(f"{data_folder()}/", "")
-                (place / file).write_text(text)
-            last = (seed / "metrics.jsonl").read_text().splitlines()[-1]
-            (place / "last-metrics.json").write_text(last + "\n")
-    for run in sorted((out / "runs").glob(runs)):
-        if (results := complete(run)) is not None:
-            yield results
-
-
-def complete(run: Path) -> list[dict[str, Any]] | None:
-    """The results of a run's seeds; None while one of those stacked is missing."""
-    results = [json.loads(file.read_text()) for file in sorted(run.glob("seed_*/result.json"))]
-    return results if results and len(results) >= results[0]["seeds_stacked"] else None
+    return text + "\n" + NOTE + BEYOND + beyond(ours, data) + "\n"
 
 
 def main(arguments: list[str]) -> None:
     if arguments == ["table"]:
-        print(page())
+        keep(RESULTS)
+        publish(RESULTS, page)
         return
     options = {"tasks": "DMSD,SafetyHalfCheetah,Pipeline", "algorithms": "bc,td3_bc,iql,cql"}
     options |= {"precision": "auto", "seeds": "", "name": "default"}

@@ -1,8 +1,13 @@
-"""Pages that are made are as their makers make them today."""
+"""Pages that are made are as their makers make them today, and so are the benchmarks' settings."""
 
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks import algorithms, datasets
+import pytest
+
+from benchmarks import algorithms, datasets, dual, locomotion, neorl2
+from benchmarks.evidence import kept
+from offline_rl.config import algorithm_config
 
 
 def test_the_algorithms_page_is_that_of_this_code_and_these_results():
@@ -14,3 +19,19 @@ def test_the_datasets_page_is_that_of_these_cards():
     assert Path("docs/datasets.md").read_text() == datasets.page(), (
         "run python -m benchmarks.datasets"
     )
+
+
+@pytest.mark.parametrize("benchmark", [neorl2, locomotion, dual])
+def test_a_results_page_is_that_of_the_runs_that_are_kept(benchmark: ModuleType):
+    made = benchmark.page()
+    found = (benchmark.RESULTS / "README.md").read_text()
+    assert found == made, f"run python -m {benchmark.__name__} table"
+    sets = {row["dataset"] for rows in kept(benchmark.RESULTS) for row in rows}
+    assert sets and not any(Path(name).is_absolute() for name in sets), "a place on one machine"
+
+
+@pytest.mark.parametrize("loss", dual.LOSSES)
+def test_every_value_loss_of_the_dual_benchmark_is_one_that_its_algorithm_takes(loss: str):
+    keys = {k.removeprefix("algorithm."): v for k, v in dual.LOSSES[loss].items() if "." in k}
+    config, _ = algorithm_config(dual.LOSSES[loss]["algorithm"], dual.TASK, keys)
+    assert all(getattr(config, key) == value for key, value in keys.items())
