@@ -86,7 +86,8 @@ What the differences come from, as far as the curves tell:
   is the score of no insulin at all: from 5,000 updates on, all three policies give -1 whatever they
   see. The data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for
   locomotion, on a squared distance costs the end of the range next to nothing, and the critic
-  decides alone.
+  decides alone. SPOT, set for locomotion too, was between that score and 55 from 20,000 updates on.
+  XQL and f-DVL were at 88.6 on the way, after 15,000 and 30,000 updates, and sank again.
 
 Costly algorithms had to stop early on this budget: see the updates.
 """
