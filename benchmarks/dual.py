@@ -39,7 +39,7 @@ NOTE = f"""
 expert: {DEMONSTRATIONS} episodes of our hopper-expert. one: the first of them. other: {HIDDEN}
 more, unmarked, among {RANDOM_ROWS:,} steps of hopper-random. both: expert and other as one set.
 """
-TEMPERATURES = [0.5, 1.0, 2.0, 5.0, 10.0]
+TEMPERATURES = [0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0]
 LOSSES: dict[str, dict[str, Any]] = {
     "xql": {"algorithm": "xql"},
     "f_dvl-chi_square": {"algorithm": "f_dvl", "algorithm.divergence": "chi_square"},

@@ -15,8 +15,9 @@ PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that co
 
 
 def budget(algorithm: str, updates: int) -> dict[str, Any]:
-    """How long `train` is to train, and how often to look."""
-    keys = {"num_updates": updates, "eval_every": updates // 10, "checkpoint_every": updates // 10}
+    """How long `train` is to train, and how often to look: short runs less, as a look costs more."""
+    every = updates // (10 if updates >= 5_000 else 4)
+    keys = {"num_updates": updates, "eval_every": every, "checkpoint_every": every}
     if algorithm in PRETRAIN:
         keys["pretrain_updates"] = updates // PRETRAIN[algorithm]
     return keys
