@@ -15,7 +15,7 @@ PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that co
 
 
 def budget(algorithm: str, updates: int) -> dict[str, Any]:
-    """How long `train` is to train, and how often to look: short runs less, as a look costs more."""
+    """How long `train` is to train, and how often to look: a short run less often."""
     every = updates // (10 if updates >= 5_000 else 4)
     keys = {"num_updates": updates, "eval_every": every, "checkpoint_every": every}
     if algorithm in PRETRAIN:
