@@ -72,6 +72,8 @@ What the differences come from, as far as the curves tell:
 - Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
   data, but why the two move apart is not explained. ReBRAC, with its weights for locomotion, falls
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
+  The Decision Transformer was cut off on its way up: -2, 13 and 36 after 1,000, 1,500 and 2,000
+  updates.
 - RandomFrictionHopper: one seed of ReBRAC stays fallen (3), one of SPOT as well (21, the others 28
   and 32), and why those is not explained; what only reweighs the data deviates by 1.5 at most.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
