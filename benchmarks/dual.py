@@ -134,7 +134,7 @@ def page() -> str:
     counts = json.loads(COUNTS.read_text())
     for name in LOSSES:
         for temperature in TEMPERATURES:
-            if (count := counts.get(f"{name}, temperature {temperature:g}")) is None:
+            if (count := counts.get(row_name(name, temperature))) is None:
                 continue
             cells = [f"{count[key]} of {count['seeds']}" for key in ("not_finite", "above_ceiling")]
             cells.append("" if count["score"] is None else f"{count['score']:.1f}")
@@ -148,14 +148,19 @@ def page() -> str:
     return text + STABILITY
 
 
+def row_name(loss: str, temperature: float) -> str:
+    """A group of seeds, as COUNTS calls it."""
+    return f"{loss}, temperature {temperature:g}"
+
+
 def count_stability() -> None:
-    """Add the runs that have all their seeds to COUNTS."""
+    """Add the runs in runs/dual to COUNTS."""
     counts, top = json.loads(COUNTS.read_text()) if COUNTS.is_file() else {}, ceiling()
     for name, how in LOSSES.items():
         for temperature in TEMPERATURES:
             run = f"gym_hopper-medium-replay/{how['algorithm']}/{name}-temperature_{temperature}"
             if rows := results(f"{run}/seed_*"):
-                counts[f"{name}, temperature {temperature:g}"] = counted(run, rows, top)
+                counts[row_name(name, temperature)] = counted(run, rows, top)
     COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
 
 
@@ -178,8 +183,8 @@ def last_target(run: str) -> float:
 
 
 def tables() -> None:
-    keep(RESULTS, "*/recoil/*")
-    keep(RESULTS, "*/bc/*")
+    for run in IMITATION:
+        keep(RESULTS, f"*/{run}")
     count_stability()
     publish(RESULTS, page)
 
