@@ -6,11 +6,13 @@ every checkpoint. Scores are always computed from raw rewards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from offline_rl.errors import UserError
 from policies.normaliser import Normaliser
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 RANGES = {  # of the fields that algorithms' configs share: (name or its ending, low, high)
     "discount": (0, 0.999999),
     "tau": (0, 1),
-    "expectile": (0, 1),
+    "expectile": (0.5, 0.999999),
+    "beta": (0, 1e9),
+    "alpha": (0, 1e9),
     "lr": (0, 1e3),
     "clip_actions": (1e-3, 1),
     "top_fraction": (1e-9, 1),
@@ -41,6 +45,15 @@ RANGES = {  # of the fields that algorithms' configs share: (name or its ending,
     "lam": (0, 1),
     "eta": (0, 1e9),
     "mixture": (0, 1),
+    "gap": (0, 1e9),
+    "reward_gap": (1e-9, 1e9),
+    "conservatism": (0, 1e9),
+    "smoothness": (0, 1e9),
+    "uncertainty": (0, 1e9),
+    "pessimism": (0, 1e9),
+    "cloning": (0, 1e9),
+    "decay": (0, 1),
+    "max_norm": (1e-9, 1e9),
     "return_scale": (1e-9, 1e9),
     "weight": (0, 1e9),
     "bc": (0, 1e9),
@@ -65,15 +78,26 @@ class Preprocessing:
     reward_shift: float = 0.0
     clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
     batch_size: int = 256  # transitions in an update; `batch_size=` on the command line is the same
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {}  # an algorithm's own, before RANGES
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming a field that is out of range."""
+        """Raises ValueError naming a field that is not a number or out of range."""
+        known = RANGES | self.ranges
         for name, value in vars(self).items():
-            limits = RANGES.get(name) or RANGES.get(name.rsplit("_", 1)[-1])
+            low, high = known.get(name) or known.get(name.rsplit("_", 1)[-1]) or (-inf, inf)
             numbers = value if isinstance(value, tuple) else (value,)
             plain = [x for x in numbers if isinstance(x, int | float) and not isinstance(x, bool)]
-            if limits and not all(limits[0] <= x <= limits[1] for x in plain):
-                raise ValueError(f"{name}={value} is not between {limits[0]:g} and {limits[1]:g}")
+            if not all(low <= x <= high for x in plain):  # nan never is
+                raise ValueError(f"{name}={value} is not between {low:g} and {high:g}")
+
+    def refuse_unread(self, choice: str, *names: str) -> None:
+        """Raises ValueError for a field of `names` that was set: `choice` does not read it."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value, default = getattr(self, name), defaults[name]
+            if not isinstance(value, int | float | str) or value != default:  # or stacked
+                was = f"leave it out, or set it to its default, {default}"
+                raise ValueError(f"{name} is not read by {choice}={getattr(self, choice)}: {was}")
 
 
 @dataclass(frozen=True)
@@ -87,13 +111,21 @@ class Transform:
 
     @classmethod
     def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: tuple[int, ...]) -> Transform:
-        """Statistics from `dataset`; without data nothing is normalised."""
+        """Statistics from `dataset`; without data nothing is normalised.
+
+        Raises UserError where returns are to be normalised and all are the same.
+        """
         normaliser, scale = Normaliser.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
             normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
         if dataset is not None and cfg.normalise_returns:
             returns = dataset.episode_returns()
-            scale *= 1000 / max(float(returns.max() - returns.min()), 1e-6)
+            if (spread := float(returns.max() - returns.min())) <= 1e-6 * abs(returns).max():
+                raise UserError(
+                    f"{dataset.name}: every episode returns {returns.max():g}, so that there is no "
+                    "range to divide rewards by: set algorithm.normalise_returns=false"
+                )
+            scale *= 1000 / spread
         return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:

@@ -24,6 +24,11 @@ def torch_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None
     nn.init.uniform_(bias, -bound, bound)
 
 
+def fan_out_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+    """Weight and bias uniform in +-1/sqrt(outputs): for [in, out] what torch's is for [out, in]."""
+    torch_init(weight, bias, bias.shape[-1], is_last)
+
+
 def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) -> Init:
     """Orthogonal weights, zero biases; `last_gain` (default: `gain`) for the output layer."""
 
@@ -73,7 +78,8 @@ def normal_init(deviation: float) -> Init:
 class MLP(nn.Module):
     """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
 
-    The matrix products run in `compute_dtype` (set by the engine), everything else in float32.
+    The matrix products run in `compute_dtype` (set by the engine), everything else in float32, and
+    so does the output layer: bfloat16's 8 bits would lose the difference of two values near 100.
     """
 
     compute_dtype = torch.float32
@@ -87,11 +93,15 @@ class MLP(nn.Module):
         ensemble: int | None = None,
         layer_norm: bool = False,
         norm_after_relu: bool = False,
+        inner: bool = False,
         init: Init = torch_init,
     ) -> None:
-        """layer_norm: in each hidden layer, before its ReLU or after it."""
+        """layer_norm: in each hidden layer, before its ReLU or after it.
+
+        inner: a part of a larger network, whose last layer is computed like the others.
+        """
         super().__init__()
-        self.norm_after_relu = norm_after_relu
+        self.norm_after_relu, self.inner = norm_after_relu, inner
         sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, out) in enumerate(pairwise(sizes)):
@@ -116,10 +126,11 @@ class MLP(nn.Module):
         dropout: applied after each hidden ReLU where given (training only).
         own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
         """
-        x, dtype, last = x.to(self.compute_dtype), self.compute_dtype, len(self.weights) - 1
+        x, last = x.to(self.compute_dtype), len(self.weights) - 1
         slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            dtype = self.compute_dtype if layer < last or self.inner else torch.float32
             flat = flat.to(dtype) @ weight.to(dtype)
             # a lone product and a sum of its own type would become one slower call of the library
             flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)

@@ -28,9 +28,9 @@ class Block(nn.Module):
         super().__init__()
         init, self.heads = normal_init(0.02), heads
         self.norm_attention, self.norm_mlp = LayerNorm(size), LayerNorm(size)
-        self.attention_in = MLP(size, 3 * size, (), init=init)
-        self.attention_out = MLP(size, size, (), init=init)
-        self.mlp = MLP(size, size, (4 * size,), init=init)
+        self.attention_in = MLP(size, 3 * size, (), inner=True, init=init)
+        self.attention_out = MLP(size, size, (), inner=True, init=init)
+        self.mlp = MLP(size, size, (4 * size,), inner=True, init=init)
 
     def forward(self, x: Tensor, allowed: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
         """x: [B, L, D]. allowed: [B, L, L], which token (second) each one (first) may see."""

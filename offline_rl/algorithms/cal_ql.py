@@ -6,8 +6,10 @@ alone, and is on the scale of true returns when learning continues in an environ
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that the last row of an episode that
-         was cut counts in its return where the file has it, and that an episode which only failed
-         and then *terminated* keeps its plain return with `tail=failures`.
+         was cut counts in its return where the file has it; and with `tail=failures` in that an
+         episode which only failed and then *terminated* keeps its plain return, and one cut while
+         failing fails for ever after, whatever it had reached before. There such cannot be: the
+         binary hands' episodes end with their last success, here success does not end them.
 """
 
 from __future__ import annotations
@@ -53,16 +55,15 @@ class CalQL(cql.CQL):
 
         tail: what a cut episode would have earned after its last row.
         zero:         nothing. A lower bound only where rewards are not negative.
-        failures:     if all it ever got is the data's least reward, that reward for ever: G is
-                      r / (1 - discount) all along. For sparse rewards, where a failure that was cut
-                      short would else seem better than one that was watched for longer.
+        failures:     if its last reward is the data's least, that reward for ever. For sparse
+                      rewards, where a failure that was cut short would else seem better than one
+                      that was watched for longer. All of a mere failure has G = r / (1 - discount).
         last_reward:  its last reward for ever. For rewards that stay once earned (kitchen).
         """
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
         for_ever = last / (1 - cfg.discount)
         if cfg.tail == "failures":
-            best = np.maximum.reduceat(dataset.rewards, dataset.episode_starts)
-            for_ever = np.where(best == dataset.rewards.min(), for_ever, 0.0)
+            for_ever = np.where(last == dataset.rewards.min(), for_ever, 0.0)
         tail = None if cfg.tail == "zero" else for_ever
         return dataset.monte_carlo_returns(cfg.discount, tail)
 

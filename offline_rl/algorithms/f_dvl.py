@@ -15,7 +15,7 @@ Differs: the released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,14 +32,15 @@ class Config(xql.Config):
 
     divergence: Literal["chi_square", "total_variation", "reverse_kl"] = "chi_square"
     conjugate: Conjugate = "one_sided"  # see `conjugate`; of all but reverse_kl
-    lam: float = 0.8  # in (0.5, 1): towards 1 V is the best action's; of all but reverse_kl
-    temperature: float = 1.0  # Q - V is divided by it
+    lam: float = 0.8  # in [0.5, 1): towards 1 V is the best action's; of all but reverse_kl
+    temperature: float = 1.0  # Q - V is divided by it: of one-sided total_variation a mere factor
     batch_size: int = 1024
+    ranges: ClassVar = {"lam": (0.5, 0.999999)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.divergence == "reverse_kl" and isinstance(self.lam, float) and self.lam != 0.8:
-            raise ValueError("lam is not read by reverse_kl: leave it out and set temperature")
+        unread = ("lam", "conjugate") if self.divergence == "reverse_kl" else ("max_clip",)
+        self.refuse_unread("divergence", *unread)
 
 
 class FDVL(xql.XQL):

@@ -4,8 +4,10 @@ With batches of 10,000 and rates raised by the square root of the batch's growth
 ensemble penalises unseen actions sooner than a large one with small batches.
 
 Paper:   Nikulin, Kurenkov, Tarasov, Akimov, Kolesnikov, 2022, arXiv:2211.11092.
-Differs: the rates are exactly sqrt(10000 / 256) times 3e-4, 1.875e-3; the released configs
-         (tinkoff-ai/CORL:configs/offline/lb-sac) round to 1.8e-3.
+Differs: as SAC-N but for the weights, which begin by fan-out as the authors' do, so that critics
+         disagree at once. The rates are exactly sqrt(10000 / 256) times 3e-4, 1.875e-3; the
+         released configs (tinkoff-ai/CORL:configs/offline/lb-sac) round to 1.8e-3. With
+         `layer_norm` each critic has its own gain and shift, there all share one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac; the rates are those of a batch of 256."""
 
     batch_size: int = 10_000
-    init: Literal["edac", "torch"] = "torch"
+    init: Literal["edac", "fan_out"] = "fan_out"
 
 
 class LBSAC(sac_n.SACN):

@@ -79,7 +79,7 @@ class MCQ(Algorithm):
         if cfg.alpha is None:
             _, log_pi = state.policy.sample(s, state.random)
             state = temper(state, log_pi.mean(), -self.spec.action_dim)
-        alpha = state.log_alpha().exp() if cfg.alpha is None else torch.as_tensor(cfg.alpha)
+        alpha = state.log_alpha().exp() if cfg.alpha is None else s.new_full((), cfg.alpha)
 
         y = soft_target(state, batch, alpha)  # [B]
         both = torch.cat([s, s2])  # [2 B, O]

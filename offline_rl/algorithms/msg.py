@@ -45,6 +45,7 @@ class Config(Preprocessing):
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
     hidden: tuple[int, ...] = (256, 256, 256)
+    ranges: ClassVar = {"beta": (-1e9, 0)}
 
 
 class MSG(Algorithm):

@@ -34,6 +34,10 @@ class Config(DualConfig):
     mixture: float = 0.1  # in (0, 1): share of the expert in `mixture`, beta in the paper
     batch_size: int = 1024  # of the other data, and of the expert's
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_unread("objective", "mixture" if self.objective == "bounded" else "reward_gap")
+
 
 class ReCOIL(DualV):
     Config = Config

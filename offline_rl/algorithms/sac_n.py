@@ -23,7 +23,7 @@ from offline_rl.optim import Adam
 from offline_rl.soft import soft_optimisers, soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor
-from policies.networks import Scalar, torch_init, uniform_output_init
+from policies.networks import Init, Scalar, fan_out_init, torch_init, uniform_output_init
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Config(Preprocessing):
     critic_lr: float = 3e-4
     alpha_lr: float = 3e-4
     layer_norm: bool = False  # in the critics
-    init: Literal["edac", "torch"] = "edac"  # how networks start: see `networks`
+    init: Literal["edac", "fan_out"] = "edac"  # how networks start: see `networks`
     hidden: tuple[int, ...] = (256, 256, 256)
 
 
@@ -47,11 +47,10 @@ class SACN(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        small = cfg.init == "edac"  # as in snu-mllab/EDAC:lifelong_rl/models/networks.py
-        actor, critic = (
-            uniform_output_init(bound, hidden_bias=0.1) if small else torch_init
-            for bound in (1e-3, 3e-3)
-        )
+        inits: tuple[Init, Init] = torch_init, fan_out_init  # tinkoff-ai/lb-sac:lb_sac/networks.py
+        if cfg.init == "edac":  # snu-mllab/EDAC:lifelong_rl/models/networks.py
+            inits = uniform_output_init(1e-3, 0.1), uniform_output_init(3e-3, 0.1)
+        actor, critic = inits
         return {
             "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), init=actor),
             "critic": Critic(

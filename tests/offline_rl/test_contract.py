@@ -212,6 +212,26 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     assert 0 < largest_difference(a, b) < 10 * 2 * 1e-3  # ten Adam steps apart at the very most
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [(name, {}) for name in algorithm_names()]
+    + [("mcq", {"alpha": 0.2}), ("cql", {"gap": 1.0, "max_target_backup": True})]
+    + [("cql", {"variant": "rho", "bc_updates": 5}), ("recoil", {"objective": "mixture"})]
+    + [("f_dvl", {"divergence": d}) for d in ("total_variation", "reverse_kl")]
+    + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})],
+)
+def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
+    """Traced on one that is not the CPU, and has no memory: a stray tensor would be refused."""
+    cls = algorithm_class(name)
+    cfg = small_config(cls, **values)
+    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    made = offline_source(cls, cfg, dataset(), expert, device="meta")
+    for seeds in ([0], [0, 1]):
+        e = Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, device="meta")
+        graph, leaves, inputs = e._trace("update")
+        assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @every_algorithm
 def test_a_gpu_gives_what_the_cpu_gives(name: str):

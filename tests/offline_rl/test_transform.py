@@ -1,11 +1,14 @@
 """What is learnt from, and that data and environment see the same."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from offline_rl.config import algorithm_class, build
 from offline_rl.data import Dataset
+from offline_rl.errors import UserError
 from offline_rl.transform import Preprocessing, Transform
 
 
@@ -47,6 +50,45 @@ def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
     expected = 2 * 1000 / (7 - 3) * np.array([1.0, 2, 3, 4]) - 1
     assert transform.dataset(dataset()).rewards == pytest.approx(expected)
     assert transform.rewards(np.array([1.0, 2, 3, 4])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 2.0, 2.0, 1.0], [0.0] * 4])
+def test_equal_returns_have_no_range(rewards):
+    data, cfg = replace(dataset(), rewards=np.array(rewards)), Preprocessing(normalise_returns=True)
+    with pytest.raises(UserError, match=r"every episode returns .*normalise_returns=false"):
+        Transform.fit(cfg, data, (3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("td3_bc", "alpha", -2.5),
+        ("td3_bc", "alpha", float("nan")),
+        ("mcq", "alpha", -0.2),
+        ("decision_transformer", "max_norm", 0.0),
+        ("decision_transformer", "weight_decay", -1.0),
+        ("decision_transformer", "target_return", float("nan")),
+        ("msg", "beta", 8.0),
+        ("msg", "conservatism", -1.0),
+        ("iql", "beta", -3.0),
+        ("iql", "expectile", 0.0),
+        ("f_dvl", "lam", 0.3),
+        ("recoil", "reward_gap", -2.0),
+        ("cql", "gap", -1.0),
+        ("ro2o", "uncertainty", -1.0),
+        ("ro2o", "q_smoothness", -1.0),
+        ("ro2o", "min_pessimism", -1.0),
+        ("ro2o", "cloning", -1.0),
+    ],
+)
+def test_a_field_out_of_its_range_is_refused(name, field, value):
+    with pytest.raises(UserError, match=f"{field}={value} is not between"):
+        build(algorithm_class(name).Config, {field: value})
+
+
+def test_bounds_that_leave_nothing_between_them_are_refused():
+    with pytest.raises(UserError, match=r"clip_diff_min=5\.0 is not below clip_diff_max=1\.0"):
+        build(algorithm_class("cql").Config, {"clip_diff_min": 5.0, "clip_diff_max": 1.0})
 
 
 def test_it_survives_json_exactly():

@@ -55,6 +55,18 @@ def test_a_single_network_has_no_ensemble_axis():
     torch.testing.assert_close(net(x), by_torch(net)(x))
 
 
+@pytest.mark.parametrize("ensemble", [None, 3])
+def test_in_bf16_a_small_difference_of_large_values_is_kept(ensemble):
+    """Values near 300, where bf16's own steps are 2, that differ by 0.01 to 1."""
+    net = MLP(4, 1, (64, 64), ensemble=ensemble)
+    net.biases[-1].data += 300
+    x = torch.randn(256, 4)
+    exact = net(x)
+    net.compute_dtype = torch.bfloat16
+    error = (net(x) - exact).std() / (exact - 300).std()
+    assert 1e-5 < error < 0.02
+
+
 def test_members_start_within_the_bounds_of_their_own_fan_in():
     net = MLP(100, 1, (400,), ensemble=3)
     for weight, fan_in in zip(net.weights, (100, 400), strict=True):

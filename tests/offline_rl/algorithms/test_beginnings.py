@@ -34,6 +34,11 @@ def fan_in(weight, bias, is_last):
     assert bias.any()
 
 
+def fan_out(weight, bias, is_last):
+    """Uniform in +-1/sqrt(outputs), biases too."""
+    fan_in(weight.T, bias, is_last)
+
+
 def xavier_output(gain):
     def check(weight, bias, is_last):
         if not is_last:
@@ -68,7 +73,7 @@ BEGINNINGS = {
     "awac": (WIDE, TORCH),
     "mcq": (APART, TORCH),
     "msg": (WIDE, TORCH),
-    "lb_sac": (WIDE, TORCH),
+    "lb_sac": (WIDE, {"policy": fan_in, "critic": fan_out}),
     "sac_n": (WIDE, EDAC),
     "edac": (WIDE, EDAC),
     "ro2o": (WIDE, EDAC),

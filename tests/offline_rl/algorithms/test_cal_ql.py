@@ -95,10 +95,15 @@ def test_a_failure_goes_on_failing_and_a_success_ends():
     np.testing.assert_allclose(G, [-500, -500, -500, -5 + 0.99 * 5, 5, -500], rtol=1e-5)
 
 
-def test_a_success_that_is_cut_later_is_not_a_failure_whatever_its_last_reward():
-    G = returns_of([-5, 5, -5, -5], "..||", "failures")
-    np.testing.assert_allclose(G[:3], [-5 + 0.99 * (5 - 0.99 * 5), 5 - 0.99 * 5, -5], rtol=1e-5)
-    assert G[3] == pytest.approx(-500)
+def test_who_is_cut_while_failing_fails_for_ever_whatever_came_before():
+    """The binary hands' success does not end an episode, so that failure may follow it."""
+    G = returns_of([-5, 5, -5, -5], "...|", "failures")
+    np.testing.assert_allclose(G, [-5 + 0.99 * (5 - 495), 5 - 495, -500, -500], rtol=1e-5)
+
+
+def test_who_is_cut_while_succeeding_has_at_least_what_it_earned():
+    G = returns_of([-5, 5, -5, 5, -5], "...||", "failures", discount=0.5)
+    np.testing.assert_allclose(G, [-5 + 0.5 * 3.75, 5 - 0.5 * 2.5, -5 + 0.5 * 5, 5, -10])
 
 
 def test_rewards_that_stay_once_earned():

@@ -41,7 +41,7 @@ def test_similarity_in_closed_form(directions, value):
 
 def test_the_critics_update_equals_a_sum_over_pairs():
     """In float64 by torch's own double backward, one pair of critics at a time."""
-    first = start(EDAC, critics=3, init="torch", eta=5.0, critic_lr=2e-3, **SMALL)
+    first = start(EDAC, critics=3, init="fan_out", eta=5.0, critic_lr=2e-3, **SMALL)
     batch = replace(made_batch(), discount=torch.zeros(32))  # y = r, whatever was drawn
     state, metrics = advance(first, batch)
 

@@ -64,7 +64,7 @@ def test_reverse_kl_is_the_gumbel_loss():
 
 
 def test_with_reverse_kl_it_is_xql():
-    config = {"temperature": 1.5, "random_actions": 1, **SMALL}
+    config = {"temperature": 1.5, "max_clip": 0.1, "random_actions": 1, **SMALL}
     batches = made_batch(1), made_batch(2)
     ours, _ = advance(start(FDVL, divergence="reverse_kl", **config), *batches)
     xql, _ = advance(start(XQL, **config), *batches)
@@ -113,10 +113,28 @@ def test_the_temperature_is_a_unit_of_value():
     assert settled(5 * COIN, lam=0.6, temperature=5.0) == pytest.approx(5 * once, abs=0.01)
 
 
-def test_refuses_a_weight_that_reverse_kl_does_not_read():
-    with pytest.raises(ValueError, match="lam is not read"):
-        FDVL.Config(divergence="reverse_kl", lam=0.7)
-    replace(FDVL.Config(), lam=torch.tensor(0.7))  # stacked
+@pytest.mark.parametrize(
+    ("divergence", "name", "value"),
+    [
+        ("reverse_kl", "lam", 0.7),
+        ("reverse_kl", "conjugate", "two_sided"),
+        ("chi_square", "max_clip", 5.0),
+        ("total_variation", "max_clip", torch.tensor(5.0)),  # stacked
+    ],
+)
+def test_refuses_what_its_divergence_does_not_read(divergence, name, value):
+    with pytest.raises(ValueError, match=f"{name} is not read by divergence={divergence}"):
+        FDVL.Config(divergence=divergence, **{name: value})
+    replace(FDVL.Config(), lam=torch.tensor(0.7))  # stacked, and read
+
+
+def test_of_one_sided_total_variation_the_temperature_is_a_mere_factor():
+    u = torch.linspace(-3, 3, 7)
+    at_1, at_5 = (
+        start(FDVL, divergence="total_variation", temperature=t, **SMALL).algorithm.value_loss(u)
+        for t in (1.0, 5.0)
+    )
+    torch.testing.assert_close(at_5, at_1 / 5)
 
 
 @pytest.mark.parametrize("divergence", ["chi_square", "total_variation", "reverse_kl"])

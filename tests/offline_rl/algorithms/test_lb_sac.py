@@ -19,7 +19,7 @@ def test_rates_grow_with_the_root_of_the_batch(batch_size, factor):
 
 def test_its_critics_share_one_mean():
     """SAC-N's gradient over N; the policy's is SAC-N's."""
-    config = {"critics": 4, "init": "torch", **SMALL}
+    config = {"critics": 4, "init": "fan_out", **SMALL}
     ours, metrics = advance(start(LBSAC, batch_size=256, **config), made_batch())
     sac_n, theirs = advance(start(SACN, **config), made_batch())
     for name, first in sac_n.optimiser["critic"]["first"].items():

@@ -33,7 +33,8 @@ from policies.spec import Spec
 
 @pytest.mark.parametrize("objective", ["bounded", "mixture"])
 def test_updates_equal_plain_pytorch(objective):
-    config = {"temperature": 0.7, "max_clip": 1.0, "mixture": 0.3, "discount": 0.9, "tau": 0.1}
+    config = {"temperature": 0.7, "max_clip": 0.1, "discount": 0.9, "tau": 0.1}
+    config |= {"mixture": 0.3} if objective == "mixture" else {}
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "value_lr": 3e-3, "decay_actor_lr": False}
     first = start(ReCOIL, objective=objective, **config, **rates, **SMALL)
     batches = [
@@ -47,7 +48,7 @@ def test_updates_equal_plain_pytorch(objective):
     log_std = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     policy_adam = torch.optim.Adam([*policy.parameters(), log_std], lr=1e-3)
     critic_adam = torch.optim.Adam([p for q in critics for p in q.parameters()], lr=2e-3)
-    value_adam = torch.optim.Adam(value.parameters(), lr=3e-3)
+    value_adam, clipped = torch.optim.Adam(value.parameters(), lr=3e-3), 0
     for count, batch in enumerate(pairs):
         s, a, _, discount, s2 = doubles(batch)
         s_E, a_E, _, discount_E, s2_E = doubles(batch.expert)
@@ -56,8 +57,9 @@ def test_updates_equal_plain_pytorch(objective):
             for pair in ((s, a), (s_E, a_E))
         )
         u, u_E = q - value(s)[:, 0], q_E - value(s_E)[:, 0]
-        z = (u / 0.7).clip(max=1)
-        top = max(z.max().item(), (u_E / 0.7).clip(max=1).max().item(), -1)
+        z = (u / 0.7).clip(max=0.1)
+        clipped += int((z == 0.1).sum())
+        top = max(z.max().item(), (u_E / 0.7).clip(max=0.1).max().item(), -1)
         value_loss = (z.exp() - z - 1).mean() / math.exp(top)
         descend(value_loss, value_adam)
 
@@ -90,6 +92,7 @@ def test_updates_equal_plain_pytorch(objective):
         assert_same(state, "critic_target", targets[k], member=k)
     close(metrics["critic_loss"], critic_loss)
     close(metrics["target"], y.mean())
+    assert clipped
 
 
 def test_without_a_future_the_mixture_objective_finds_the_density_ratio():
@@ -126,10 +129,17 @@ def test_does_what_the_expert_does_and_not_what_most_of_the_data_does(objective)
     few = (torch.arange(32) % 4 == 0).float()[:, None] - 0.5
     batch = replace(two_actions(), actions=few, rewards=-few[:, 0], expert=expert)
     rates = {"actor_lr": 1e-2, "critic_lr": 1e-2, "value_lr": 1e-2, "tau": 0.1}
-    config = {"discount": 0.5, "temperature": 1.0, "mixture": 0.5}
+    config = {"discount": 0.5, "temperature": 1.0}
+    config |= {"mixture": 0.5} if objective == "mixture" else {}
     state = start(ReCOIL, 1000, spec=Spec((1,), 1), objective=objective, **config, **rates, **SMALL)
     state, _ = advance(state, *[batch] * 100)
     assert action(state) > 0.2
+
+
+@pytest.mark.parametrize(("objective", "name"), [("bounded", "mixture"), ("mixture", "reward_gap")])
+def test_refuses_what_its_objective_does_not_read(objective, name):
+    with pytest.raises(ValueError, match=f"{name} is not read by objective={objective}"):
+        ReCOIL.Config(objective=objective, **{name: 0.4})
 
 
 def test_rewards_do_not_matter():

@@ -28,7 +28,7 @@ from offline_rl.algorithms.sac_n import SACN
 def test_updates_equal_plain_pytorch():
     """Temperature, policy, critics, target: each with what is already new."""
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
-    first = start(SACN, critics=5, init="torch", tau=0.1, **rates, **SMALL)
+    first = start(SACN, critics=5, init="fan_out", tau=0.1, **rates, **SMALL)
     batches = made_batch(1), made_batch(2)
     state, metrics = advance(first, *batches)
 
