@@ -6,6 +6,7 @@ Nothing heavy is imported before a verb is known and its arguments are not `--he
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -81,9 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with interruptible():
             command(rest)
+            sys.stdout.flush()
     except UserError as error:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("offline-rl: interrupted; the same command continues", file=sys.stderr)
         return 130

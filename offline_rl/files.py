@@ -57,6 +57,16 @@ def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def make_folder(path: Path) -> None:
+    """Makes `path` where it is not there. Raises UserError where it is, or stays, no use."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be made a folder: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f"{path} cannot be written to")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Indented JSON, atomically. NaN and infinity are refused: they are no JSON."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

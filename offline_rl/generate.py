@@ -30,7 +30,7 @@ from offline_rl import config
 from offline_rl.data import Dataset
 from offline_rl.data.find import data_folder
 from offline_rl.errors import UserError
-from offline_rl.files import read_json, write_atomically, write_json
+from offline_rl.files import make_folder, read_json, write_atomically, write_json
 from offline_rl.paths import share
 from offline_rl.roll import Act, roll_out, store
 from offline_rl.rundir import SeedFolder
@@ -68,21 +68,26 @@ class Recipe(Agent):
     world: str | None = None  # where they are recorded; default: in the task's environment
 
 
-def generate(
-    *,
-    recipe: str,
-    out: str | None = None,
-    runs: str = "runs",
-    qualities: list[str] | None = None,
-    show: bool = True,
-) -> str:
-    """Makes the sets of `recipe` and returns the folder they are in.
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What `offline-rl generate` takes."""
 
-    out: default `<data folder>/<suite>`, where `task=<suite>/…` finds them. runs: for the learner's
-    run, which is resumed where it was interrupted. qualities: by default all but full-replay; of a
-    script: its sets.
+    recipe: str
+    out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
+    runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
+    qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
+
+
+def generate(*, show: bool = True, **keys: Any) -> str:
+    """Makes the sets of a recipe and returns the folder they are in. keys: GenerateOptions.
+
+    Raises UserError for whatever the user can mend.
     """
+    options = config.build(GenerateOptions, keys)
+    recipe, out, qualities = options.recipe, options.out, options.qualities
     plan = load_recipe(recipe)
+    if qualities == []:
+        raise UserError("qualities=[]: nothing to make; leave it out for all")
     known = plan.sets if isinstance(plan, Script) else QUALITIES
     for quality in qualities or ():
         if quality not in known:
@@ -91,7 +96,7 @@ def generate(
         wanted, learnt = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = config.build(Agent, plan.agent, f"recipe {recipe}: agent.")
-            run = learn(agent, recipe, runs, show)
+            run = learn(agent, recipe, options.runs, show)
             learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
         made_in = script(plan, recipe, out, wanted, show, learnt)
         if learnt is not None:
@@ -99,7 +104,8 @@ def generate(
         return str(made_in)
     wanted = qualities or list(QUALITIES[:-1])
     folder = Path(out) if out else data_folder() / "gym"
-    run = learn(plan, recipe, runs, show)
+    make_folder(folder)
+    run = learn(plan, recipe, options.runs, show)
     made: dict[str, Dataset] = {}
     for quality in wanted:
         data, name = build(plan, quality, run, made), f"{plan.family}-{quality}"

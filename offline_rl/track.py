@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from offline_rl.errors import UserError
+
 
 class Tracker(Protocol):
     """Takes `group/name` -> number, with the number of updates done."""
@@ -50,15 +52,19 @@ class WandB:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        self.run = wandb.init(
-            project="offline_rl",
-            dir=str(folder),
-            name=name,
-            id=name.replace("/", "-"),
-            resume="allow",
-            config=config,
-            reinit="create_new",
-        )
+        try:
+            self.run = wandb.init(
+                project="offline_rl",
+                dir=str(folder),
+                name=name,
+                id=name.replace("/", "-"),
+                resume="allow",
+                config=config,
+                reinit="create_new",
+            )
+        except wandb.errors.Error as error:
+            remedy = "log in with `wandb login`, or set WANDB_MODE=offline"
+            raise UserError(f"tracker=wandb: {error}; {remedy}") from None
 
     def log(self, values: Mapping[str, float], updates: int) -> None:
         self.run.log(dict(values), step=updates)

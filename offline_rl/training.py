@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from offline_rl.rundir import SeedFolder, plain, run_folder
 from offline_rl.stream import Stream
 from offline_rl.track import tracker
 from offline_rl.trainer import Trainer
-from offline_rl.transform import Transform
+from offline_rl.transform import Transform, range_of_returns
 from offline_rl.version import __version__
 from policies import Spec, bundle
 
@@ -135,7 +135,12 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         env = envs.make_vector(task, 1) if task.env_id else None
     except ValueError as error:
         raise UserError(str(error)) from None
-    seeds = options.seeds if isinstance(options.seeds, list) else list(range(options.seeds))
+    count = options.seeds
+    if isinstance(count, int) and not 1 <= count <= 901:
+        raise UserError(
+            f"seeds={count}: give a count from 1 to 901, or a list such as seeds=[7,42]"
+        )
+    seeds = count if isinstance(count, list) else list(range(count))
     checks(options, algorithm, seeds)
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
@@ -168,6 +173,8 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 "from: give data that has them, or an algorithm that needs none, as bc or recoil"
             )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+        if any(cfg.normalise_returns for cfg in settings.values()):
+            range_of_returns(dataset)  # refuses what has none
         if options.expert_dataset is not None:
             expert = load(options.expert_dataset, options.data_dir, **how)
     spec = specification(task, env, dataset, expert)
@@ -231,8 +238,13 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value}: must be at least 1")
-    if options.num_updates < 0 or options.num_env_steps < 0 or options.utd <= 0:
-        raise UserError("num_updates and num_env_steps must be at least 0 and utd above 0")
+    for name in ("num_updates", "num_env_steps", "pretrain_updates"):
+        if (getattr(options, name) or 0) < 0:
+            raise UserError(f"{name}={getattr(options, name)}: must be at least 0")
+    if not 0 < options.utd < inf:
+        raise UserError(f"utd={options.utd}: must be a number above 0")
+    if not options.name.strip("."):
+        raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > 900:
@@ -267,6 +279,11 @@ def specification(
     if env is not None:
         shapes.append((f"task {task.name}", tuple(env.observation_shape), env.action_dim))
     first, obs, act = shapes[0]
+    if len(obs) != 1 or not obs[0] or not act:
+        raise UserError(
+            f"{first} has observations {list(obs)} and {act} actions: what is learnt from are "
+            "vectors of at least one number; choose arrays with observation_keys=, or flatten them"
+        )
     for name, own_obs, own_act in shapes[1:]:
         if (obs, act) != (own_obs, own_act):
             raise UserError(
@@ -421,7 +438,10 @@ def stored_choices(folders: Sequence[SeedFolder]) -> dict[str, Any] | None:
     path = folders[0].path / "environment.json"
     if common_checkpoint(folders) is None or not path.is_file():
         return None
-    choices = read_json(path)["choices"]
+    if (choices := read_json(path).get("choices")) is None:
+        raise UserError(
+            f"{path} does not say how the run began; remove {path.parent} to begin anew"
+        )
     torch.set_num_threads(choices["threads"])
     return dict(choices)
 

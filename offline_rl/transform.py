@@ -100,6 +100,18 @@ class Preprocessing:
                 raise ValueError(f"{name} is not read by {choice}={getattr(self, choice)}: {was}")
 
 
+def range_of_returns(dataset: Dataset) -> float:
+    """The best episode's return less the worst one's. Raises UserError where all are the same."""
+    returns = dataset.episode_returns()
+    spread = float(returns.max() - returns.min())
+    if spread <= 1e-6 * np.abs(returns).max():
+        raise UserError(
+            f"{dataset.path or dataset.name}: every episode returns {returns.max():g}: there is no "
+            "range to divide rewards by; set algorithm.normalise_returns=false"
+        )
+    return spread
+
+
 @dataclass(frozen=True)
 class Transform:
     """observations -> normaliser(observations); rewards -> affine; actions clipped."""
@@ -119,13 +131,7 @@ class Transform:
         if dataset is not None and cfg.normalise_observations:
             normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
         if dataset is not None and cfg.normalise_returns:
-            returns = dataset.episode_returns()
-            if (spread := float(returns.max() - returns.min())) <= 1e-6 * abs(returns).max():
-                raise UserError(
-                    f"{dataset.name}: every episode returns {returns.max():g}, so that there is no "
-                    "range to divide rewards by: set algorithm.normalise_returns=false"
-                )
-            scale *= 1000 / spread
+            scale *= 1000 / range_of_returns(dataset)
         return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from policies.normaliser import Normaliser
 from policies.spec import Spec
 
 FORMAT = 1
+DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, RuntimeError)
 MEMBERS = ("weights.safetensors", "normaliser.safetensors")
 
 
@@ -74,7 +76,7 @@ def read(path: str | Path) -> Bundle:
             contents = {name: archive.read(name) for name in MEMBERS}
     except FileNotFoundError:
         raise BundleError(f"{path}: no such policy bundle") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+    except DAMAGED as error:
         raise BundleError(f"{path} is not a whole policy bundle: {error}") from None
     if (found := manifest.get("format")) != FORMAT:
         raise BundleError(f"{path}: bundle format {found!r}, this version reads format {FORMAT}")

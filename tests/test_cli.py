@@ -56,7 +56,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of subprocesses
-    save_small(tmp_path / "small.npz")
+    small = dict(np.load(save_small(tmp_path / "small.npz")))
+    pictures = {k: small[k].repeat(4, 1)[:, :16].reshape(-1, 4, 4) for k in ("obs", "next_obs")}
+    np.savez(tmp_path / "pictures.npz", **(small | pictures))
+    np.savez(tmp_path / "equal.npz", **(small | {"reward": 0 * small["reward"]}))
     return tmp_path
 
 
@@ -130,6 +133,16 @@ MISTAKES = {
     "range of a hyper-parameter": (train(algorithm__policy_delay=0), ["policy_delay"]),
     "half a period": (train(num_updates=21), ["num_updates=21", "2"]),
     "same seed": (train(seeds="[1,1]"), ["seeds", "different"]),
+    "a seed for a count": (train(seeds=20230101), ["seeds=20230101: give a count"]),
+    "no seed": (train(seeds=0), ["seeds=0: give a count"]),
+    "backwards": (train(pretrain_updates=-4), ["pretrain_updates=-4", "at least 0"]),
+    "no rate": (train(utd="nan"), ["utd=nan"]),
+    "no name": (train(name=".."), ["name='..'"]),
+    "pictures": (train(task="none", dataset="pictures.npz"), ["observations [4, 4]", "vectors"]),
+    "equal returns": (
+        train(dataset="equal.npz", algorithm__normalise_returns="true"),
+        ["every episode returns 0", "normalise_returns=false"],
+    ),
     "key twice": ([*train(seeds=1), "seeds=2"], ["seeds", "twice"]),
     "no value": ([*train(), "seeds"], ["'seeds'", "key=value"]),
     "not online": (train(num_env_steps=10), ["td3_bc", "num_env_steps"]),
@@ -143,6 +156,13 @@ MISTAKES = {
     "no run": (["evaluate", "run=nowhere"], ["nowhere"]),
     "no runs": (["report", "nowhere"], ["nowhere"]),
     "recipe": (["generate", "recipe=hoper"], ["hoper", "hopper"]),
+    "no recipe": (["generate"], ["recipe=", "missing"]),
+    "key of generate": (["generate", "recipe=hopper", "foo=1"], ["'foo'"]),
+    "no quality": (["generate", "recipe=hopper", "qualities=[]"], ["qualities=[]"]),
+    "no folder": (["generate", "recipe=hopper", "out=small.npz"], ["small.npz", "folder"]),
+    "precision": (["bench", "precisions=[bf61]"], ["bf61", "fp32, tf32, bf16"]),
+    "no blocks": (["bench", "blocks=0"], ["blocks=0"]),
+    "no interpreter": (["bench", "python=pithon"], ["python=pithon"]),
     "card": (["data", "info", "neorl2/DMSB"], ["neorl2/DMSB", "neorl2/DMSD"]),
     "no file to describe": (["data", "info", "small.hdf5"], ["small.hdf5", "no such file"]),
 }
@@ -385,6 +405,30 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_writte
     assert main(train(tracker=package)) == 2
     assert f"pip install {package}" in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+def test_a_service_that_nobody_logged_in_to_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("NETRC", str(folder / "netrc"))
+    assert main(train(tracker="wandb")) == 2
+    assert "wandb login" in capsys.readouterr().err
+
+
+def test_a_reader_may_stop_reading() -> None:
+    """As `offline-rl data list | head -1` does."""
+    listing = subprocess.Popen(
+        [*LAUNCH, "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    assert listing.stdout.readline()
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    assert listing.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,14 +20,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.speed.eager import BASELINES
 from offline_rl import hardware
 from offline_rl.config import algorithm_names, build
 from offline_rl.errors import UserError
-from offline_rl.files import write_atomically, write_text
+from offline_rl.files import make_folder, write_atomically, write_text
 from offline_rl.report import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +55,9 @@ class BenchOptions:
 
     algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])
     seeds: list[int] = field(default_factory=lambda: [1, 8])
-    precisions: list[str] = field(default_factory=lambda: ["fp32", "bf16"])
+    precisions: list[Literal["fp32", "tf32", "bf16"]] = field(
+        default_factory=lambda: ["fp32", "bf16"]
+    )
     device: str = "auto"
     blocks: int = 7
     seconds: float = 2.0  # of a block
@@ -64,6 +68,15 @@ class BenchOptions:
     python: str = sys.executable  # the interpreter that has the peers' packages
     profile: bool = False
     out: str = "speed"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what would fail, or mean nothing, after hours of measuring."""
+        if not self.algorithms or not self.precisions or min(self.seeds, default=0) < 1:
+            raise ValueError("give an algorithm, a seed and a precision at least; seeds from 1")
+        if self.blocks < 1 or not 0 < self.seconds < inf:
+            raise ValueError(f"blocks={self.blocks} and seconds={self.seconds} measure nothing")
+        if shutil.which(self.python) is None:
+            raise ValueError(f"python={self.python} is no program")
 
 
 class Contender:
@@ -235,6 +248,7 @@ def bench(**keys: Any) -> str:
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
     device, text = hardware.device(options.device).type, ""
     out, machine = Path(f"{options.out}-{device}"), hardware.description()
+    make_folder(out.parent)
     for name in options.algorithms:
         before = earlier(out.with_suffix(".json"), machine)
         rows, profiles = (

@@ -80,6 +80,8 @@ def _shape(word: str, array: np.ndarray) -> str | None:
         return f"have shape {shape}; [N, A] is expected. Flatten each step's action to a vector."
     if word.endswith("observations") and array.ndim < 2:
         return f"have shape {shape}; [N, O] is expected. Give each step a vector, however short."
+    if 0 in shape[1:]:
+        return f"have shape {shape}; each step needs one number at least."
     return None
 
 

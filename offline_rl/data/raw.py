@@ -7,6 +7,7 @@ the file and the array in it.
 """
 
 import hashlib
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,8 @@ import numpy as np
 from offline_rl.data import parquet, zarr_v2
 from offline_rl.errors import UserError
 
-DAMAGED = (OSError, EOFError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
+DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
+DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
 AGAIN = "Copy or download it again."
 

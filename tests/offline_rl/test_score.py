@@ -13,7 +13,7 @@ from envs import tasks
 from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED, Episodes
 from offline_rl.score import as_json, as_text, evaluate
-from policies import Normaliser, Spec, bundle
+from policies import BundleError, Normaliser, Spec, bundle
 
 ACTION = (0.5, -0.25)
 LOW, HIGH = 30.6, 849.51  # DMSD's published references, polixir/NeoRL2:neorl2/envs/info.py
@@ -131,6 +131,18 @@ def test_a_damaged_bundle_is_one_sentence_that_names_it(dmsd: Path) -> None:
         with pytest.raises(UserError, match=str(dmsd)) as error:
             evaluate(run=str(dmsd), episodes=1)
         assert "\n" not in str(error.value)
+
+
+def test_whatever_byte_of_a_bundles_directory_is_damaged_it_is_refused_or_read(dmsd: Path) -> None:
+    whole, refused = dmsd.read_bytes(), 0
+    places = range(whole.index(b"PK\x01\x02"), len(whole))
+    for k in places:
+        dmsd.write_bytes(whole[:k] + bytes([whole[k] ^ 0xFF]) + whole[k + 1 :])
+        try:
+            bundle.read(dmsd)
+        except BundleError as error:
+            refused += str(dmsd) in str(error)
+    assert refused > len(places) / 2
 
 
 def test_a_bundle_of_other_sizes_than_the_task_is_refused_with_both(dmsd: Path) -> None:

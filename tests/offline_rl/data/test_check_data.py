@@ -60,6 +60,15 @@ def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
     assert "rewards has nan" in problems[1].sentence
 
 
+def test_whatever_byte_of_an_arrays_header_is_damaged_it_is_said_or_read(tmp_path: Path):
+    path = save(tmp_path / "a.npz", short())
+    whole, errors = path.read_bytes(), 0
+    for k in range(30, 180):
+        path.write_bytes(whole[:k] + bytes([whole[k] ^ 0x55]) + whole[k + 1 :])
+        errors += any(problem.severity == "error" for problem in check(path))
+    assert errors > 75
+
+
 def test_a_truncated_file_and_a_missing_one_are_one_error(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", short())
     path.write_bytes(path.read_bytes()[:3000])
