@@ -33,7 +33,8 @@ SCORES = """## Scores
 
 The last checkpoint's normalised score, mean ± standard deviation over seeds; `data` is the mean of
 the data's own episodes. Updates, episodes, settings and what differs from the published numbers
-stand with each run in `benchmarks/results`.
+stand with each run in `benchmarks/results`; ReCOIL's results, on data made for it, in
+[benchmarks/results/dual](../benchmarks/results/dual/README.md).
 """
 ONLINE = """### `datasets/generated`: SAC, online
 
@@ -90,9 +91,9 @@ def needs(cls: Any) -> str:
 
 
 def scores() -> list[str]:
-    """A table for each benchmark: algorithms by tasks."""
+    """A table for each benchmark: algorithms by tasks. Dual RL's has data of its own: its page."""
     lines = []
-    for benchmark in sorted(p.parent for p in RESULTS.glob("*/runs")):
+    for benchmark in sorted(p.parent for p in RESULTS.glob("*/runs") if p.parent.name != "dual"):
         cells: dict[str, dict[str, str]] = {}
         for run in sorted((benchmark / "runs").glob("*/*/*")):
             if (seeds := complete(run)) is None:

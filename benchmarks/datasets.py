@@ -58,8 +58,9 @@ def made() -> list[str]:
     lines = ["| set | rows | episodes | mean return | score | bytes | SHA-256 |", "|---" * 7 + "|"]
     for path in sorted(Path("datasets").glob("*/*.json")):
         card = json.loads(path.read_text())
-        score = "" if card.get("score_mean") is None else f"{card['score_mean']:.1f}"
-        name = f"{card['recipe'].get('suite', 'gym')}/{card['set']}"
+        name, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", ""
+        if (known := cards()[name].reference) is not None:
+            score = f"{100 * (card['return_mean'] - known.min) / (known.max - known.min):.1f}"
         cells = [f"`{name}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
         cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
         lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")

@@ -3,7 +3,8 @@
     python -m benchmarks.parity [algorithms=bc,td3_bc,iql,cql] [tasks=neorl2/DMSD]
 
 Five stacked seeds a cell. bf16 passes where the 95 % interval of the difference of mean scores
-(Welch) reaches 0 or above on every task: no loss that these runs can see. Runs resume.
+(Welch) lies above -3 points on every task, so that runs too noisy to tell do not pass. The runs are
+short: what shows later, or where values are much larger than here, they cannot see. Runs resume.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from offline_rl import hardware
 from offline_rl.training import train
 
 SEEDS = [0, 1, 2, 3, 4]
+MARGIN = 3.0  # points of normalised score that bf16 may cost at the most
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
 STUDENT = {
     2: 4.303,
@@ -67,7 +69,7 @@ def compare(fp32: list[float], bf16: list[float]) -> dict[str, Any]:
         "bf16": [round(x, 2) for x in bf16],
         "difference": round(difference, 2),
         "interval": [round(difference - half, 2), round(difference + half, 2)],
-        "passed": difference + half >= 0,
+        "passed": difference - half > -MARGIN,
     }
 
 

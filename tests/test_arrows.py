@@ -147,7 +147,8 @@ def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:
     assert all(theirs in cards() for theirs in ours.values() if "binary" not in theirs)
     for name in ALGORITHMS:
         for card, theirs in ours.items():
-            assert config.tuned(name, card) == config.tuned(name, theirs), (name, card)
+            own = (name, card[:13]) == ("decision_transformer", "gym/pointmaze")  # 280 is far off
+            assert own or config.tuned(name, card) == config.tuned(name, theirs), (name, card)
     assert config.tuned("iql", "gym/antmaze-umaze")[1]["expectile"] == 0.9
     assert config.tuned("iql", "neorl2/antmaze-umaze")[0] == "neorl2/*"
 
@@ -157,6 +158,7 @@ def test_in_the_kitchen_finishing_pays(name: str) -> None:
     """Its rewards count what is done; finishing terminates, and staying at three goes on."""
     cfg, _ = config.algorithm_config(name, "kitchen-mixed-v0", {})
     assert 4 * cfg.reward_scale + cfg.reward_shift == 0
+    assert config.algorithm_config("decision_transformer", "kitchen-mixed-v0", {})[0].counted
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

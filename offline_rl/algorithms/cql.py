@@ -58,9 +58,6 @@ class Config(Preprocessing):
         super().__post_init__()
         if self.gap is None and self.gap_after_weight:
             raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
-        low, high = self.clip_diff_min, self.clip_diff_max
-        if isinstance(low, float) and isinstance(high, float) and not low < high:
-            raise ValueError(f"clip_diff_min={low} is not below clip_diff_max={high}")
 
 
 class CQL(Algorithm):

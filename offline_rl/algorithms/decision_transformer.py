@@ -35,6 +35,7 @@ class Config(Preprocessing):
 
     target_return: float | None = None  # raw, to aim at; null: that of the data's best episode
     return_scale: float | None = None  # divides returns; null: the data's largest, by size
+    counted: bool = False  # the data's rewards count what is done so far, and acting pays it once
     window: int = 20  # steps seen at once (K)
     size: int = 128  # of an embedding
     layers: int = 3
@@ -64,7 +65,7 @@ class DT(Algorithm):
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         """What to aim at and the size of returns, from the data."""
-        returns = dataset.episode_returns()
+        returns = paid(cfg, dataset).episode_returns()
         if cfg.target_return is None:
             cfg = replace(cfg, target_return=float(returns.max()))
         if cfg.return_scale is None:
@@ -73,7 +74,7 @@ class DT(Algorithm):
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """All rows, also those whose next observation is unknown: nobody looks at it."""
-        return replace(dataset, next_index=dataset.next_index.clip(min=0))
+        return replace(paid(self.cfg, dataset), next_index=dataset.next_index.clip(min=0))
 
     def source(self, source: Source) -> Source:
         return Windows(source, self.cfg.window)
@@ -108,3 +109,12 @@ class DT(Algorithm):
 
         state, policy_value = minimise(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}
+
+
+def paid(cfg: Any, dataset: Dataset) -> Dataset:
+    """The data with the rewards that acting pays: of a count its growth, at each step."""
+    if not cfg.counted:
+        return dataset
+    growth = np.diff(dataset.rewards, prepend=np.float32(0))
+    growth[dataset.episode_starts] = dataset.rewards[dataset.episode_starts]
+    return replace(dataset, rewards=growth)

@@ -45,6 +45,19 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
 
 
+def test_of_rewards_that_count_the_growth_is_paid():
+    """Two episodes that do two and three things; returns to go are what is still to be done."""
+    counts = np.array([0, 1, 1, 2, 0, 0, 1, 1, 2, 3], np.float32)
+    data = episodes(rewards=counts)
+    cfg = DT.complete(DT.Config(counted=True), data)
+    assert (cfg.target_return, cfg.return_scale) == (3.0, 3.0)
+    _, batch = sampled(500, data=data, counted=True)
+    to_go = np.array([2, 2, 1, 1, 3, 3, 3, 2, 2, 1])
+    first = batch.observations[:, 0, 0].round().long()
+    assert set(first.tolist()) == set(range(10))
+    np.testing.assert_allclose(batch.mc_returns[:, 0], to_go[first], atol=1e-6)
+
+
 def test_windows_are_of_one_episode_and_know_their_place_and_return_to_go():
     _, batch = sampled(500)
     rewards = np.arange(10.0) ** 2
