@@ -16,9 +16,10 @@ class Numbers:
     """A source of random numbers."""
 
     def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator, self.asked = torch.Generator().manual_seed(0), []
 
     def uniform(self, shape):
+        self.asked.append(tuple(shape))
         return torch.rand(tuple(shape), generator=self.generator)
 
     def normal(self, shape):
@@ -174,6 +175,13 @@ def test_dropout_is_for_training_alone_and_right_on_average():
     mean, spread = seen[0].mean(0), seen[0].std(0) / math.sqrt(4000)
     assert ((mean - seen[1][0]).abs() < 5 * spread + 1e-3).all()
     assert (seen[0][0] == 0).sum() == 0  # what the blocks add is never exactly zero
+
+
+def test_dropout_is_where_gpt2_has_it():
+    """After the embedding; in a block of attention's weights, its output and the perceptron's."""
+    random = Numbers()
+    made(dropout_rate=0.3)(**windows(5, 4), random=random)
+    assert random.asked == [(5, 12, 8), *[(5, 2, 12, 12), (5, 12, 8), (5, 12, 8)] * 2]
 
 
 def test_heads_must_divide_the_size():

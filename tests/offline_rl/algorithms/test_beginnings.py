@@ -116,6 +116,15 @@ def test_layer_norm_is_in_the_value_network_and_nowhere_else(name: str):
     assert algorithm_class("xql").Config().layer_norm
 
 
+def test_awacs_one_deviation_stays_in_the_authors_range():
+    """Seen in the density of the mean, for which each action gives -log std - log(2 pi) / 2."""
+    state, s = start(algorithm_class("awac"), **WIDE), torch.zeros(1, 3)
+    for far, end in ((-1e3, -20), (1e3, 2)):
+        state.params["policy"]["log_std"][:] = far
+        density = state.policy.log_prob(s, state.policy(s)).item()
+        assert density == pytest.approx(2 * (-end - math.log(2 * math.pi) / 2))
+
+
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [("cql", -20, 2), ("cal_ql", -20, 2), ("mcq", -5, 2), ("msg", -5, 2)]
