@@ -56,7 +56,10 @@ given here, with the last checkpoint. Observations are normalised here. Pipeline
 cannot be had: its rows are of substitute data of similar quality, and not comparable one by one.
 RandomFrictionHopper's is made again by the publishers' recipe, with the published mean return.
 Algorithms without a parity run were trained in bf16 as well, to fit the budget; the precision of
-each run stands in its result.json.
+each run stands in its result.json. In runs before commit 74fd8bc (result.json again) what networks
+answer was rounded to bf16 too, values near 100 to steps of 0.5; since then it is float32. AWAC,
+whose weights are exponentials of differences of values, was run again on Simglucose: 70.8 ± 13.5
+now, 56.0 ± 28.5 before, and as unsteady.
 
 What the differences come from, as far as the curves tell:
 
@@ -69,13 +72,13 @@ What the differences come from, as far as the curves tell:
   critics, grow without bound (mean targets of 92,000 and more: last-metrics.json: seen without the
   simulator), EDAC's with as many, made to disagree, do not (360): the paper's case for diversity.
   No number of critics is published for SAC-N here. RO2O's values, with walker2d-medium's weights,
-  go the same way: 506 after 6,000 updates, and doubling every 1,500; its policy is lost from 600
-  on.
+  go the same way: 506, 687 and 751 by seed after 6,000 updates; its policy is lost from 600 on.
 - Pipeline: TD3+BC sinks from 70 to 67 with ever more updates while the published mean is 82: other
   data, but why the two move apart is not explained. ReBRAC, with its weights for locomotion, falls
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
   The Decision Transformer was cut off on its way up: -2, 13 and 36 after 1,000, 1,500 and 2,000
-  updates.
+  updates. EDAC falls from 19 to -134 and was cut off there; on DMSD it fell as well, and was back
+  at 10 after 6,000 updates and at 49 after 9,000 (seed 7).
 - RandomFrictionHopper: one seed of ReBRAC stays fallen (3), one of SPOT as well (21, the others 28
   and 32), and why those is not explained; what only reweighs the data deviates by 1.5 at most.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
@@ -88,15 +91,16 @@ What the differences come from, as far as the curves tell:
   0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18.
 - Simglucose: the score is survival: a step gives about 1, and an episode ends when the glucose
   leaves its bounds, so that a little more insulin at rest ends most of them. AWAC's policy crosses
-  that line back and forth: each seed's evaluations lie between 47 and 90, but for the last two of
-  seed 42, at 16 and 17, which make the deviation of 29; before them it was 2 to 16. ReBRAC's 48.8
-  is the score of no insulin at all: from 5,000 updates on, all three policies give -1 whatever they
-  see. The data's actions deviate by 0.03 of a range of 2, so ReBRAC's weight of 0.01, set for
-  locomotion, on a squared distance costs the end of the range next to nothing, and the critic
-  decides alone. SPOT, set for locomotion too, was between that score and 55 from 20,000 updates on.
-  XQL and f-DVL were at 88.6 on the way, after 15,000 and 30,000 updates, and sank again. The
-  Decision Transformer, asked for the best episode's return, is level with f-DVL after 2,000 updates
-  (78, 89 and 92 by seed). EDAC, at 3.8 after 5,000, has hardly left its start (2.8).
+  that line back and forth: from 5,000 updates on each seed's evaluations lie between 48 and 90, but
+  for one of seed 42, at 9, between 89 and 59. ReBRAC's 48.8 is the score of no insulin at all: from
+  5,000 updates on, all three policies give -1 whatever they see. The data's actions deviate by 0.03
+  of a range of 2, so ReBRAC's weight of 0.01, set for locomotion, on a squared distance costs the
+  end of the range next to nothing, and the critic decides alone. SPOT, set for locomotion too, was
+  between that score and 55 from 20,000 updates on. XQL and f-DVL were at 88.6 on the way, after
+  15,000 and 30,000 updates, and sank again. The Decision Transformer, asked for the best episode's
+  return, is level with f-DVL after 2,000 updates (78, 89 and 92 by seed). EDAC, at 3.8 after 5,000,
+  has hardly left its start (2.8), nor has MCQ, whose mean target is 41 to 42 all the same. Cal-QL
+  rises for 4,000 updates and stays between 26 and 30.
 
 Costly algorithms had to stop early on this budget: see the updates.
 """

@@ -16,6 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from offline_rl.errors import UserError
 from offline_rl.version import __version__
 
+TEXT = ("data", "report")  # the verbs whose output may be left unread
+
 
 def verbs() -> dict[str, EntryPoint]:
     """All installed verbs (entry points of the group offline_rl.verbs)."""
@@ -86,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read the output has seen enough, as `head` does
+    except BrokenPipeError:
+        if verb not in TEXT:
+            raise
+        # whoever read it has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("offline-rl: interrupted; the same command continues", file=sys.stderr)

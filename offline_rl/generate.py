@@ -92,19 +92,19 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     for quality in qualities or ():
         if quality not in known:
             raise UserError(config.unknown("quality", quality, known))
+    folder = Path(out) if out else data_folder() / getattr(plan, "suite", "gym")
+    make_folder(folder)
     if isinstance(plan, Script):
         wanted, learnt = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = config.build(Agent, plan.agent, f"recipe {recipe}: agent.")
             run = learn(agent, recipe, options.runs, show)
             learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
-        made_in = script(plan, recipe, out, wanted, show, learnt)
+        script(plan, recipe, folder, wanted, show, learnt)
         if learnt is not None:
-            curve(run, recipe, made_in / f"{recipe}.png")
-        return str(made_in)
+            curve(run, recipe, folder / f"{recipe}.png")
+        return str(folder)
     wanted = qualities or list(QUALITIES[:-1])
-    folder = Path(out) if out else data_folder() / "gym"
-    make_folder(folder)
     run = learn(plan, recipe, options.runs, show)
     made: dict[str, Dataset] = {}
     for quality in wanted:

@@ -18,7 +18,6 @@ import envs
 from envs.manipulation import CubeExpert, FetchExpert
 from envs.mazes import AntWalk, Waypoints
 from envs.push import Expert
-from offline_rl.data.find import data_folder
 from offline_rl.errors import UserError
 from offline_rl.roll import Act, roll_out, store
 from policies import Policy
@@ -48,16 +47,15 @@ class Script:
 def script(
     plan: Script,
     name: str,
-    out: str | None,
+    folder: Path,
     wanted: list[str],
     show: bool,
     learnt: tuple[Policy, Any] | None = None,
-) -> Path:
-    """Makes the sets and returns the folder they are in. Raises UserError for a bad recipe.
+) -> None:
+    """Makes the sets in `folder`. Raises UserError for a bad recipe.
 
     learnt: the agent's policy and its learning curve.
     """
-    folder = Path(out) if out else data_folder() / plan.suite
     kind: Any = CONTROLLERS[plan.controller]
     if kind is AntWalk:
         if learnt is None:
@@ -77,7 +75,6 @@ def script(
         if learnt is not None:
             card["learning_curve"] = learnt[1]
         store(data, folder / f"{each}.hdf5", made_by, card, task, show)
-    return folder
 
 
 def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:

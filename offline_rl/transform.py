@@ -96,8 +96,9 @@ class Preprocessing:
         for name in names:
             value, default = getattr(self, name), defaults[name]
             if not isinstance(value, int | float | str) or value != default:  # or stacked
-                was = f"leave it out, or set it to its default, {default}"
-                raise ValueError(f"{name} is not read by {choice}={getattr(self, choice)}: {was}")
+                chosen = f"{choice}={getattr(self, choice)}"
+                remedy = f"set it to its default, {default}, also where a table set it"
+                raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")
 
 
 def range_of_returns(dataset: Dataset) -> float:

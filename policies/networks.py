@@ -126,7 +126,7 @@ class MLP(nn.Module):
         dropout: applied after each hidden ReLU where given (training only).
         own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
         """
-        x, last = x.to(self.compute_dtype), len(self.weights) - 1
+        last = len(self.weights) - 1
         slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):

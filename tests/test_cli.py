@@ -1,6 +1,7 @@
 """The command line from end to end: what it prints, leaves behind, refuses and takes up again."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -420,15 +421,13 @@ def test_a_service_that_nobody_logged_in_to_is_named(
 
 def test_a_reader_may_stop_reading() -> None:
     """As `offline-rl data list | head -1` does."""
-    listing = subprocess.Popen(
-        [*LAUNCH, "data", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert listing.stdout is not None
-    assert listing.stderr is not None
-    assert listing.stdout.readline()
-    listing.stdout.close()
-    assert listing.stderr.read() == ""
-    assert listing.wait() == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    listing = subprocess.run([*LAUNCH, "data", "list"], stdout=writer, stderr=subprocess.PIPE)
+    training = subprocess.run([*LAUNCH, *train()], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (listing.stderr, listing.returncode) == (b"", 0)
+    assert (b"BrokenPipeError" in training.stderr, training.returncode) == (True, 1)
 
 
 @pytest.mark.parametrize(

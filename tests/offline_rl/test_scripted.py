@@ -91,7 +91,7 @@ def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch)
     assert data.num_rows == 1200
     alone = replace(whole("antmaze"), agent=None)
     with pytest.raises(UserError, match="has to learn to walk"):
-        script(alone, "antmaze", str(folder), [name], False)
+        script(alone, "antmaze", folder, [name], False)
 
 
 def test_an_unknown_set_lists_the_near_ones():

@@ -61,7 +61,7 @@ def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
 
 
 def test_whatever_byte_of_an_arrays_header_is_damaged_it_is_said_or_read(tmp_path: Path):
-    path = save(tmp_path / "a.npz", short())
+    path = save(tmp_path / "a.npz", steps(1000))  # read in parts: the checksum comes too late
     whole, errors = path.read_bytes(), 0
     for k in range(30, 180):
         path.write_bytes(whole[:k] + bytes([whole[k] ^ 0x55]) + whole[k + 1 :])
