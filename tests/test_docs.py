@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import algorithms, datasets, dual, locomotion, neorl2
-from benchmarks.evidence import kept
+from benchmarks.evidence import budget, kept
 from offline_rl.config import algorithm_config
 
 
@@ -35,3 +35,11 @@ def test_every_value_loss_of_the_dual_benchmark_is_one_that_its_algorithm_takes(
     keys = {k.removeprefix("algorithm."): v for k, v in dual.LOSSES[loss].items() if "." in k}
     config, _ = algorithm_config(dual.LOSSES[loss]["algorithm"], dual.TASK, keys)
     assert all(getattr(config, key) == value for key, value in keys.items())
+
+
+def test_the_neorl2_runs_are_as_long_as_its_command_makes_them():
+    for rows in kept(neorl2.RESULTS):
+        name, task = rows[0]["algorithm"], rows[0]["task"].removeprefix("neorl2/")
+        keys = budget(name, neorl2.updates(name, task))
+        lengths = {keys["num_updates"], keys["num_updates"] + keys.get("pretrain_updates", 0)}
+        assert {row["num_updates"] for row in rows} <= lengths, (name, task)
