@@ -226,10 +226,9 @@ def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: di
     cfg = small_config(cls, **values)
     expert = dataset(100, seed=1) if "expert" in cls.needs else None
     made = offline_source(cls, cfg, dataset(), expert, device="meta")
-    for seeds in ([0], [0, 1]):
-        e = Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, device="meta")
-        graph, leaves, inputs = e._trace("update")
-        assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
+    e = Engine(lambda _: cls(SPEC, cfg, 100), [0], made, batch_size=32, device="meta")
+    graph, leaves, inputs = e._trace("update")
+    assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
