@@ -80,7 +80,8 @@ What the differences come from, as far as the curves tell:
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
   The Decision Transformer was cut off on its way up: -2, 13 and 36 after 1,000, 1,500 and 2,000
   updates. EDAC falls from 19 to -134 and was cut off there; on DMSD it fell as well, and was back
-  at 10 after 6,000 updates and at 49 after 9,000 (seed 7).
+  at 10 after 6,000 updates and at 49 after 9,000 (seed 7). MCQ was cut off at -155. Cal-QL fell to
+  -133, -64 and -133 by seed in its first 600 updates and was back at 61 after 6,000.
 - RandomFrictionHopper: one seed of ReBRAC stays fallen (3), one of SPOT as well (21, the others 28
   and 32), and why those is not explained; what only reweighs the data deviates by 1.5 at most.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
@@ -90,7 +91,8 @@ What the differences come from, as far as the curves tell:
   winner's gap of 2, went to 2,300. What it scores it has had since its first 2,000 updates, 800 of
   them cloning, but for one or two points (70.7 then, 72.2 in the end). Violations an episode, as
   `offline-rl evaluate` counted them afterwards (no file here holds them): CQL 0.3, TD3+BC 0.7, BC
-  0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18.
+  0.9, IQL 1.8, AWAC, whose temperature of 1/3 trusts the advantage most, 18. The Decision
+  Transformer was cut off on its way up: 16, 46 and 59 after 1,000, 1,500 and 2,000 updates.
 - Simglucose: the score is survival: a step gives about 1, and an episode ends when the glucose
   leaves its bounds, so that a little more insulin at rest ends most of them. AWAC's policy crosses
   that line back and forth: from 5,000 updates on each seed's evaluations lie between 48 and 90, but
