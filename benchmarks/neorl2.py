@@ -61,7 +61,7 @@ Algorithms without a parity run were trained in bf16 as well, to fit the budget;
 each run stands in its result.json. In runs before commit 74fd8bc (result.json again) what networks
 answer was rounded to bf16 too, values near 100 to steps of 0.5; since then it is float32. AWAC,
 whose weights are exponentials of differences of values, was run again on Simglucose: 70.8 ± 13.5
-now, 56.0 ± 28.5 before, and as unsteady.
+now, 56.0 ± 28.5 before, and as unsteady. LB-SAC's critics began by fan-in in its run on DMSD.
 
 What the differences come from, as far as the curves tell:
 
@@ -80,8 +80,9 @@ What the differences come from, as far as the curves tell:
   to -136 at once and comes back slowly, each seed at its own pace; SPOT does not reach BC either.
   The Decision Transformer was cut off on its way up: -2, 13 and 36 after 1,000, 1,500 and 2,000
   updates. EDAC falls from 19 to -134 and was cut off there; on DMSD it fell as well, and was back
-  at 10 after 6,000 updates and at 49 after 9,000 (seed 7). MCQ was cut off at -155. Cal-QL fell to
-  -133, -64 and -133 by seed in its first 600 updates and was back at 61 after 6,000.
+  at 10 after 6,000 updates and at 49 after 9,000 (seed 7). MCQ was cut off at -155, LB-SAC, after
+  120 updates, at -39. Cal-QL fell to -133, -64 and -133 by seed in its first 600 updates and was
+  back at 61 after 6,000.
 - RandomFrictionHopper: one seed of ReBRAC stays fallen (3), one of SPOT as well (21, the others 28
   and 32), and why those is not explained; what only reweighs the data deviates by 1.5 at most.
 - SafetyHalfCheetah: all stay near or below the data: no step of it breaks the speed limit (the
@@ -103,8 +104,8 @@ What the differences come from, as far as the curves tell:
   between that score and 55 from 20,000 updates on. XQL and f-DVL were at 88.6 on the way, after
   15,000 and 30,000 updates, and sank again. The Decision Transformer, asked for the best episode's
   return, is level with f-DVL after 2,000 updates (78, 89 and 92 by seed). EDAC, at 3.8 after 5,000,
-  has hardly left its start (2.8), nor has MCQ, whose mean target is 41 to 42 all the same. Cal-QL
-  rises for 4,000 updates and stays between 26 and 30.
+  has hardly left its start (2.8), nor has LB-SAC after 120, nor MCQ after 10,000, whose mean target
+  is 41 to 42 all the same. Cal-QL rises for 4,000 updates and stays between 26 and 30.
 
 Costly algorithms had to stop early on this budget: see the updates.
 """
