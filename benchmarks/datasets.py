@@ -9,7 +9,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-from envs import Card, cards
+from envs import Card, cards, task
 
 PAGE = Path("docs/datasets.md")
 HEAD = """# Datasets and worlds
@@ -59,8 +59,8 @@ def made() -> list[str]:
     for path in sorted(Path("datasets").glob("*/*.json")):
         card = json.loads(path.read_text())
         name, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", ""
-        if (known := cards()[name].reference) is not None:
-            score = f"{100 * (card['return_mean'] - known.min) / (known.max - known.min):.1f}"
+        if (known := task(name)).reference is not None:
+            score = f"{known.score(card['return_mean']):.1f}"
         cells = [f"`{name}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
         cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
         lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")

@@ -92,7 +92,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     for quality in qualities or ():
         if quality not in known:
             raise UserError(config.unknown("quality", quality, known))
-    folder = Path(out) if out else data_folder() / getattr(plan, "suite", "gym")
+    suite = plan.suite if isinstance(plan, Script) else "gym"
+    folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
     if isinstance(plan, Script):
         wanted, learnt = qualities or list(plan.sets), None
