@@ -67,9 +67,7 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
     cls = algorithm_class(name)
     known = cls.Config.__dataclass_fields__
     cfg = build(cls.Config, {k: v for k, v in SMALL.items() if k in known})
-    source = offline_source(
-        cls, cfg, data(), data(100, seed=1) if "expert" in cls.needs else None
-    )
+    source = offline_source(cls, cfg, data(), data(100, seed=1) if "expert" in cls.needs else None)
     engine = Engine(
         lambda _: cls(Spec((OBSERVATIONS,), ACTIONS), cfg, 100), seeds, source, batch_size=32
     )

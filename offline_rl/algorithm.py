@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from offline_rl.optim import Adam
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch
 from offline_rl.transform import Preprocessing
 from policies.spec import Spec
 
@@ -26,31 +27,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from offline_rl.data.dataset import Dataset
-    from offline_rl.engine import Source
+    from offline_rl.replay.batch import Source
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
 Loss = Callable[["Network"], Tensor]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps.
-
-    Or B windows of H steps (`buffer.Windows`): then every column is [B, H, …], and `real` is given.
-    """
-
-    observations: Tensor  # [B, O]
-    actions: Tensor  # [B, A]
-    rewards: Tensor  # [B]
-    discount: Tensor  # [B]
-    next_observations: Tensor  # [B, O]
-    mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
-    costs: Tensor | None = None  # [B]
-    next_actions: Tensor | None = None  # [B, A]; at an episode's end the row's own action
-    timesteps: Tensor | None = None  # [B], the row's place in its episode, from 0
-    real: Tensor | None = None  # [B, H] bool: of the episode; else its last step, repeated
-    expert: Batch | None = None  # as many transitions of an expert's
 
 
 class _Method(nn.Module):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 
 from offline_rl.errors import UserError
 from offline_rl.version import __version__
@@ -20,8 +21,12 @@ TEXT = ("data", "report")  # the verbs whose output may be left unread
 
 
 def verbs() -> dict[str, EntryPoint]:
-    """All installed verbs (entry points of the group offline_rl.verbs)."""
-    return {point.name: point for point in entry_points(group="offline_rl.verbs")}
+    """All installed verbs: entry points of the group offline_rl.verbs whose package is there.
+
+    The benchmarks' are in a clone alone.
+    """
+    points = entry_points(group="offline_rl.verbs")
+    return {p.name: p for p in points if find_spec(p.module.split(".")[0]) is not None}
 
 
 def usage() -> str:

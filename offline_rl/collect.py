@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from envs import VectorEnv
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.engine import Engine
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.transform import Transform
 
 EPISODES = (

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Batch, Metrics, Network, State, minimise
+from offline_rl.algorithm import Metrics, Network, State, minimise
+from offline_rl.replay.batch import Batch
 from policies.networks import MLP, Init, torch_init
 
 Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty

@@ -16,9 +16,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State, minimise, track
+from offline_rl.algorithm import Algorithm, Metrics, Network, State, minimise, track
 from offline_rl.critics import Critic, Value
 from offline_rl.optim import Adam, cosine
+from offline_rl.replay.batch import Batch
 from offline_rl.transform import Preprocessing
 from policies.actors import GaussianActor
 from policies.networks import orthogonal_init

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,29 +23,15 @@ from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
 from offline_rl import hardware
-from offline_rl.algorithm import Algorithm, Batch, Network, State, check_stackable
+from offline_rl.algorithm import Algorithm, Network, State, check_stackable
 from offline_rl.random import Random
+from offline_rl.replay.batch import Source
 from policies.networks import MLP
 
 Precision = Literal["fp32", "tf32", "bf16"]
 Compile = Literal["auto", "always", "never"]
 COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
-
-
-class Source(Protocol):
-    """Where batches come from: a replay buffer or a mixture of them.
-
-    `tensors()` have a leading axis: of one for each seed, or of 1 where all seeds share them; their
-    addresses never change. `sample` gets them without it. Where there is a method `ready(update)`,
-    it is called before the update of that number is launched.
-    """
-
-    def tensors(self) -> Any: ...
-
-    def sample(
-        self, data: Any, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch: ...
 
 
 class Engine:

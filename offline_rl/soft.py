@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from offline_rl.algorithm import Batch, Network, State, minimise
+from offline_rl.algorithm import Network, State, minimise
 from offline_rl.optim import Adam
+from offline_rl.replay.batch import Batch
 
 
 def soft_optimisers(cfg: Any) -> dict[str, Adam]:

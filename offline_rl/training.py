@@ -23,15 +23,16 @@ import envs
 from envs import Task
 from offline_rl import config, hardware
 from offline_rl.algorithm import Algorithm, check_stackable
-from offline_rl.buffer import ReplayBuffer, WithExpert
 from offline_rl.collect import Collector
 from offline_rl.config import TrainOptions
 from offline_rl.data import Dataset, load
 from offline_rl.engine import Engine
 from offline_rl.errors import UserError
 from offline_rl.files import locked, read_json, write_atomically, write_json
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.mixtures import WithExpert
+from offline_rl.replay.streaming import Stream
 from offline_rl.rundir import SeedFolder, plain, run_folder
-from offline_rl.stream import Stream
 from offline_rl.track import tracker
 from offline_rl.trainer import Trainer
 from offline_rl.transform import Transform, range_of_returns

@@ -71,12 +71,14 @@ def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> No
     for package in ("offline_rl", "policies", "envs", "real_robot"):
         assert (installed / package / "py.typed").is_file()
     assert not (installed / "tests").exists()
+    assert not (installed / "benchmarks").exists()
 
 
 def test_the_command_line_starts(elsewhere: Path) -> None:
     page = offline_rl(["--help"], elsewhere)
-    for verb in ("train", "evaluate", "report", "data", "generate", "bench"):
+    for verb in ("train", "evaluate", "report", "data", "generate"):
         assert verb in page
+    assert "bench" not in page  # a clone's
     assert "neorl2/DMSD" in offline_rl(["data", "list"], elsewhere)
 
 

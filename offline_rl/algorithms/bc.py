@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise
+from offline_rl.algorithm import Algorithm, Metrics, State, minimise
 from offline_rl.optim import Adam
+from offline_rl.replay.batch import Batch
 from offline_rl.transform import Preprocessing
 from policies.actors import DeterministicActor
 

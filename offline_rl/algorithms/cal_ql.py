@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Batch
+from offline_rl.algorithm import Algorithm
 from offline_rl.algorithms import cql
+from offline_rl.replay.batch import Batch
 from policies.actors import TanhGaussianActor
 from policies.networks import orthogonal_init
 

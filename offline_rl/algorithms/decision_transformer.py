@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, State, minimise
-from offline_rl.buffer import Windows
+from offline_rl.algorithm import Algorithm, Metrics, State, minimise
 from offline_rl.optim import Adam, warm_up
+from offline_rl.replay.batch import Batch
+from offline_rl.replay.sequences import Windows
 from offline_rl.transform import Preprocessing
 from policies.transformer import DecisionTransformer
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.engine import Source
+    from offline_rl.replay.batch import Source
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offline_rl.algorithm import Batch, Metrics, Network, State
+from offline_rl.algorithm import Metrics, Network, State
 from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.sac_n import squared_error
+from offline_rl.replay.batch import Batch
 
 
 @dataclass(frozen=True)

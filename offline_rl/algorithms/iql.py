@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Batch, Network, State
+from offline_rl.algorithm import Network, State
 from offline_rl.dual import DualConfig, DualV
+from offline_rl.replay.batch import Batch
 from policies.actors import DeterministicActor
 from policies.networks import orthogonal_init
 

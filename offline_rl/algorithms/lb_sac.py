@@ -18,9 +18,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from offline_rl.algorithm import Batch, Metrics, Network, State
+from offline_rl.algorithm import Metrics, Network, State
 from offline_rl.algorithms import sac_n
 from offline_rl.optim import Adam
+from offline_rl.replay.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State, minimise_with, track
+from offline_rl.algorithm import Algorithm, Metrics, Network, State, minimise_with, track
 from offline_rl.critics import Critic
 from offline_rl.optim import Adam
+from offline_rl.replay.batch import Batch
 from offline_rl.soft import soft_optimisers, soft_policy_loss, soft_target, temper
 from offline_rl.transform import Preprocessing
 from policies.actors import TanhGaussianActor

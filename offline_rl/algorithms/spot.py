@@ -17,19 +17,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import (
-    Algorithm,
-    Batch,
-    Metrics,
-    Network,
-    State,
-    minimise,
-    minimise_with,
-    track,
-)
+from offline_rl.algorithm import Algorithm, Metrics, Network, State, minimise, minimise_with, track
 from offline_rl.critics import Critic, regress, td3_target
 from offline_rl.optim import Adam
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch
 from offline_rl.transform import Preprocessing
 from offline_rl.vae import VAE
 from policies.actors import DeterministicActor

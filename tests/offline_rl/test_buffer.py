@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from offline_rl.buffer import Mixture, ReplayBuffer, WithExpert, n_step, windows
 from offline_rl.data import Dataset
 from offline_rl.errors import UserError
 from offline_rl.random import Random
+from offline_rl.replay.buffer import ReplayBuffer, n_step
+from offline_rl.replay.mixtures import Mixture, WithExpert
+from offline_rl.replay.sequences import windows
 
 GAMMA = 0.9
 

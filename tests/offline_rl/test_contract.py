@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithm import Algorithm, Batch, State
-from offline_rl.buffer import ReplayBuffer
+from offline_rl.algorithm import Algorithm, State
 from offline_rl.config import algorithm_class, algorithm_names, build, coerce
 from offline_rl.data import Dataset
-from offline_rl.engine import Engine, Source, flatten
+from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training import offline_source
 from policies import Spec
 

@@ -9,13 +9,13 @@ import torch
 from small_data import save_small
 
 from offline_rl import hardware
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.data import Dataset
 from offline_rl.engine import Engine
 from offline_rl.errors import UserError
 from offline_rl.files import read_json
 from offline_rl.random import Random
-from offline_rl.stream import Stream
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.streaming import Stream
 from offline_rl.training import train
 
 SEEDS = [3, 5]

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithm import Algorithm, Batch, Metrics, Network, State
+from offline_rl.algorithm import Algorithm, Metrics, Network, State
 from offline_rl.data.dataset import Dataset
 from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch
 from offline_rl.training import offline_source
 from policies.spec import Spec
 

@@ -12,11 +12,11 @@ from small_data import save_small
 import envs
 import policies
 from offline_rl.algorithms.decision_transformer import DT
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.config import build
 from offline_rl.data import Dataset
 from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.score import evaluate
 from offline_rl.training import batch_columns, train
 from policies.spec import Spec

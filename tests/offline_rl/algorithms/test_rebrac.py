@@ -26,8 +26,8 @@ from by_hand import (
 )
 
 from offline_rl.algorithms.rebrac import ReBRAC
-from offline_rl.buffer import ReplayBuffer
 from offline_rl.data import Dataset
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training import batch_columns
 from policies.spec import Spec
 

@@ -12,20 +12,18 @@ Sampling is a tensor program over `tensors()`, so that it runs inside the compil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rl.algorithm import Batch
 from offline_rl.errors import UserError
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.engine import Source
 
 Tensors = dict[str, Tensor]
 COLUMNS = ("mc_returns", "costs", "next_actions", "timesteps")
@@ -215,123 +213,3 @@ def steps(data: Tensors, rows: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
         ended = (data["terminated"][row] + data["truncated"][row]) > 0
         inside = inside & ~ended & (row != data["newest"])
     return found
-
-
-def windows(
-    data: Tensors, rows: Tensor, history: int, horizon: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of sequences around each of `rows` [B], never across an episode.
-
-        time        t-history+1 … t | t … t+horizon-1
-                    observations    | actions
-
-    Returns rows of observations [B, history], the episode's first repeated before its start; rows
-    of actions [B, horizon], its last repeated after its end; and whether the latter are real ones.
-    """
-    capacity = len(data["rewards"])
-    ahead = steps(data, rows, horizon)
-    inside = torch.stack([i for _, i in ahead], 1)
-    count = inside.sum(1, keepdim=True)
-    offset = torch.arange(horizon, device=rows.device)
-    future = (rows[:, None] + offset.minimum(count - 1)) % capacity
-    behind, first, going = [rows], rows, torch.ones_like(rows, dtype=torch.bool)
-    oldest = (data["newest"] + 1) % data["size"]
-    for _ in range(history - 1):
-        before = (first - 1) % capacity
-        ended = (data["terminated"][before] + data["truncated"][before]) > 0
-        going = going & ~ended & (first != oldest)
-        first = torch.where(going, before, first)
-        behind.insert(0, first)
-    return torch.stack(behind, 1), future, inside
-
-
-class WithExpert:
-    """Batches of `data`, each with as large a batch of `expert` beside it."""
-
-    def __init__(self, data: ReplayBuffer, expert: ReplayBuffer) -> None:
-        self.data, self.expert = data, expert
-
-    def tensors(self) -> dict[str, Tensors]:
-        """See `Source`."""
-        return {"data": self.data.tensors(), "expert": self.expert.tensors()}
-
-    def sample(
-        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch:
-        """`batch_size` transitions of each."""
-        expert = self.expert.sample(data["expert"], random, batch_size, discount)
-        return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
-
-
-class Windows:
-    """Every batch windows of `length` steps, each from a uniformly drawn row on, [B, H, …].
-
-    Where the episode ends within a window its last step is repeated; `real` says which are real.
-    """
-
-    def __init__(self, buffer: Source, length: int) -> None:
-        """buffer: with the tensors of a `ReplayBuffer`."""
-        self.buffer, self.length = buffer, length
-
-    def tensors(self) -> Tensors:
-        """See `Source`."""
-        return self.buffer.tensors()
-
-    def sample(
-        self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch:
-        """See `ReplayBuffer.sample`; the discount is that of single steps."""
-        start = random.integers(data["size"], (batch_size,))
-        _, rows, real = windows(data, start, 1, self.length)
-        columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
-        return Batch(
-            observations=data["observations"][rows],
-            actions=data["actions"][rows],
-            rewards=data["rewards"][rows],
-            discount=discount * (1 - data["terminated"][rows]),
-            next_observations=data["observations"][data["next_index"][rows]],
-            real=real,
-            **columns,
-        )
-
-
-class Mixture:
-    """Every batch a share `ratio` from `first`, the rest from `second`, interleaved.
-
-    So every slice of a batch keeps the ratio, as RLPD needs it (Ball et al., arXiv:2302.02948).
-    """
-
-    def __init__(self, first: ReplayBuffer, second: ReplayBuffer, ratio: float = 0.5) -> None:
-        """ratio: in [0, 1]."""
-        if not 0 <= ratio <= 1:
-            raise UserError(f"a mixing ratio is between 0 and 1, found {ratio}")
-        self.first, self.second, self.ratio = first, second, ratio
-
-    def tensors(self) -> dict[str, Tensors]:
-        """See `Source`."""
-        return {"first": self.first.tensors(), "second": self.second.tensors()}
-
-    def sample(
-        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch:
-        """round(ratio * batch_size) transitions from the first, the rest from the second."""
-        # place k is the first's where the running share passes a whole number
-        share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
-        is_first = np.diff(share) > 0
-        count = int(is_first.sum())
-        parts = []
-        if count:
-            parts.append(self.first.sample(data["first"], random, count, discount))
-        if count < batch_size:
-            rest = batch_size - count
-            parts.append(self.second.sample(data["second"], random, rest, discount))
-        order = np.empty(batch_size, int)
-        order[np.flatnonzero(is_first)] = np.arange(count)
-        order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
-        index = torch.from_numpy(order).to(parts[0].rewards.device)
-        columns: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts])[index]
-            for name in parts[0].__dataclass_fields__
-            if all(getattr(part, name) is not None for part in parts)
-        }
-        return Batch(**columns)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from offline_rl.algorithm import Batch
 from offline_rl.data.dataset import Dataset
 from offline_rl.errors import UserError
 from offline_rl.random import Random
+from offline_rl.replay.batch import Batch
 
 AHEAD = 64  # updates, about, whose batches are on the device at a time
 
