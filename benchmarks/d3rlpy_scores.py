@@ -24,7 +24,7 @@ from offline_rl.config import algorithm_class, build
 from offline_rl.data import load
 from offline_rl.evaluate import EVALUATION_SEED, rollout
 from offline_rl.report import table
-from offline_rl.training import train
+from offline_rl.training.train import train
 from offline_rl.transform import Transform
 
 UPDATES, EPISODES = 20_000, 100

@@ -23,7 +23,7 @@ from offline_rl.data import load
 from offline_rl.data.write import write
 from offline_rl.generate import join
 from offline_rl.report import table
-from offline_rl.training import train
+from offline_rl.training.train import train
 from offline_rl.transform import Transform
 
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")

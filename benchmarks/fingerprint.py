@@ -27,7 +27,7 @@ from offline_rl import Dataset, train
 from offline_rl.config import algorithm_class, algorithm_names, build
 from offline_rl.engine import Engine, flatten
 from offline_rl.hardware import cpu_flags
-from offline_rl.training import offline_source
+from offline_rl.training.sources import offline_source
 from policies import Spec
 
 KEPT = Path("benchmarks/results/fingerprints.json")

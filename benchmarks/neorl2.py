@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.evidence import budget, keep, kept, publish, spread
 from offline_rl.data.find import data_folder
 from offline_rl.report import table
-from offline_rl.training import train
+from offline_rl.training.train import train
 
 SEEDS = [7, 42, 210]  # those of the published table
 CHEAP = ("bc", "td3_bc", "iql", "awac", "rebrac", "spot", "xql", "f_dvl")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl import hardware
-from offline_rl.training import train
+from offline_rl.training.train import train
 
 SEEDS = [0, 1, 2, 3, 4]
 MARGIN = 3.0  # points of normalised score that bf16 may cost at the most

@@ -15,13 +15,14 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.training import Result, train
+    from offline_rl.training.result import Result
+    from offline_rl.training.train import train
 
 __all__ = ["Dataset", "Result", "UserError", "__version__", "train"]
 
 _LAZY = {
-    "train": "offline_rl.training",
-    "Result": "offline_rl.training",
+    "train": "offline_rl.training.train",
+    "Result": "offline_rl.training.result",
     "Dataset": "offline_rl.data",
 }
 

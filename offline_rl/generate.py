@@ -33,10 +33,10 @@ from offline_rl.errors import UserError
 from offline_rl.files import make_folder, read_json, write_atomically, write_json
 from offline_rl.paths import share
 from offline_rl.roll import Act, roll_out, store
-from offline_rl.rundir import SeedFolder
 from offline_rl.scripted import Script, script
-from offline_rl.trainer import Trainer
-from offline_rl.training import train
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.train import train
+from offline_rl.training.trainer import Trainer
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")

@@ -17,7 +17,7 @@ from envs import Reference
 from offline_rl.config import build
 from offline_rl.errors import UserError
 from offline_rl.files import read_json
-from offline_rl.rundir import SeedFolder, flat
+from offline_rl.training.run_folder import SeedFolder, flat
 
 
 @dataclass(frozen=True)

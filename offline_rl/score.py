@@ -18,7 +18,7 @@ from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED, Episodes, rollout
 from offline_rl.hardware import cores
 from offline_rl.report import scale, spread, table, wrapped
-from offline_rl.rundir import plain
+from offline_rl.training.run_folder import plain
 from policies import Normaliser, Policy, Spec, bundle
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]

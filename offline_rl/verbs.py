@@ -55,7 +55,7 @@ def train(arguments: Sequence[str]) -> None:
     """
     _quiet()
     from offline_rl.report import summary
-    from offline_rl.training import train as run
+    from offline_rl.training.train import train as run
 
     result = run(**_parse(arguments))
     print(summary(result.path))

@@ -14,7 +14,7 @@ from offline_rl import hardware
 from offline_rl.config import algorithm_class
 from offline_rl.data import Dataset
 from offline_rl.engine import Engine
-from offline_rl.training import offline_source
+from offline_rl.training.sources import offline_source
 from policies import Spec
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)

@@ -21,12 +21,12 @@ from torch import Tensor
 from offline_rl.errors import UserError
 from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
+from offline_rl.replay.columns import COLUMNS
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 Tensors = dict[str, Tensor]
-COLUMNS = ("mc_returns", "costs", "next_actions", "timesteps")
 
 
 class ReplayBuffer:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.buffer import COLUMNS, Tensors, steps
+from offline_rl.replay.buffer import Tensors, steps
+from offline_rl.replay.columns import COLUMNS
 
 if TYPE_CHECKING:
     from offline_rl.replay.batch import Source

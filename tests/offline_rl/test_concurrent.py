@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from small_data import save_small
 
-from offline_rl import hardware, trainer
+from offline_rl import hardware
 from offline_rl.evaluate import rollout
 from offline_rl.files import read_json
-from offline_rl.training import train
+from offline_rl.training import trainer
+from offline_rl.training.train import train
 
 QUICK = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "seeds": 2, "num_updates": 60}
 QUICK |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 2, "tracker": "none"}

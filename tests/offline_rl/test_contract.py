@@ -14,7 +14,7 @@ from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
 from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training import offline_source
+from offline_rl.training.sources import offline_source
 from policies import Spec
 
 SPEC = Spec((5,), 2)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from offline_rl.errors import UserError
 from offline_rl.files import locked, read_json, write_atomically, write_json
-from offline_rl.rundir import SeedFolder, plain, run_folder
+from offline_rl.training.run_folder import SeedFolder, plain, run_folder
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from offline_rl.errors import UserError
 from offline_rl.files import write_json
 from offline_rl.report import duration, report, span, spread, summary, table
-from offline_rl.rundir import SeedFolder, run_folder
+from offline_rl.training.run_folder import SeedFolder, run_folder
 
 REFERENCE = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
 

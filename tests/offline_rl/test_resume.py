@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from offline_rl.rundir import SeedFolder
-from offline_rl.training import train
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.train import train
 
 OFFLINE = {
     "algorithm": "td3_bc",

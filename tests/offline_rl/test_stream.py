@@ -16,7 +16,7 @@ from offline_rl.files import read_json
 from offline_rl.random import Random
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.streaming import Stream
-from offline_rl.training import train
+from offline_rl.training.train import train
 
 SEEDS = [3, 5]
 

@@ -17,8 +17,8 @@ from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED, rollout
 from offline_rl.generate import Recipe, build, learn, noisy
 from offline_rl.roll import roll_out
-from offline_rl.trainer import Trainer
-from offline_rl.training import train
+from offline_rl.training.train import train
+from offline_rl.training.trainer import Trainer
 from policies.normaliser import Normaliser
 
 SMALL = {

@@ -8,7 +8,8 @@ from small_data import save_small
 
 from offline_rl.config import algorithm_config
 from offline_rl.errors import UserError
-from offline_rl.training import prepare, train
+from offline_rl.training.plan import prepare
+from offline_rl.training.train import train
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.engine import Engine, flatten
 from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
-from offline_rl.training import offline_source
+from offline_rl.training.sources import offline_source
 from policies.spec import Spec
 
 SPEC = Spec((3,), 2)

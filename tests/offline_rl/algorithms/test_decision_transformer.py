@@ -18,7 +18,8 @@ from offline_rl.errors import UserError
 from offline_rl.evaluate import EVALUATION_SEED
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.score import evaluate
-from offline_rl.training import batch_columns, train
+from offline_rl.training.sources import further_columns
+from offline_rl.training.train import train
 from policies.spec import Spec
 from policies.transformer import DecisionTransformer
 
@@ -39,7 +40,7 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
     data = learner.prepare(data or episodes())
-    columns = batch_columns(DT, learner.cfg, data)
+    columns = further_columns(DT, learner.cfg, data)
     source = learner.source(ReplayBuffer.from_dataset(data, columns=columns))
     tensors = {k: v[0] for k, v in source.tensors().items()}
     return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)

@@ -7,7 +7,7 @@ from small_data import save_small
 
 from offline_rl.algorithms.lb_sac import LBSAC
 from offline_rl.algorithms.sac_n import SACN
-from offline_rl.training import prepare
+from offline_rl.training.plan import prepare
 
 
 @pytest.mark.parametrize(("batch_size", "factor"), [(256, 1), (1024, 2), (10_000, 6.25)])

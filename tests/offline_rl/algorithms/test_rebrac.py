@@ -28,7 +28,7 @@ from by_hand import (
 from offline_rl.algorithms.rebrac import ReBRAC
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training import batch_columns
+from offline_rl.training.sources import further_columns
 from policies.spec import Spec
 
 SMALL = {"hidden": (16, 16)}
@@ -134,7 +134,7 @@ def episodes():
 def test_a_next_action_is_of_the_same_episode_or_there_is_no_transition():
     learner = ReBRAC(Spec((1,), 1), ReBRAC.Config(**SMALL))
     data = learner.prepare(episodes())
-    columns = batch_columns(ReBRAC, learner.cfg, data)
+    columns = further_columns(ReBRAC, learner.cfg, data)
     tensors = ReplayBuffer.from_dataset(data, columns=columns).tensors()
     found = (10 * tensors["next_actions"][0, :, 0]).round().int().tolist()
     now = (10 * tensors["actions"][0, :, 0]).round().int().tolist()

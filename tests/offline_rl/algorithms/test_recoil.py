@@ -27,7 +27,7 @@ from torch.distributions import Normal
 
 from offline_rl.algorithms.recoil import ReCOIL, bounded_loss, mixture_loss
 from offline_rl.errors import UserError
-from offline_rl.training import prepare
+from offline_rl.training.plan import prepare
 from policies.spec import Spec
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,15 @@ from tqdm import tqdm
 from envs import Task, VectorEnv
 from offline_rl import hardware
 from offline_rl.collect import Collector
-from offline_rl.config import TrainOptions
 from offline_rl.engine import Engine
-from offline_rl.evaluate import EVALUATION_SEED, Episodes, rollout
-from offline_rl.rundir import SeedFolder
-from offline_rl.track import Tracker
+from offline_rl.evaluate import Episodes
+from offline_rl.training.evaluator import Evaluator
+from offline_rl.training.options import TrainOptions
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.trackers import Tracker
 from offline_rl.transform import Transform
 from policies import Bundle
 
-Evaluation = tuple[Episodes, set[int]]  # of all seeds; places whose policy gave no number
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
@@ -69,17 +67,17 @@ class Trainer:
         self.watch, self.show = watch, show
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
-        self.evaluation, self.phases = evaluation, phases
+        self.phases = phases
         self.progress = Progress(diverged=[None] * len(folders))
         self.last: list[Episodes] = []
+        self.evaluator: Evaluator | None = None
         if evaluation is not None:
-            # a small network's steps on a GPU cost more in waiting than on the processor
-            self._act = engine.actor(options.eval_episodes, device=torch.device("cpu"))
-        spare = hardware.cores() > (torch.get_num_threads() if engine.device.type == "cpu" else 1)
-        self.concurrent = spare and watch is None  # evaluations beside the training
-        self._running: tuple[dict[str, Any], Callable[[], Evaluation]] | None = None
-        self._beside = ThreadPoolExecutor(1)  # starts its thread when it is needed
-        self._abandoned = Event()
+            busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
+            beside = hardware.cores() > busy and watch is None
+            episodes = options.eval_episodes
+            self.evaluator = Evaluator(
+                engine, evaluation, transform.normaliser, episodes, beside=beside
+            )
         self.bar = tqdm(
             total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
         )
@@ -117,8 +115,8 @@ class Trainer:
                     self.save()
             self._finish_evaluation()
         finally:
-            self._abandoned.set()
-            self._beside.shutdown(wait=False)
+            if self.evaluator is not None:
+                self.evaluator.abandon()
         self.bar.close()
 
     def _stops(self) -> Iterator[int]:
@@ -200,8 +198,10 @@ class Trainer:
             tracker.log(values, updates)
 
     def _evaluate_if_due(self) -> None:
-        begun = self._running[0]["clock"] if self._running else self.progress.evaluated
-        if self.evaluation is None or self.clock == begun:
+        if self.evaluator is None:
+            return
+        begun = self.evaluator.moment or {"clock": self.progress.evaluated}
+        if self.clock == begun["clock"]:
             return
         if self.clock == 0 or self._due(self.options.eval_every):
             self.evaluate()
@@ -212,56 +212,27 @@ class Trainer:
         Where a core is free they run beside the training, with a copy of the policies, and are
         logged when the next evaluation is due or the training ends: later, but the same.
         """
+        assert self.evaluator is not None
         self._finish_evaluation()
         now: dict[str, Any] = {"updates": self.engine.updates, "env_steps": self.env_steps}
         now |= {"clock": self.clock, "wall_seconds": round(self.progress.wall_seconds, 1)}
-        self._act.snapshot()
-        if self.concurrent:
-            self._running = now, self._beside.submit(self._episodes).result
-        else:
-            done = self._episodes()
-            self._running = now, lambda: done
+        self.evaluator.begin(now)
+        if not self.evaluator.beside:
             self._finish_evaluation()
-
-    def _episodes(self) -> Evaluation:
-        """Runs them; also which seeds' policies are broken."""
-        torch.set_flush_denormal(True)  # a thread's own setting
-        env, count, groups = self.evaluation, self.options.eval_episodes, len(self.folders)
-        assert env is not None
-        broken = set[int]()
-
-        def act(observations: np.ndarray) -> np.ndarray:
-            if self._abandoned.is_set():
-                raise InterruptedError("the training has stopped")
-            batch = torch.from_numpy(observations).reshape(groups, count, *env.observation_shape)
-            actions = self._act(batch)
-            broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
-            return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).numpy()
-
-        def observe(rewards: np.ndarray) -> None:
-            told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
-            self._act.observe(told)
-
-        self._act.reset()
-        seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
-        return rollout(env, act, self.transform.normaliser, seeds, observe), broken
 
     def _finish_evaluation(self) -> None:
         """Waits for the evaluation that is under way, if any, and logs it."""
-        if self._running is None:
+        done = self.evaluator.finish() if self.evaluator is not None else None
+        if done is None:
             return
-        now, result = self._running
-        everything, broken = result()
-        self._running, count = None, self.options.eval_episodes
+        now, self.last = done.moment, done.seeds
         self.progress.evaluated = now["clock"]
         self.progress.evaluations += 1
-        self.last, scores = [], []
+        scores = []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
-            mine = everything.part(s * count, (s + 1) * count)
-            if s in broken:  # a diverged policy has no score, and must not stop its neighbours
-                mine.returns[:] = np.nan
+            mine = self.last[s]
+            if s in done.broken:
                 self._diverged(s, now["updates"])
-            self.last.append(mine)
             values = {"eval/return": float(mine.returns.mean())}
             values["eval/length"] = float(mine.lengths.mean())
             if self.task.reference is not None:
@@ -270,7 +241,7 @@ class Trainer:
                 values["eval/success"] = float(mine.success.mean())
             if mine.costs is not None:
                 values["eval/cost"] = float(mine.costs.mean())
-            if s not in broken:
+            if s not in done.broken:
                 scores.append(values.get("eval/score", values["eval/return"]))
             row: dict[str, Any] = {"updates": now["updates"], "env_steps": now["env_steps"]}
             row |= {**values, **mine._asdict(), "wall_seconds": now["wall_seconds"]}
@@ -315,7 +286,8 @@ class Trainer:
 
         An evaluation that began just now may go on: who resumes from here begins it again.
         """
-        if self._running is not None and self._running[0]["clock"] != self.clock:
+        moment = self.evaluator.moment if self.evaluator is not None else None
+        if moment is not None and moment["clock"] != self.clock:
             self._finish_evaluation()
         for s, folder in enumerate(self.folders):
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()

@@ -1,0 +1,89 @@
+"""What a run came to, and what it depends on besides its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offline_rl import hardware
+from offline_rl.files import write_atomically, write_json
+from offline_rl.training.run_folder import SeedFolder, plain
+from offline_rl.training.train import Plan
+from offline_rl.training.trainer import Trainer
+from offline_rl.version import __version__
+from policies import bundle
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to, or several side by side."""
+
+    path: Path  # the folder above the seeds; above the runs where there are several
+    results: list[dict[str, Any]]  # each seed's result.json, run after run
+
+    @property
+    def scores(self) -> list[float]:
+        """Each seed's last normalised score; its mean return where there are no references."""
+        return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
+
+
+def environment(plan: Plan, choices: dict[str, Any]) -> dict[str, Any]:
+    """Versions, hardware and data: what a result depends on besides its configuration."""
+    data = plan.dataset
+    return {
+        **hardware.description(),
+        "dataset": None if data is None else data.path,
+        "dataset_sha256": None if data is None else data.sha256,
+        "choices": choices,
+    }
+
+
+def finish(
+    plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: dict[str, Any]
+) -> None:
+    """The policy bundle, then result.json, which marks the seed as finished."""
+    o, data, reference = plan.options, plan.dataset, plan.task.reference
+    last = trainer.last[s] if trainer.last else None
+    score = None if last is None or reference is None else plan.task.score(last.returns)
+    behaviour = None if data is None else data.episode_returns().mean()
+    progress = trainer.progress
+    rate = progress.timed_updates / progress.seconds if progress.seconds else None
+    newest = list(folder.checkpoints().values())
+    result = {
+        "algorithm": o.algorithm,
+        "task": o.task,
+        "dataset": None if data is None else data.path or data.name,
+        "dataset_sha256": None if data is None else data.sha256,
+        "seed": folder.seed,
+        "seeds_stacked": len(trainer.folders),
+        "num_updates": trainer.engine.updates,
+        "num_env_steps": trainer.env_steps,
+        "seconds": round(progress.wall_seconds, 3),
+        "compile_seconds": round(trainer.engine.compile_seconds, 3),
+        "updates_per_second": rate,
+        "device": str(trainer.engine.device),
+        "precision": choices["precision"],
+        "compiled": choices["compile"],
+        "returns": None if last is None else last.returns,
+        "success": None if last is None else last.success,
+        "costs": None if last is None else last.costs,
+        "mean_return": None if last is None else last.returns.mean(),
+        "score": None if score is None else score.mean(),
+        "behaviour_return": behaviour,
+        "behaviour_score": (
+            None if behaviour is None or reference is None else plan.task.score(behaviour).item()
+        ),
+        "score_reference": None if reference is None else asdict(reference),
+        "diverged_at": progress.diverged[s],
+        "last_checkpoint": str(newest[-1].relative_to(folder.path)) if newest else None,
+        "version": __version__,
+        "commit": hardware.commit(),
+    }
+    result = plain(result)
+    if progress.diverged[s] is None:
+        policy = trainer.policy(
+            s, {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
+        )
+        write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
+    write_json(folder.result, result)

@@ -1,0 +1,86 @@
+"""Where a run's batches come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from offline_rl import hardware
+from offline_rl.algorithm import Algorithm
+from offline_rl.data import Dataset
+from offline_rl.errors import UserError
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.columns import columns
+from offline_rl.replay.mixtures import WithExpert
+from offline_rl.replay.streaming import Stream
+from offline_rl.training.plan import (
+    Plan,
+)
+from offline_rl.transform import Transform
+
+
+def offline_source(
+    algorithm: type[Algorithm],
+    cfg: Any,
+    data: Dataset,
+    expert: Dataset | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> ReplayBuffer | WithExpert:
+    """Where offline batches come from; data and the expert's as they are learnt from."""
+    made = further_columns(algorithm, cfg, data)
+    buffer = ReplayBuffer.from_dataset(data, columns=made, device=device)
+    if expert is None:
+        return buffer
+    return WithExpert(buffer, ReplayBuffer.from_dataset(expert, device=device))
+
+
+def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
+    """Whether the data stays outside the device's memory. Raises UserError where it cannot."""
+    needed = ReplayBuffer.bytes_for(data)
+    free, give = hardware.free_memory(device), plan.options.stream
+    fits = needed < 0.8 * free
+    if give == "never" or (give == "auto" and fits):
+        if not fits:
+            rows = int(data.num_rows * 0.8 * free / needed)
+            raise UserError(
+                f"stream=never: {data.num_rows:,} rows need {needed / 2**30:.1f} GiB on {device}, "
+                f"where {free / 2**30:.1f} are free: about {rows:,} rows would fit"
+            )
+        return False
+    for reason, holds in {
+        "learns from windows of several steps": plan.algorithm.source is not Algorithm.source,
+        "has an expert's data beside the other": plan.expert is not None,
+        "learns online": bool(plan.options.num_env_steps),
+    }.items():
+        if holds:
+            raise UserError(
+                f"{plan.options.algorithm} {reason}, which cannot be streamed; the data needs "
+                f"{needed / 2**30:.1f} GiB on {device}, where {free / 2**30:.1f} are free"
+            )
+    return True
+
+
+def streamed(
+    plan: Plan, data: Dataset, transform: Transform, seeds: Sequence[int], device: torch.device
+) -> Stream:
+    """The data where it lies, for `plan`'s batches."""
+    raw = transform.all_but_observations(data)
+    return Stream(
+        raw,
+        seeds,
+        plan.cfg.batch_size,
+        normalise=transform.normaliser,
+        columns=further_columns(plan.algorithm, plan.cfg, raw),
+        period=plan.algorithm(plan.spec, plan.cfg).period,
+        device=device,
+    )
+
+
+def further_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
+    """What `algorithm` needs of a batch beyond the usual five columns."""
+    return columns(algorithm.needs, data, partial(algorithm.mc_returns, cfg))
