@@ -14,8 +14,13 @@ from typing import Any
 
 from benchmarks.evidence import complete, spread
 from benchmarks.speed.bench import per_second
-from offline_rl.config import PACKAGE, algorithm_class, algorithm_names, algorithm_yaml
-from offline_rl.report import table
+from offline_rl.algorithms.common.registry import (
+    PACKAGE,
+    algorithm_class,
+    algorithm_names,
+    algorithm_yaml,
+)
+from offline_rl.utils.text import table
 
 PAGE = Path("docs/algorithms.md")
 RESULTS = Path("benchmarks/results")

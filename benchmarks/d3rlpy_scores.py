@@ -19,13 +19,14 @@ import numpy as np
 import envs
 from benchmarks.parity import compare
 from benchmarks.speed.peers import d3rlpy_learner
-from offline_rl import hardware
-from offline_rl.config import algorithm_class, build
+from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import load
-from offline_rl.evaluate import EVALUATION_SEED, rollout
-from offline_rl.report import table
+from offline_rl.data.transform import Transform
+from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
 from offline_rl.training.train import train
-from offline_rl.transform import Transform
+from offline_rl.utils import hardware
+from offline_rl.utils.options import build
+from offline_rl.utils.text import table
 
 UPDATES, EPISODES = 20_000, 100
 SEEDS = {"td3_bc": 5, "iql": 5, "cql": 3}

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import keep, kept, publish, spread
-from offline_rl.config import algorithm_config
+from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.data import load
-from offline_rl.data.write import write
-from offline_rl.generate import join
-from offline_rl.report import table
+from offline_rl.data.transform import Transform
+from offline_rl.data.writers.d4rl import write
+from offline_rl.generation.recipes import join
 from offline_rl.training.train import train
-from offline_rl.transform import Transform
+from offline_rl.utils.text import table
 
 OUT, RESULTS = "runs/dual", Path("benchmarks/results/dual")
 COUNTS = RESULTS / "stability.json"  # a row for each group of seeds; their files are not kept

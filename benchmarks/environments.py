@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from envs.tasks import NATIVE
-from offline_rl import hardware
-from offline_rl.report import table
+from offline_rl.utils import hardware
+from offline_rl.utils.text import table
 
 BATCH, SECONDS, BLOCKS = 64, 1.0, 3
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_rl.data.find import data_folder
-from offline_rl.report import report
+from offline_rl.data.load import data_folder
+from offline_rl.report.report import report
 
 PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that come before, if any
 

@@ -24,10 +24,12 @@ import torch
 
 import policies
 from offline_rl import Dataset, train
-from offline_rl.config import algorithm_class, algorithm_names, build
-from offline_rl.engine import Engine, flatten
-from offline_rl.hardware import cpu_flags
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.engine.engine import Engine
 from offline_rl.training.sources import offline_source
+from offline_rl.utils.hardware import cpu_flags
+from offline_rl.utils.options import build
+from offline_rl.utils.trees import flatten
 from policies import Spec
 
 KEPT = Path("benchmarks/results/fingerprints.json")
@@ -78,7 +80,7 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
             found[f"{phase}, seed {seed} of {len(seeds)}"] = digest(engine.seed_state(s))
     shape = (len(seeds), 4, OBSERVATIONS)
     observations = torch.from_numpy(np.random.default_rng(2).normal(size=shape)).float()
-    found[f"actions of {len(seeds)}"] = digest({"actions": engine.actor(4)(observations)})
+    found[f"actions of {len(seeds)}"] = digest({"actions": engine.stacked_policy(4)(observations)})
     return found
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from offline_rl.data import Dataset
 from offline_rl.data.read import read
-from offline_rl.report import table
+from offline_rl.utils.text import table
 
 Arrays = dict[str, np.ndarray]
 NEXT = "next_observations"

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.evidence import budget, keep, kept, publish, spread
-from offline_rl.report import table
 from offline_rl.training.train import train
+from offline_rl.utils.text import table
 
 UPDATES = {"bc": 20_000, "iql": 20_000, "spot": 4_000, "cql": 3_000, "edac": 3_000}
 UPDATES |= {"rebrac": 2_500, "f_dvl": 2_500}  # of others 10,000

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import budget, keep, kept, publish, spread
-from offline_rl.data.find import data_folder
-from offline_rl.report import table
+from offline_rl.data.load import data_folder
 from offline_rl.training.train import train
+from offline_rl.utils.text import table
 
 SEEDS = [7, 42, 210]  # those of the published table
 CHEAP = ("bc", "td3_bc", "iql", "awac", "rebrac", "spot", "xql", "f_dvl")

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envs
-from envs.neorl2 import ENVS, Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
+from envs.suites.neorl2 import ENVS, Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
 from envs.vector import VectorEnv
-from offline_rl.data.find import data_folder
-from offline_rl.files import write_json, write_text
+from offline_rl.data.load import data_folder
+from offline_rl.utils.files import write_json, write_text
 
 RESULTS = Path("benchmarks/results")
 

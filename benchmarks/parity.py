@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from offline_rl import hardware
 from offline_rl.training.train import train
+from offline_rl.utils import hardware
 
 SEEDS = [0, 1, 2, 3, 4]
 MARGIN = 3.0  # points of normalised score that bf16 may cost at the most

@@ -1,5 +1,6 @@
 """Between Gymnasium's one environment at a time and our many."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -160,3 +161,30 @@ def unit_box(env: gymnasium.Env) -> gymnasium.Env:
         return env
     one = np.ones(actions.shape, actions.dtype)
     return gymnasium.wrappers.RescaleAction(env, -one, one)
+
+
+def imported(
+    num_envs: int,
+    *,
+    module: str,
+    extra: str,
+    env_id: str,
+    max_episode_steps: int,
+    num_threads: int = 1,
+    **how: Any,
+) -> VectorEnv:
+    """Environments that `module` registers. Raises ValueError naming the extra.
+
+    num_threads: not used; what is imported so spends its time in Python.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{env_id} needs {module} ({error}): pip install this package's extra [{extra}]."
+        ) from error
+
+    def make() -> gymnasium.Env:
+        return unit_box(gymnasium.make(env_id, **how))
+
+    return LoopVectorEnv(make, num_envs, max_episode_steps)

@@ -1,6 +1,7 @@
 """Tasks by name: an environment, its dataset's card and the references of its score."""
 
 import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,19 +10,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs import locomotion, manipulation, mazes, neorl2, push, robotics
+from envs import suites
 from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.vector import VectorEnv
 
-NATIVE: dict[str, Callable[..., VectorEnv]] = {
-    **locomotion.ENVS,
-    **mazes.ENVS,
-    **neorl2.ENVS,
-    **push.ENVS,
-    **manipulation.ENVS,
-    **robotics.ENVS,
-}
+NATIVE: dict[str, Callable[..., VectorEnv]] = {}
+for _suite in pkgutil.iter_modules(suites.__path__):  # each has its ENVS
+    NATIVE |= importlib.import_module(f"{suites.__name__}.{_suite.name}").ENVS
 _registered: dict[str, "Registration"] = {}
 
 

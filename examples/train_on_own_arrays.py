@@ -9,7 +9,7 @@ import numpy as np
 
 import envs
 import offline_rl
-from offline_rl.data.write import write
+from offline_rl.data.writers.d4rl import write
 
 TASK = "env:Pendulum-v1"  # any Gymnasium environment; "none" trains without evaluation
 WORDS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")

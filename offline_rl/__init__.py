@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 from offline_rl.version import __version__
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,22 +31,22 @@ class Policy(Protocol):
 
 
 class TorchPolicy:
-    """A policy whose network is one of `policies.actors.KINDS`."""
+    """A policy whose network is one of `policies/heads`."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Raises BundleError where the weights do not fit the network that the bundle names."""
         import torch
 
-        from policies import actors
+        from policies.heads.head import kinds
 
         self.spec, self.normaliser, self.bundle = bundle.spec, bundle.normaliser, bundle
-        if bundle.kind not in actors.KINDS:
+        known = kinds()
+        if bundle.kind not in known:
             raise BundleError(
-                f"unknown policy {bundle.kind!r}; known are {', '.join(actors.KINDS)}"
+                f"unknown policy {bundle.kind!r}; known are {', '.join(sorted(known))}"
             )
-        kind = getattr(importlib.import_module(actors.KINDS[bundle.kind]), bundle.kind)
         try:
-            self.module = kind(**bundle.arguments)
+            self.module: Any = known[bundle.kind](**bundle.arguments)
             weights = {k: torch.from_numpy(v) for k, v in bundle.weights.items()}
             self.module.load_state_dict(weights)
         except (TypeError, RuntimeError) as error:

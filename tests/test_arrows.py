@@ -13,9 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from envs import cards
-from offline_rl import config
-from offline_rl.generate import Agent, Recipe
-from offline_rl.scripted import Script
+from offline_rl.algorithms.common import registry
+from offline_rl.generation.recipes import Agent, Recipe
+from offline_rl.generation.scripted import Script
+from offline_rl.utils.options import build
 
 ROOT = Path(__file__).resolve().parents[1]
 ARROWS = {
@@ -24,7 +25,7 @@ ARROWS = {
     "real_robot": {"policies"},
     "offline_rl": {"policies", "envs"},
 }
-ALGORITHMS = config.algorithm_names()
+ALGORITHMS = registry.algorithm_names()
 CONFIGS = {f.stem: f for f in (ROOT / "configs" / "algorithm").glob("*.yaml")}
 NO_VALUES = {"bc", "recoil", "decision_transformer", "sac", "td3"}  # or none learnt from such data
 RECIPES = sorted((ROOT / "configs" / "recipe").glob("*.yaml"))
@@ -133,9 +134,9 @@ def test_an_algorithm_is_a_page_with_a_config_and_a_test(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_says_only_what_differs(name: str) -> None:
     assert name in ALGORITHMS
-    assert config.algorithm_yaml(name).keys() <= {"tuned", "parity"}
-    cls = config.algorithm_class(name).Config
-    for pattern, row in (config.algorithm_yaml(name).get("tuned") or {}).items():
+    assert registry.algorithm_yaml(name).keys() <= {"tuned", "parity"}
+    cls = registry.algorithm_class(name).Config
+    for pattern, row in (registry.algorithm_yaml(name).get("tuned") or {}).items():
         assert_differs(cls, row, f"{name}.yaml, {pattern}")
 
 
@@ -148,17 +149,17 @@ def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:
     for name in ALGORITHMS:
         for card, theirs in ours.items():
             own = (name, card[:13]) == ("decision_transformer", "gym/pointmaze")  # 280 is far off
-            assert own or config.tuned(name, card) == config.tuned(name, theirs), (name, card)
-    assert config.tuned("iql", "gym/antmaze-umaze")[1]["expectile"] == 0.9
-    assert config.tuned("iql", "neorl2/antmaze-umaze")[0] == "neorl2/*"
+            assert own or registry.tuned(name, card) == registry.tuned(name, theirs), (name, card)
+    assert registry.tuned("iql", "gym/antmaze-umaze")[1]["expectile"] == 0.9
+    assert registry.tuned("iql", "neorl2/antmaze-umaze")[0] == "neorl2/*"
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NO_VALUES))
 def test_in_the_kitchen_finishing_pays(name: str) -> None:
     """Its rewards count what is done; finishing terminates, and staying at three goes on."""
-    cfg, _ = config.algorithm_config(name, "kitchen-mixed-v0", {})
+    cfg, _ = registry.algorithm_config(name, "kitchen-mixed-v0", {})
     assert 4 * cfg.reward_scale + cfg.reward_shift == 0
-    assert config.algorithm_config("decision_transformer", "kitchen-mixed-v0", {})[0].counted
+    assert registry.algorithm_config("decision_transformer", "kitchen-mixed-v0", {})[0].counted
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -169,8 +170,8 @@ def test_a_recipe_says_only_what_differs(path: Path) -> None:
 
 
 def assert_differs(cls: type, values: dict[str, object], where: str) -> None:
-    """Every value is of a field (config.build refuses others) and is not its default."""
-    built = config.build(cls, values)
+    """Every value is of a field (build refuses others) and is not its default."""
+    built = build(cls, values)
     for field in fields(cls):
         if field.name in values:
             value = getattr(built, field.name)

@@ -11,8 +11,8 @@ from benchmarks.speed import bench
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS
 from benchmarks.speed.ours import engine, flops
-from offline_rl import hardware
-from offline_rl.errors import UserError
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 
 PEER = """
 import wandb, d4rl, gym, pyrallis

@@ -19,12 +19,17 @@ import pytest
 from safetensors.torch import load_file
 from small_data import save_small
 
-from offline_rl.cli import main, verbs
-from offline_rl.config import algorithm_class, algorithm_names
-from offline_rl.engine import Engine
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.cli.main import main, verbs
+from offline_rl.engine.engine import Engine
 
 TRUE_RUN = Engine.run
-LAUNCH = [sys.executable, "-u", "-c", "from offline_rl.cli import main; raise SystemExit(main())"]
+LAUNCH = [
+    sys.executable,
+    "-u",
+    "-c",
+    "from offline_rl.cli.main import main; raise SystemExit(main())",
+]
 METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
 RESULT = {  # what scripts rely on
@@ -402,7 +407,7 @@ def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]
 def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offline_rl.training.find_spec", lambda name: None)
+    monkeypatch.setattr("offline_rl.training.plan.find_spec", lambda name: None)
     assert main(train(tracker=package)) == 2
     assert f"pip install {package}" in capsys.readouterr().err
     assert not (folder / "runs").exists()

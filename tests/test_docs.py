@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import algorithms, datasets, dual, locomotion, neorl2
 from benchmarks.evidence import budget, kept
-from offline_rl.config import algorithm_config
+from offline_rl.algorithms.common.registry import algorithm_config
 
 
 def test_the_algorithms_page_is_that_of_this_code_and_these_results():

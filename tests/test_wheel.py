@@ -18,7 +18,9 @@ QUICK = [
     "tracker=none",
     "algorithm.hidden=[8]",
 ]
-START = "from offline_rl.cli import main; raise SystemExit(main())"  # --target writes no scripts
+START = (
+    "from offline_rl.cli.main import main; raise SystemExit(main())"  # --target writes no scripts
+)
 
 
 @pytest.fixture(scope="module")

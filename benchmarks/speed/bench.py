@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.speed.eager import BASELINES
-from offline_rl import hardware
-from offline_rl.config import algorithm_names, build
-from offline_rl.errors import UserError
-from offline_rl.files import make_folder, write_atomically, write_text
-from offline_rl.report import table
+from offline_rl.algorithms.common.registry import algorithm_names
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import make_folder, write_atomically, write_text
+from offline_rl.utils.options import build
+from offline_rl.utils.text import table
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager", "× d3rlpy"]

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays
 from benchmarks.speed.eager import BASELINES, Buffer
-from offline_rl import hardware
-from offline_rl.config import algorithm_class
+from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
-from offline_rl.engine import Engine
+from offline_rl.engine.engine import Engine
 from offline_rl.training.sources import offline_source
+from offline_rl.utils import hardware
 from policies import Spec
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from offline_rl.config import parse
+from offline_rl.utils.options import parse
 
 
 def bench(arguments: Sequence[str]) -> None:

@@ -17,13 +17,13 @@ from typing import ClassVar
 
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise, track
-from offline_rl.critics import Critic, regress
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, track
+from offline_rl.algorithms.common.critics import Critic, regress
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.transform import Preprocessing
-from policies.actors import GaussianActor
-from policies.networks import torch_init
+from policies.heads.gaussian import GaussianActor
+from policies.networks.init import torch_init
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.transform import Preprocessing
-from policies.actors import DeterministicActor
+from policies.heads.deterministic import DeterministicActor
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm
 from offline_rl.algorithms import cql
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.replay.batch import Batch
-from policies.actors import TanhGaussianActor
-from policies.networks import orthogonal_init
+from policies.heads.gaussian import TanhGaussianActor
+from policies.networks.init import orthogonal_init
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset

@@ -16,20 +16,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partialmethod
-from math import inf
-from typing import ClassVar
+from math import inf, log
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise, minimise_with, track
-from offline_rl.critics import Critic, Variant, proposals, soft_maximum
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    State,
+    minimise,
+    minimise_with,
+    track,
+)
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.entropy import temper
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.soft import temper
-from offline_rl.transform import Preprocessing
-from policies.actors import TanhGaussianActor
-from policies.networks import Scalar, orthogonal_init, small_output_init
+from policies.heads.gaussian import TanhGaussianActor
+from policies.networks.init import orthogonal_init, small_output_init
+from policies.networks.mlp import Scalar
+
+Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Config(Preprocessing):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
     weight: float = 10.0  # >= 0: of the penalty (alpha in eq. 4)
-    variant: Variant = "H"  # see soft_maximum in critics.py
+    variant: Variant = "H"  # see soft_maximum below
     samples: int = 10  # actions drawn from each proposal in each state (N)
     temperature: float = 1.0  # > 0, of the soft maximum
     gap: float | None = None  # learn a factor on `weight` that keeps the penalty here; null: none
@@ -149,3 +159,37 @@ class CQL(Algorithm):
         """
         weight, gap = self.cfg.weight, self.cfg.gap or 0.0
         return weight * penalty - (gap if self.cfg.gap_after_weight else weight * gap)
+
+
+def proposals(state: State, batch: Batch, samples: int, variant: Variant) -> tuple[Tensor, Tensor]:
+    """The actions whose value CQL pushes down, [M, B, A], and their log densities [M, B].
+
+    For rho N of the policy's (M = N = samples), else also N uniform ones and N that the policy
+    takes in the *next* state (M = 3N); all are meant for the present state.
+    """
+    here, log_here = state.policy.sample(batch.observations, state.random, samples)
+    if variant == "rho":
+        return here, log_here
+    there, log_there = state.policy.sample(batch.next_observations, state.random, samples)
+    uniform = 2 * state.random.uniform(here.shape) - 1
+    log_uniform = torch.full_like(log_here, -here.shape[-1] * log(2))
+    return torch.cat([uniform, here, there]), torch.cat([log_uniform, log_here, log_there])
+
+
+def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: float) -> Tensor:
+    """What CQL pushes down in a state; q: [E, M + 1, B], the data's action last; -> [E, B].
+
+    log_density: [M, B], of the first M actions where they were drawn.  t: the temperature.
+    H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in CQL's eq. 4 by
+           importance sampling, but for a constant log M (appendix F).
+    H-raw: the same without densities, the data's action included (its code's `min_q_version=2`).
+    rho:   E_mu[Q] with mu(a) in proportion to pi(a) exp(Q(s, a) / t), which solves the inner
+           problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), pi being the policy so far. By its own
+           samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t). As mu is a maximum,
+           no gradient goes through w (envelope theorem).
+    """
+    t, drawn = temperature, q[:, :-1]
+    if variant == "rho":
+        return ((drawn.detach() / t).softmax(1) * drawn).sum(1)
+    logits = q if variant == "H-raw" else drawn - log_density
+    return t * (logits / t).logsumexp(1)

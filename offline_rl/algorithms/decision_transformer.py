@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise
-from offline_rl.optim import Adam, warm_up
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.optim import Adam, warm_up
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.sequences import Windows
-from offline_rl.transform import Preprocessing
-from policies.transformer import DecisionTransformer
+from policies.heads.decision_transformer import DecisionTransformer
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offline_rl.algorithm import Metrics, Network, State
 from offline_rl.algorithms import sac_n
+from offline_rl.algorithms.common.base import Metrics, Network, State
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
 

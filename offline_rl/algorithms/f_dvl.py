@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from offline_rl.algorithms import xql
-from offline_rl.dual import gumbel_loss
+from offline_rl.algorithms.common.in_sample import gumbel_loss
 
 Conjugate = Literal["one_sided", "two_sided", "released"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Network, State
-from offline_rl.dual import DualConfig, DualV
+from offline_rl.algorithms.common.base import Network, State
+from offline_rl.algorithms.common.in_sample import DualConfig, DualV
 from offline_rl.replay.batch import Batch
-from policies.actors import DeterministicActor
-from policies.networks import orthogonal_init
+from policies.heads.deterministic import DeterministicActor
+from policies.networks.init import orthogonal_init
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from offline_rl.algorithm import Metrics, Network, State
 from offline_rl.algorithms import sac_n
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import Metrics, Network, State
+from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 
 

@@ -19,15 +19,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise, minimise_with, track
-from offline_rl.critics import Critic
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    State,
+    minimise,
+    minimise_with,
+    track,
+)
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, temper
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.vae import VAE
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.soft import soft_policy_loss, soft_target, temper
-from offline_rl.transform import Preprocessing
-from offline_rl.vae import VAE
-from policies.actors import TanhGaussianActor
-from policies.networks import Scalar
+from policies.heads.gaussian import TanhGaussianActor
+from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise_with, track
-from offline_rl.critics import Critic
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, track
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.entropy import soft_optimisers, soft_policy_loss, temper
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.soft import soft_optimisers, soft_policy_loss, temper
-from offline_rl.transform import Preprocessing
-from policies.actors import TanhGaussianActor
-from policies.networks import Scalar
+from policies.heads.gaussian import TanhGaussianActor
+from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True)

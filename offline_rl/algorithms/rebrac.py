@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from torch import nn
 
-from offline_rl.algorithm import Algorithm, Metrics, State, minimise, track
-from offline_rl.critics import Critic, regress, td3_target
-from offline_rl.optim import Adam
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, track
+from offline_rl.algorithms.common.critics import Critic, regress, td3_target
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.transform import Preprocessing
-from policies.actors import DeterministicActor
-from policies.networks import uniform_output_init
+from policies.heads.deterministic import DeterministicActor
+from policies.networks.init import uniform_output_init
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset

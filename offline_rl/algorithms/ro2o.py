@@ -19,11 +19,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from offline_rl.algorithm import Metrics, Network, State
 from offline_rl.algorithms import sac_n
+from offline_rl.algorithms.common.base import Metrics, Network, State
+from offline_rl.algorithms.common.entropy import least, soft_q
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
-from offline_rl.soft import least, soft_q
 
 
 @dataclass(frozen=True)

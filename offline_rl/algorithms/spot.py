@@ -17,15 +17,23 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithm import Algorithm, Metrics, Network, State, minimise, minimise_with, track
-from offline_rl.critics import Critic, regress, td3_target
-from offline_rl.optim import Adam
-from offline_rl.random import Random
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    Network,
+    State,
+    minimise,
+    minimise_with,
+    track,
+)
+from offline_rl.algorithms.common.critics import Critic, regress, td3_target
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.vae import VAE
+from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
-from offline_rl.transform import Preprocessing
-from offline_rl.vae import VAE
-from policies.actors import DeterministicActor
-from policies.networks import torch_init, uniform_output_init
+from offline_rl.utils.random import Random
+from policies.heads.deterministic import DeterministicActor
+from policies.networks.init import torch_init, uniform_output_init
 
 
 @dataclass(frozen=True)

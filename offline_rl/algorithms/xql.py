@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from offline_rl.algorithm import Network, State
-from offline_rl.dual import DualConfig, DualV, gumbel_loss
+from offline_rl.algorithms.common.base import Network, State
+from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_loss
 from offline_rl.replay.batch import Batch
 
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.find import load
 from offline_rl.data.formats.common import ReadOptions
-from offline_rl.data.write import Following, write, write_npz
-from offline_rl.data.write_minari import write_minari
-from offline_rl.errors import UserError
+from offline_rl.data.load import load
+from offline_rl.data.writers.d4rl import Following, write, write_npz
+from offline_rl.data.writers.minari import write_minari
+from offline_rl.utils.errors import UserError
 
 Format = Literal["d4rl", "npz", "minari"]
 BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offline_rl.data.faults import FLAGS, faults
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NO_REWARDS = "no rewards are stored: all are 0"  # the note of whoever reads such a file
 

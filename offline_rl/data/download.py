@@ -26,10 +26,10 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 from tqdm import tqdm
 
-from offline_rl.data.check import unreadable
-from offline_rl.data.find import data_folder, file_of, impostor, stored
-from offline_rl.errors import UserError
-from offline_rl.files import sole_writer
+from offline_rl.data.load import data_folder, file_of, impostor, stored
+from offline_rl.data.validate import unreadable
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import sole_writer
 from offline_rl.version import __version__
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import NoReturn
 import numpy as np
 
 from offline_rl.data import formats
+from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
-from offline_rl.data.raw import checksum_of, open_raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 
 def read(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from offline_rl.random import Random
+from offline_rl.utils.random import Random
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rl.errors import UserError
-from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.columns import COLUMNS
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset

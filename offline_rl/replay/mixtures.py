@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rl.errors import UserError
-from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import ReplayBuffer, Tensors
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random
 
 
 class WithExpert:

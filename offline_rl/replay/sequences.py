@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import Tensors, steps
 from offline_rl.replay.columns import COLUMNS
+from offline_rl.utils.random import Random
 
 if TYPE_CHECKING:
     from offline_rl.replay.batch import Source

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.errors import UserError
-from offline_rl.random import Random
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random
 
 AHEAD = 64  # updates, about, whose batches are on the device at a time
 

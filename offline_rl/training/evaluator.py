@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from envs import VectorEnv
-from offline_rl.engine import Engine
-from offline_rl.evaluate import EVALUATION_SEED, Episodes, rollout
+from offline_rl.engine.engine import Engine
+from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
 from policies.normaliser import Normaliser
 
 Moment = dict[str, Any]  # the counts of updates and environment steps, and the clock
@@ -36,7 +36,7 @@ class Evaluator:
         self.env, self.normaliser, self.episodes = env, normaliser, episodes
         self.groups = env.num_envs // episodes
         # a small network's steps on a GPU cost more in waiting than on the processor
-        self._policies = engine.actor(episodes, device=torch.device("cpu"))
+        self._policies = engine.stacked_policy(episodes, device=torch.device("cpu"))
         self.beside = beside
         self._thread = ThreadPoolExecutor(1)  # starts when it is needed
         self._running: tuple[Moment, Callable[[], tuple[Episodes, set[int]]]] | None = None

@@ -11,13 +11,15 @@ from typing import Any
 
 import envs
 from envs import Task
-from offline_rl import config, hardware
-from offline_rl.algorithm import Algorithm, check_stackable
+from offline_rl.algorithms.common.base import Algorithm, check_stackable
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
 from offline_rl.data import Dataset, load
-from offline_rl.errors import UserError
+from offline_rl.data.transform import range_of_returns
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import SeedFolder
-from offline_rl.transform import range_of_returns
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build, coerce
 from policies import Spec
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
@@ -58,10 +60,8 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     """Options, then data; nothing is written."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
     hyper = {k[10:]: v for k, v in keys.items() if k.startswith("algorithm.")}
-    options = config.build(
-        TrainOptions, {k: v for k, v in keys.items() if not k.startswith("algorithm.")}
-    )
-    algorithm = config.algorithm_class(options.algorithm)
+    options = build(TrainOptions, {k: v for k, v in keys.items() if not k.startswith("algorithm.")})
+    algorithm = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
         env = envs.make_vector(task, 1) if task.env_id else None
@@ -138,7 +138,7 @@ def runs(
     """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
     numbers = {f.name for f in fields(algorithm.Config) if f.type in (float, "float")}
     lists = {
-        k: config.coerce(v, list[float], f"algorithm.{k}")
+        k: coerce(v, list[float], f"algorithm.{k}")
         for k, v in hyper.items()
         if k in numbers and isinstance(v, list)
     }
@@ -155,9 +155,7 @@ def runs(
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
-        settings[name], pattern = config.algorithm_config(
-            options.algorithm, task, {**hyper, **chosen}
-        )
+        settings[name], pattern = algorithm_config(options.algorithm, task, {**hyper, **chosen})
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
     return settings, pattern

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_rl import hardware
-from offline_rl.files import write_atomically, write_json
-from offline_rl.training.run_folder import SeedFolder, plain
+from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import Plan
 from offline_rl.training.trainer import Trainer
+from offline_rl.utils import hardware
+from offline_rl.utils.files import write_atomically, write_json
+from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
 from policies import bundle
 

@@ -10,7 +10,6 @@ tensorboard/      result.json      policy.bundle
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from offline_rl.errors import UserError
-from offline_rl.files import read_json, write_atomically, write_json, write_text
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json, write_atomically, write_json, write_text
+from offline_rl.utils.trees import flatten, plain
 
 KEPT = 2  # checkpoints
 FORMAT = "2"  # of checkpoints; another one where what a run goes on from changes
@@ -112,29 +112,10 @@ class SeedFolder:
         if not self.config.is_file():
             write_json(self.config, config)
             return
-        before, after = (flat(c) for c in (read_json(self.config), config))
+        before, after = (flatten(c, ".") for c in (read_json(self.config), config))
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) != after.get(key):
                 raise UserError(
                     f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
                     f"{after.get(key)!r}; give the new run another name=…"
                 )
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as `a.b.c` -> value."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    parts = (flat(v, f"{prefix}.{k}" if prefix else k) for k, v in tree.items())
-    return {k: v for part in parts for k, v in part.items()}
-
-
-def plain(value: Any) -> Any:
-    """Numbers and lists that JSON knows; NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value

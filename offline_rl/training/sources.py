@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from offline_rl import hardware
-from offline_rl.algorithm import Algorithm
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.data import Dataset
-from offline_rl.errors import UserError
+from offline_rl.data.transform import Transform
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.replay.mixtures import WithExpert
@@ -20,7 +19,8 @@ from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import (
     Plan,
 )
-from offline_rl.transform import Transform
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 
 
 def offline_source(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 
 class Tracker(Protocol):

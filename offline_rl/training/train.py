@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 import envs
-from offline_rl import config, hardware
-from offline_rl.collect import Collector
-from offline_rl.engine import Engine
-from offline_rl.errors import UserError
-from offline_rl.files import locked, read_json, write_json
+from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.data.transform import Transform
+from offline_rl.engine.engine import Engine
+from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.streaming import Stream
@@ -37,7 +36,9 @@ from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.training.sources import offline_source, streamed, streams
 from offline_rl.training.trackers import tracker
 from offline_rl.training.trainer import Trainer
-from offline_rl.transform import Transform
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import locked, read_json, write_json
 
 
 def train(
@@ -204,7 +205,7 @@ def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
     """Precision, compilation and threads for this machine and run; None: to be measured."""
     precision = o.precision
     if precision == "auto":
-        passed = config.algorithm_yaml(o.algorithm).get("parity") or {}
+        passed = algorithm_yaml(o.algorithm).get("parity") or {}
         precision = "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
     compiled = {"auto": None, "always": True, "never": False}[o.compile]
     if compiled is None and (missing := hardware.compiler_missing()):

@@ -16,15 +16,15 @@ import torch
 from tqdm import tqdm
 
 from envs import Task, VectorEnv
-from offline_rl import hardware
-from offline_rl.collect import Collector
-from offline_rl.engine import Engine
-from offline_rl.evaluate import Episodes
+from offline_rl.data.transform import Transform
+from offline_rl.engine.engine import Engine
+from offline_rl.evaluation.rollout import Episodes
+from offline_rl.online.collector import Collector
 from offline_rl.training.evaluator import Evaluator
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.trackers import Tracker
-from offline_rl.transform import Transform
+from offline_rl.utils import hardware
 from policies import Bundle
 
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 import envs
 from envs import tasks
 from envs.cards import File
-from envs.locomotion import Hopper
+from envs.suites.locomotion import Hopper
 
 
 class Line(gymnasium.Env):

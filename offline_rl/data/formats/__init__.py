@@ -14,10 +14,10 @@ docs/formats.md says what maps to what and what is lost.
 from collections.abc import Callable
 from types import ModuleType
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.formats import diffusion_policy, flat, lerobot, minari, ogbench, robomimic
 from offline_rl.data.formats.common import Found, ReadOptions
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 FORMATS = (lerobot, diffusion_policy, minari, robomimic, ogbench, flat)  # the first that fits
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")

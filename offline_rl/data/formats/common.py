@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
-from offline_rl.files import read_json
+from offline_rl.data.containers.raw import Raw
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
 
 Columns = dict[str, np.ndarray]
 Bounds = tuple[np.ndarray | float, np.ndarray | float]

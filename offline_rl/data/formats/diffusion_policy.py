@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Found,
@@ -21,8 +22,7 @@ from offline_rl.data.formats.common import (
     joined,
     same_lengths,
 )
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NAME = "diffusion_policy"
 TAKES = ("observation_keys",)

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
 from offline_rl.data.formats.common import Columns, Found, ReadOptions
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 WORDS = {  # ours -> what files call it, the first one found is meant
     "observations": ("observations", "obs"),

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.data.containers.parquet import Table
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Columns,
@@ -28,9 +30,7 @@ from offline_rl.data.formats.common import (
     metadata_in,
     same_lengths,
 )
-from offline_rl.data.parquet import Table
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NAME = "LeRobot"
 TAKES = ("observation_keys", "subset")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
 from offline_rl.data.formats.common import (
     Bounds,
@@ -33,8 +34,7 @@ from offline_rl.data.formats.common import (
     same_lengths,
     stacked,
 )
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NAME = "Minari"
 TAKES = ("observation_keys", "infos")

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import Found, ReadOptions, flag, same_lengths
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NAME = "OGBench"
 TAKES = ("infos",)

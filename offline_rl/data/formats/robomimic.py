@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Columns,
@@ -30,8 +31,7 @@ from offline_rl.data.formats.common import (
     same_lengths,
     stacked,
 )
-from offline_rl.data.raw import Raw
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 NAME = "robomimic"
 TAKES = ("observation_keys", "subset")

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithm import Algorithm, Metrics, Network, State
+from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State
 from offline_rl.data.dataset import Dataset
-from offline_rl.engine import Engine, flatten
-from offline_rl.random import Random
+from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch
 from offline_rl.training.sources import offline_source
+from offline_rl.utils.random import Random
+from offline_rl.utils.trees import flatten
 from policies.spec import Spec
 
 SPEC = Spec((3,), 2)

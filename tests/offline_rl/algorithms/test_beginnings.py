@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import layers_of, start
 
-from offline_rl.config import algorithm_class
+from offline_rl.algorithms.common.registry import algorithm_class
 
 WIDE = {"hidden": (64, 64)}
 APART = {"policy_hidden": (64, 64), "critic_hidden": (64, 64)}

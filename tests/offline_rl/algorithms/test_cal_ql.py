@@ -16,12 +16,12 @@ from by_hand import (
     two_actions,
 )
 
-from offline_rl.algorithm import State
 from offline_rl.algorithms.cal_ql import CalQL
+from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.algorithms.cql import CQL
-from offline_rl.config import algorithm_config
 from offline_rl.data.dataset import Dataset
-from policies.actors import TanhGaussianActor
+from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
 SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "samples": 4}

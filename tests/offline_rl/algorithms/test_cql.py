@@ -22,9 +22,8 @@ from by_hand import (
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from offline_rl.algorithms.cal_ql import CalQL
-from offline_rl.algorithms.cql import CQL
-from offline_rl.critics import proposals, soft_maximum
-from policies.actors import TanhGaussianActor
+from offline_rl.algorithms.cql import CQL, proposals, soft_maximum
+from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
 SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "samples": 4}

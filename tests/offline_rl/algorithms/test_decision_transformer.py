@@ -12,16 +12,16 @@ from small_data import save_small
 import envs
 import policies
 from offline_rl.algorithms.decision_transformer import DT
-from offline_rl.config import build
 from offline_rl.data import Dataset
-from offline_rl.errors import UserError
-from offline_rl.evaluate import EVALUATION_SEED
+from offline_rl.evaluation.evaluate import evaluate
+from offline_rl.evaluation.rollout import EVALUATION_SEED
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.score import evaluate
 from offline_rl.training.sources import further_columns
 from offline_rl.training.train import train
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
+from policies.heads.decision_transformer import DecisionTransformer
 from policies.spec import Spec
-from policies.transformer import DecisionTransformer
 
 SMALL = {"window": 4, "size": 8, "layers": 1, "episode_steps": 20}
 AIM = {"target_return": 3.0, "return_scale": 2.0}

@@ -16,9 +16,9 @@ from by_hand import (
     two_actions,
 )
 
+from offline_rl.algorithms.common.in_sample import gumbel_loss
 from offline_rl.algorithms.f_dvl import FDVL, chi_square, total_variation
 from offline_rl.algorithms.xql import XQL
-from offline_rl.dual import gumbel_loss
 from policies.spec import Spec
 
 W = torch.linspace(0, 60, 600_001, dtype=torch.float64)  # densities

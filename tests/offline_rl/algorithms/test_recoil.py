@@ -26,8 +26,8 @@ from small_data import save_small
 from torch.distributions import Normal
 
 from offline_rl.algorithms.recoil import ReCOIL, bounded_loss, mixture_loss
-from offline_rl.errors import UserError
 from offline_rl.training.plan import prepare
+from offline_rl.utils.errors import UserError
 from policies.spec import Spec
 
 

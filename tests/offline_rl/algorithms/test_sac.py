@@ -22,7 +22,7 @@ from by_hand import (
 )
 
 from offline_rl.algorithms.sac import SAC
-from policies.actors import TanhGaussianActor
+from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
 

@@ -91,7 +91,7 @@ def test_refuses_a_single_critic():
 
 def test_the_least_of_critics_lies_where_order_statistics_say():
     """E[min of N standard normals] is about -1.16 for 5 and -2.51 for 100 (tables of Harter)."""
-    from offline_rl.soft import least
+    from offline_rl.algorithms.common.entropy import least
 
     q = torch.randn(100, 40_000, generator=torch.Generator().manual_seed(0))
     assert least(q[:5]).mean().item() == pytest.approx(-1.163, abs=0.02)

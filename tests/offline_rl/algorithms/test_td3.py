@@ -18,8 +18,8 @@ from by_hand import (
     target_after,
 )
 
+from offline_rl.algorithms.common.critics import td3_target
 from offline_rl.algorithms.td3 import TD3
-from offline_rl.critics import td3_target
 from policies.spec import Spec
 
 

@@ -7,7 +7,7 @@ import pytest
 from made_files import Arrays, save, steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
-from offline_rl.data.check import check
+from offline_rl.data.validate import check
 
 
 def short() -> Arrays:

@@ -12,14 +12,14 @@ from made_files import save, steps, two_episodes, with_next
 from made_layouts import box, episodes, minari, robomimic
 from test_robomimic_layout import demos
 
-from offline_rl.cli import main
+from offline_rl.cli.main import main
 from offline_rl.data import Dataset
+from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.convert import convert, following
 from offline_rl.data.formats.minari import NAME
-from offline_rl.data.raw import open_raw
 from offline_rl.data.read import read
-from offline_rl.data.write_minari import write_minari
-from offline_rl.errors import UserError
+from offline_rl.data.writers.minari import write_minari
+from offline_rl.utils.errors import UserError
 
 TARGETS = ("new.hdf5", "new.npz", "new-v0")
 

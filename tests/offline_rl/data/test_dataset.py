@@ -7,7 +7,7 @@ import pytest
 from made_files import steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
-from offline_rl.errors import UserError
+from offline_rl.utils.errors import UserError
 
 
 def from_d4rl(arrays: dict[str, np.ndarray]) -> Dataset:

@@ -19,12 +19,12 @@ import pytest
 from made_files import save, steps, two_episodes, with_next
 
 from envs.cards import Card, File, cards
-from offline_rl.cli import main
+from offline_rl.cli.main import main
 from offline_rl.data import download as module
 from offline_rl.data.download import Patience, download
-from offline_rl.data.find import find
-from offline_rl.errors import UserError
-from offline_rl.files import sole_writer
+from offline_rl.data.load import find
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import sole_writer
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 QUICK = Patience(silence_s=20, tries=3, pause_s=0.01, longest_pause_s=0.02)

@@ -13,7 +13,7 @@ from test_ogbench_layout import trajectories
 from test_zarr_layout import ENDS, assert_is_pusht, pusht
 
 from offline_rl.data.read import read
-from offline_rl.data.write_minari import write_minari
+from offline_rl.data.writers.minari import write_minari
 
 
 def library(name: str) -> Any:

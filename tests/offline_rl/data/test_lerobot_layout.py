@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from made_layouts import fixed_lists, free_lists, lerobot, png
 
-from offline_rl.data.check import check
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.errors import UserError
+from offline_rl.data.validate import check
+from offline_rl.utils.errors import UserError
 
 pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from made_layouts import after, before, box, column, episodes, minari
 
-from offline_rl.data.check import check
 from offline_rl.data.read import read
-from offline_rl.errors import UserError
+from offline_rl.data.validate import check
+from offline_rl.utils.errors import UserError
 
 LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after episode_9
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made_files import save
 
-from offline_rl.data.check import check
 from offline_rl.data.read import read
-from offline_rl.errors import UserError
+from offline_rl.data.validate import check
+from offline_rl.utils.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 STATES = [4, 2, 6]  # of each trajectory; one step fewer

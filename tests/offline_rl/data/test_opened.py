@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small_data import save_small
 
-from offline_rl.data import opened as module
+from offline_rl.data import cache as module
+from offline_rl.data.cache import opened
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.opened import opened
 from offline_rl.data.read import read
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from made_layouts import robomimic
 
-from offline_rl.data.check import check
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.errors import UserError
+from offline_rl.data.validate import check
+from offline_rl.utils.errors import UserError
 
 Demo = dict[str, Any]
 WIDTHS = {  # as in the low-dimensional files of the Lift task, with two keys nobody trains on

@@ -13,8 +13,8 @@ from made_files import save, two_episodes, with_next
 
 from offline_rl.data import Dataset
 from offline_rl.data.read import read
-from offline_rl.data.write import write
-from offline_rl.errors import UserError
+from offline_rl.data.writers.d4rl import write
+from offline_rl.utils.errors import UserError
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from made_layouts import Arrays, zarr, zipped
 
-from offline_rl.data.check import check
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
-from offline_rl.errors import UserError
+from offline_rl.data.validate import check
+from offline_rl.utils.errors import UserError
 
 ENDS = [3, 7, 10]
 

@@ -1,0 +1,59 @@
+"""Who picks and places the cube."""
+
+import numpy as np
+
+from envs.experts.skilled import Skilled
+from envs.vector import VectorEnv
+
+
+class CubeExpert(Skilled):
+    """P control of OGBench's gripper in cube-single's default task; acts on the observation alone.
+
+    The order of moves is the authors' (seohongpark/ogbench:ogbench/manipspace/oracles/markov).
+    skill: in [0, 1]; below 1 it takes the goal to be up to 0.15 (1 - skill) m elsewhere, a whole
+    episode long, and every action has noise of deviation (1 - skill) / 2.
+    """
+
+    GOAL, CENTRE, HEIGHT = np.array([0.5, 0, 0.02]), np.array([0.425, 0, 0]), 0.18  # metres
+    OPEN, CLOSED = -1.0, 1.0
+
+    def __init__(self, env: VectorEnv, skill: float = 1.0, seed: int = 0) -> None:
+        super().__init__(skill, seed)
+        self.reset(env.num_envs)
+
+    def reset(self, num_envs: int) -> None:
+        """New episodes in `num_envs` environments."""
+        angle = self._rng.uniform(-np.pi, np.pi, num_envs)
+        way = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1)
+        far = 0.15 * (1 - self.skill) * self._rng.uniform(0, 1, (num_envs, 1))
+        self._goals = self.GOAL + far * way
+
+    def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """[B, 28] -> actions [B, 5]; indices: of the environments they come from."""
+        pairs = zip(observations.astype(np.float64), self._goals[indices], strict=True)
+        return self.noisy(np.stack([self.act(o, goal) for o, goal in pairs]))
+
+    def act(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        """Above the cube, down, close, up, over, down, open, up."""
+        grip, thing = o[12:15] / 10 + self.CENTRE, o[19:22] / 10 + self.CENTRE
+        quarter = np.pi / 2  # the cube looks the same after a quarter of a turn
+        turn = np.arctan2(o[27], o[26]) - np.arctan2(o[16], o[15])
+        turn = (turn + quarter / 2) % quarter - quarter / 2
+        apart, left = thing - grip, goal - thing
+        above = np.array([0, 0, self.HEIGHT])
+        if np.linalg.norm(left) < 0.02:
+            place, opening = grip + above, self.OPEN
+        elif np.linalg.norm(apart[:2]) > 0.03:
+            place, opening = thing + above, self.OPEN
+        elif np.linalg.norm(apart) > 0.02:
+            place, opening = thing, self.OPEN
+        elif o[18] < 0.5:  # no contact of the fingers yet
+            place, opening = thing, self.CLOSED
+        elif np.linalg.norm(left[:2]) < 0.02:
+            place, opening = goal, self.CLOSED
+        elif grip[2] < self.HEIGHT - 0.04:
+            place, opening = grip + above, self.CLOSED
+        else:
+            place, opening = goal + above, self.CLOSED
+        move = 12 * (place - grip)
+        return np.array([*move, 3 * turn, opening]).clip(-1, 1)

@@ -1,0 +1,309 @@
+"""D4RL's ant mazes and point mazes, with its physics, many at a time.
+
+`Farama-Foundation/D4RL:d4rl/locomotion/{maze_env,ant}.py` and `d4rl/pointmaze/maze_model.py`
+(arXiv:2004.07219), rebuilt on Gymnasium's ant.xml, which differs from D4RL's ant in time step and
+motors alone. gymnasium-robotics has another ant, other noise and another origin.
+
+Unlike there, everything random comes from the episode's seed, and a new goal is drawn for each
+episode in all versions (there: in v2).
+"""
+
+from abc import abstractmethod
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from envs.physics import MujocoVectorEnv, compile_spec, gymnasium_spec
+
+# '#' wall, 'R' where the ant starts, 'G' the goal; rows grow with y in ant mazes, with x in point
+# mazes. The point starts in any free cell.
+MAPS = {
+    "umaze": ("#####", "#R..#", "###.#", "#G..#", "#####"),
+    "medium": (
+        "########",
+        "#R.##..#",
+        "#..#...#",
+        "##...###",
+        "#..#...#",
+        "#.#..#.#",
+        "#...#.G#",
+        "########",
+    ),
+    "large": (
+        "############",
+        "#R...#.....#",
+        "#.##.#.#.#.#",
+        "#......#...#",
+        "#.####.###.#",
+        "#..#.#.....#",
+        "##.#.#.#.###",
+        "#..#...#.G.#",
+        "############",
+    ),
+    "eval-umaze": ("#####", "#..R#", "#.###", "#..G#", "#####"),
+    "eval-medium": (
+        "########",
+        "#R....G#",
+        "#.#.##.#",
+        "#....#.#",
+        "###..###",
+        "#......#",
+        "#..##..#",
+        "########",
+    ),
+    "eval-large": (
+        "############",
+        "#R.#...#.G.#",
+        "##.###.#.#.#",
+        "#..#.#.....#",
+        "#.##.#..##.#",
+        "#......#...#",
+        "#.##.#.#.###",
+        "#....#.....#",
+        "############",
+    ),
+    "open": ("#######", "#.....#", "#..G..#", "#.....#", "#######"),
+}
+GOAL_IN = {"umaze": (1, 1), "eval-umaze": (1, 3)}  # point mazes whose goal is in another cell
+RADIUS = 0.5  # the goal is reached within it, m
+
+
+def cells(maze: str, tiles: str) -> list[tuple[int, int]]:
+    """(row, column) of every cell of the map with one of these tiles."""
+    rows = enumerate(MAPS[maze])
+    return [(i, j) for i, row in rows for j, tile in enumerate(row) if tile in tiles]
+
+
+class Maze(MujocoVectorEnv):
+    """Reward 1 within the goal's radius, else 0; or dense, falling with the distance.
+
+    maze: a key of MAPS. info `success`: the goal is reached.
+    """
+
+    dense = False
+
+    def __init__(
+        self, num_envs: int, *, maze: str, max_episode_steps: int, num_threads: int = 1
+    ) -> None:
+        self.maze, self.max_episode_steps = maze, max_episode_steps
+        super().__init__(num_envs, num_threads=num_threads)
+        self._goals = np.zeros((num_envs, 2))
+
+    @abstractmethod
+    def place(self, row: int, column: int) -> tuple[float, float]:
+        """The middle of a cell, m."""
+
+    def cell(self, place: np.ndarray) -> tuple[int, int]:
+        """The free cell nearest to a place."""
+        free = cells(self.maze, ".RG")
+        return min(free, key=lambda cell: np.linalg.norm(place - self.place(*cell)).item())
+
+    def distance(self, indices: np.ndarray) -> np.ndarray:
+        """From the goal, [B] m."""
+        return np.linalg.norm(self._qpos[indices, :2] - self._goals[indices], axis=1)
+
+
+def ant_spec() -> Any:
+    """D4RL's ant on a plane."""
+    spec = gymnasium_spec("ant.xml")
+    spec.option.timestep = 0.02  # there 0.01
+    for motor in spec.actuators:
+        motor.gear[0] = 30  # N m at an action of 1; there 150
+    return spec
+
+
+class AntGoal(MujocoVectorEnv):
+    """The ant on a plane, to be taught to walk anywhere: paid its speed towards a goal, m/s.
+
+    Observation [29]: positions without x and y 13, velocities 14, the goal seen from it 2 [m]. A
+    goal reached is followed by another, 1 to 6 m away. Lying on its back ends the episode.
+    """
+
+    frame_skip, camera, max_episode_steps = 5, "track", 300
+    hidden_positions = 2
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs, num_threads=num_threads)
+        self.observation_shape = (self.model.nq + self.model.nv,)
+        self._goals = np.zeros((num_envs, 2))
+        self._rngs = [np.random.default_rng(0)] * num_envs
+
+    def build(self) -> Any:
+        return compile_spec(ant_spec())
+
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
+        self._rngs[index] = rng
+        self._draw(index, qpos[:2])
+        return qpos, 0.1 * rng.standard_normal(self.model.nv)
+
+    def _draw(self, index: int, place: np.ndarray) -> None:
+        """A new goal around `place`."""
+        angle, distance = self._rngs[index].uniform((-np.pi, 1), (np.pi, 6))
+        self._goals[index] = place + distance * np.array([np.cos(angle), np.sin(angle)])
+
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        goals, qpos = self._goals[indices], self._qpos[indices]
+        distances = [np.linalg.norm(q[:, :2] - goals, axis=1) for q in (before, qpos)]
+        reached = distances[1] <= RADIUS
+        for index in indices[reached]:
+            self._draw(index, self._qpos[index, :2])
+        up = 1 - 2 * (qpos[:, 4] ** 2 + qpos[:, 5] ** 2)  # the vertical part of its vertical axis
+        return (distances[0] - distances[1]) / self.dt_s, up < 0, {"success": reached}
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        ant = super()._observations(indices)
+        return np.concatenate([ant, self._goals[indices] - self._qpos[indices, :2]], 1)
+
+
+class AntMaze(Maze):
+    """The ant; reaching the goal ends the episode. Observation [29]: positions 15, velocities 14.
+
+    Cells are 4 m wide, the start is the origin. The goal is not observed.
+    diverse: starts are in any free cell but the goal's, as where D4RL collected its sets so called.
+    """
+
+    frame_skip, camera = 5, "track"
+    CELL = 4.0  # m
+
+    def __init__(self, num_envs: int, *, diverse: bool = False, **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.diverse = diverse
+
+    def build(self) -> Any:
+        import mujoco
+
+        spec, half = ant_spec(), self.CELL / 2
+        for row, column in cells(self.maze, "#"):
+            x, y = self.place(row, column)
+            spec.worldbody.add_geom(
+                type=mujoco.mjtGeom.mjGEOM_BOX,
+                size=[half, half, half / 2],
+                pos=[x, y, half / 2],
+                contype=1,
+                conaffinity=1,
+                rgba=[0.7, 0.5, 0.3, 1],
+            )
+        return compile_spec(spec)
+
+    def place(self, row: int, column: int) -> tuple[float, float]:
+        ((start_row, start_column),) = cells(self.maze, "R")
+        return (column - start_column) * self.CELL, (row - start_row) * self.CELL
+
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        qpos = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
+        qvel = 0.1 * rng.standard_normal(self.model.nv)
+        ((row, column),) = cells(self.maze, "G")
+        offset = rng.uniform(0, self.CELL / 4, 2) + rng.uniform(0, 0.5, 2) * self.CELL / 4
+        self._goals[index] = np.maximum(self.place(row, column) + offset, 0)
+        if self.diverse:
+            free = cells(self.maze, ".R")
+            qpos[:2] += self.place(*free[rng.integers(len(free))])
+        return qpos, qvel
+
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        reached = self.distance(indices) <= RADIUS
+        return reached.astype(np.float64), reached, {"success": reached}
+
+
+POINT = """<mujoco>
+  <compiler inertiafromgeom="true" angle="radian"/>
+  <option timestep="0.01" gravity="0 0 0" iterations="20" integrator="Euler"/>
+  <default>
+    <joint damping="1" limited="false"/>
+    <geom friction=".5 .1 .1" density="1000" margin="0.002" condim="1" contype="2" conaffinity="1"/>
+  </default>
+  <worldbody>
+    <geom name="ground" type="plane" size="40 40 0.25" pos="0 0 -0.1" contype="1" conaffinity="0"/>
+    <body name="particle" pos="1.2 1.2 0">
+      <geom type="sphere" size="0.1" contype="1" rgba="0 0 1 1"/>
+      <joint name="ball_x" type="slide" axis="1 0 0"/>
+      <joint name="ball_y" type="slide" axis="0 1 0"/>
+    </body>
+    {walls}
+  </worldbody>
+  <actuator>
+    <motor joint="ball_x" ctrlrange="-1 1" ctrllimited="true" gear="100"/>
+    <motor joint="ball_y" ctrlrange="-1 1" ctrllimited="true" gear="100"/>
+  </actuator>
+</mujoco>"""
+WALL = '<geom type="box" size="0.5 0.5 0.2" pos="{x} {y} 0" rgba=".7 .5 .3 1"/>'
+
+
+class PointMaze(Maze):
+    """A point pushed by two forces; the episode goes on at the goal. Observation [4]: x, y, speeds.
+
+    Cells are 1 m wide and (row, column) is (x, y). As in D4RL the point's body begins at 1.2, the
+    cells' middles at 1, so that it can come closer to the walls at low x and y.
+    """
+
+    frame_skip = 1
+    threads_pay = False
+    MAX_SPEED = 5.0  # m/s, before each step
+
+    def place(self, row: int, column: int) -> tuple[float, float]:
+        return float(row), float(column)
+
+    def build(self) -> Any:
+        import mujoco
+
+        walls = [WALL.format(x=row + 1.0, y=column + 1.0) for row, column in cells(self.maze, "#")]
+        return compile_spec(mujoco.MjSpec.from_string(POINT.format(walls="".join(walls))))
+
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        (goal,) = cells(self.maze, "G")
+        self._goals[index] = GOAL_IN.get(self.maze, goal)
+        free = cells(self.maze, ".RG")
+        return free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2), 0.1 * rng.standard_normal(
+            2
+        )
+
+    def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
+        for index in indices:
+            self._data[index].qvel.clip(-self.MAX_SPEED, self.MAX_SPEED, self._data[index].qvel)
+        super()._simulate_some(actions, indices)
+
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        distance = self.distance(indices)
+        reached = distance <= RADIUS
+        rewards = np.exp(-distance) if self.dense else reached.astype(np.float64)
+        return rewards, np.zeros(len(indices), bool), {"success": reached}
+
+
+class DensePointMaze(PointMaze):
+    """Reward exp(-distance)."""
+
+    dense = True
+
+
+LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (600, 800)}  # v0, v1
+
+
+def _envs() -> dict[str, Any]:
+    """`Ant-goal`, `AntMaze-<map>[-diverse]` and `PointMaze[Dense]-<map>-v<version>`."""
+    made: dict[str, Any] = {"Ant-goal": AntGoal}
+    for size, limits in LIMITS.items():
+        for name, cls in (("PointMaze", PointMaze), ("PointMazeDense", DensePointMaze)):
+            for version, steps in enumerate(limits):
+                own = partial(cls, maze=size, max_episode_steps=steps)
+                made[f"{name}-{size}-v{version}"] = own
+            if size != "open":
+                own = partial(cls, maze=f"eval-{size}", max_episode_steps=limits[1])
+                made[f"{name}-eval-{size}-v1"] = own
+        for maze in (size, f"eval-{size}") if size != "open" else ():
+            steps = 700 if size == "umaze" else 1000
+            for ending in ("", "-diverse"):
+                made[f"AntMaze-{maze}{ending}"] = partial(
+                    AntMaze, maze=maze, max_episode_steps=steps, diverse=ending != ""
+                )
+    return made
+
+
+ENVS = _envs()

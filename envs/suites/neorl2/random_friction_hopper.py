@@ -1,0 +1,55 @@
+"""NeoRL-2's RandomFrictionHopper: `polixir/NeoRL2:neorl2/envs/randomfrictionhopper.py`.
+
+Paper arXiv:2503.19267. A seed gives the episode that upstream gives where Python's `random` and
+`reset` have that seed, as when its data were recorded
+(`polixir/neorl2_dataset:scripts/get_data.py`).
+"""
+
+import copy
+import functools
+import random
+from typing import Any
+
+import numpy as np
+
+from envs.physics import load_model
+from envs.suites.locomotion import Hopper
+
+
+@functools.cache
+def hopper_on(friction: float) -> Any:
+    """Gymnasium's hopper whose foot has the sliding friction `friction`: one model for each."""
+    model = copy.copy(load_model(Hopper.xml))
+    model.geom("foot_geom").friction[0] = friction
+    return model
+
+
+class RandomFrictionHopper(Hopper):
+    """Gymnasium's hopper without the alive bonus, its foot's friction drawn for each episode.
+
+    Observation [13]: positions (6, with x), velocities (6, clipped to 10), friction. The model has
+    the friction rounded to two decimals, the observation has it as drawn; both as upstream.
+    """
+
+    hidden_positions = 0
+    alive_bonus = 0.0
+    FRICTION = (1.5, 2.5)  # drawn uniformly
+
+    def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
+        super().__init__(num_envs, num_threads=num_threads)
+        self.observation_shape = (self.model.nq + self.model.nv + 1,)
+        self._friction = np.zeros((num_envs, 1))
+
+    def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+        """Of the observed state: there, velocities are clipped, and never too fast."""
+        return super().healthy(qpos, qvel.clip(-self.max_speed, self.max_speed))
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+        for seed, index in zip(seeds, indices, strict=True):
+            friction = random.Random(seed).uniform(*self.FRICTION)
+            self._friction[index] = friction
+            self._models[index] = hopper_on(round(friction, 2))
+        return super()._reset(seeds, indices)
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        return np.concatenate([super()._observations(indices), self._friction[indices]], 1)

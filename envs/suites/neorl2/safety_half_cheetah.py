@@ -1,0 +1,27 @@
+"""NeoRL-2's SafetyHalfCheetah: `polixir/NeoRL2:neorl2/envs/safetyhalfcheetah.py`, arXiv:2503.19267.
+
+A seed gives the start that upstream's `reset(seed)` gives.
+"""
+
+import numpy as np
+
+from envs.suites.locomotion import HalfCheetah
+from envs.vector import Step
+
+
+class SafetyHalfCheetah(HalfCheetah):
+    """Gymnasium's half-cheetah with x in the observation [18] and a speed limit.
+
+    A step above the limit is paid -100 instead; the episode goes on. info `cost` is 1 there.
+    """
+
+    hidden_positions = 0
+    SPEED_LIMIT = 3.2096  # m/s
+
+    def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return np.where(speed > self.SPEED_LIMIT, -100.0, super().reward(speed, actions))
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        step = super()._step(actions, indices)
+        step.infos["cost"] = (step.infos["x_velocity"] > self.SPEED_LIMIT).astype(np.float64)
+        return step

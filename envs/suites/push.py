@@ -1,0 +1,172 @@
+"""A light manipulation world of our own: a planar arm pushes a puck to a goal on a table.
+
+Few degrees of freedom and spheres for contacts, so that it runs thousands of steps a second, and
+several embodiments, so that a policy of one arm can be tried on another. Success is sparse.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from envs.physics import MujocoVectorEnv, compile_spec
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An embodiment: it hangs over the table, so that only its tip touches the puck."""
+
+    links: tuple[float, ...]  # m
+    max_speed: float = 2.5  # of every joint, rad/s
+    reach: float = 2.9  # joints turn between +- this, rad
+
+
+ARMS = {
+    "standard": Arm((0.30, 0.30)),
+    "short": Arm((0.27, 0.27)),
+    "long": Arm((0.36, 0.34)),
+    "slow": Arm((0.30, 0.30), max_speed=1.5),
+    "three": Arm((0.22, 0.22, 0.18)),
+}
+TIP, PUCK = 0.02, 0.04  # radii, m
+CLOSE = 0.03  # the puck is at the goal within it, m
+
+
+def model_xml(arm: Arm) -> str:
+    """Links in a chain from the origin, velocity-controlled; the puck slides with damping."""
+    chain, end = "", ""
+    for k, length in enumerate(arm.links):
+        at = f'pos="{arm.links[k - 1]} 0 0"' if k else 'pos="0 0 0.1"'
+        chain += (
+            f'<body name="link{k}" {at}><joint name="joint{k}" type="hinge" axis="0 0 1" '
+            f'range="{-arm.reach} {arm.reach}" damping="0.2" armature="0.02"/>'
+            f'<geom type="capsule" fromto="0 0 0 {length} 0 0" size="0.015" mass="0.3"/>'
+        )
+        end += "</body>"
+    chain += (
+        f'<geom name="tip" type="sphere" size="{TIP}" pos="{arm.links[-1]} 0 0" mass="0.05" '
+        'contype="1" conaffinity="1"/>'
+        f'<site name="tip" pos="{arm.links[-1]} 0 0"/>'
+    )
+    motors = "".join(
+        f'<velocity joint="joint{k}" kv="4" ctrlrange="{-arm.max_speed} {arm.max_speed}"/>'
+        for k in range(len(arm.links))
+    )
+    return f"""<mujoco>
+  <compiler angle="radian" autolimits="true"/>
+  <option timestep="0.01" gravity="0 0 0" integrator="implicitfast"/>
+  <default><geom contype="0" conaffinity="0" condim="1" solref="0.02 1"/></default>
+  <worldbody>
+    {chain}{end}
+    <body name="puck" pos="0 0 0.1">
+      <joint name="puck_x" type="slide" axis="1 0 0" damping="4"/>
+      <joint name="puck_y" type="slide" axis="0 1 0" damping="4"/>
+      <geom name="puck" type="sphere" size="{PUCK}" mass="0.2" contype="1" conaffinity="1"/>
+    </body>
+  </worldbody>
+  <actuator>{motors}</actuator>
+</mujoco>"""
+
+
+class Push(MujocoVectorEnv):
+    """Push the puck to the goal: reward 1 there, which ends the episode, else 0.
+
+    Actions: joint speeds, as shares of the arm's limit; 20 a second.
+    Observation [3 J + 8]: cos and sin of the J joints' angles, their speeds, the tip, the puck, its
+    velocity and the goal, x and y of each; rad/s, m, m/s.
+    """
+
+    frame_skip = 5
+    max_episode_steps = 150
+
+    def __init__(self, num_envs: int, *, arm: str = "standard", num_threads: int = 1) -> None:
+        self.arm = ARMS[arm]
+        super().__init__(num_envs, num_threads=num_threads)
+        joints = len(self.arm.links)
+        self.observation_shape = (3 * joints + 8,)
+        self._goals = np.zeros((num_envs, 2))
+        self._speeds = np.full(joints, self.arm.max_speed)
+
+    def build(self) -> Any:
+        import mujoco
+
+        return compile_spec(mujoco.MjSpec.from_string(model_xml(self.arm)))
+
+    def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """A folded arm to the side; puck and goal in front of it, at least 0.12 m apart."""
+        joints = len(self.arm.links)
+        side = rng.choice([-1.0, 1.0])
+        fold = np.array([1.6, -1.8, -0.6])[:joints] * side
+        while True:
+            puck, goal = (polar(rng) * sum(self.arm.links) for _ in range(2))
+            if np.linalg.norm(puck - goal) >= 0.12:
+                break
+        self._goals[index] = goal
+        qpos = np.concatenate([fold + rng.uniform(-0.1, 0.1, joints), puck])
+        return qpos, np.zeros(joints + 2)
+
+    def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
+        super()._simulate_some(actions * self._speeds, indices)
+
+    def outcome(
+        self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        apart = np.linalg.norm(self._qpos[indices, -2:] - self._goals[indices], axis=1)
+        done = apart < CLOSE
+        return done.astype(np.float64), done, {"success": done, "distance": apart}
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        angles, speeds = self._qpos[indices, :-2], self._qvel[indices, :-2]
+        tip = points(self.arm, angles)[:, -1]
+        puck, velocity = self._qpos[indices, -2:], self._qvel[indices, -2:]
+        parts = [np.cos(angles), np.sin(angles), speeds, tip, puck, velocity, self._goals[indices]]
+        return np.concatenate(parts, 1)
+
+    def render(self, index: int = 0, size: int = 96) -> np.ndarray:
+        """From above, [size, size, 3] uint8; drawn here, so that no graphics driver is needed."""
+        qpos = self._qpos[index]
+        return draw(points(self.arm, qpos[None, :-2])[0], qpos[-2:], self._goals[index], size)
+
+
+def polar(rng: np.random.Generator) -> np.ndarray:
+    """A place in front of the arm, in units of its length; [2]."""
+    radius, angle = rng.uniform(0.5, 0.75), rng.uniform(-0.9, 0.9)
+    return radius * np.array([np.cos(angle), np.sin(angle)])
+
+
+def points(arm: Arm, angles: np.ndarray) -> np.ndarray:
+    """The base, every joint after it and the tip; [B, J] -> [B, J + 1, 2] m."""
+    heading = np.cumsum(angles, 1)
+    steps = np.stack([np.cos(heading), np.sin(heading)], -1) * np.array(arm.links)[:, None]
+    return np.concatenate([np.zeros((len(angles), 1, 2)), np.cumsum(steps, 1)], 1)
+
+
+def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, size: int) -> np.ndarray:
+    """The picture; arm: [J + 1, 2] m. The base is at the left."""
+    width = 0.9  # m from side to side
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32)
+    at = np.stack([x + 0.5, size / 2 - y - 0.5], -1) * (width / size) - np.array([0.15, 0])
+    picture = np.full((size, size, 3), 235, np.uint8)
+    blur = width / size
+
+    def paint(distance: np.ndarray, colour: tuple[int, int, int]) -> None:
+        share = (0.5 - distance / blur).clip(0, 1)[..., None]
+        picture[:] = (picture * (1 - share) + np.array(colour) * share).astype(np.uint8)
+
+    paint(abs(np.linalg.norm(at - goal, axis=-1) - CLOSE - 0.01) - 0.008, (60, 160, 80))
+    paint(np.linalg.norm(at - puck, axis=-1) - PUCK, (205, 75, 60))
+    for start, end in zip(arm[:-1], arm[1:], strict=True):
+        along = end - start
+        share = (((at - start) @ along) / (along @ along)).clip(0, 1)[..., None]
+        paint(np.linalg.norm(at - start - share * along, axis=-1) - 0.015, (70, 80, 105))
+    paint(np.linalg.norm(at - arm[-1], axis=-1) - TIP, (25, 30, 45))
+    return picture
+
+
+ENVS = {f"push/{arm}": partial(Push, arm=arm) for arm in ARMS}  # by embodiment
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """[..., 2] of length 1."""
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)

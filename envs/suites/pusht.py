@@ -1,0 +1,17 @@
+"""Push-T (extra `pusht`), its state as observation: a T to be pushed onto its outline."""
+
+from functools import partial
+
+from envs.adapters import imported
+
+ENVS = {
+    "pusht": partial(
+        imported,
+        module="gym_pusht",
+        extra="pusht",
+        env_id="gym_pusht/PushT-v0",
+        obs_type="state",
+        render_mode="rgb_array",
+        max_episode_steps=300,
+    )
+}

@@ -1,0 +1,98 @@
+"""Value functions: what an observation, or one with an action, is worth; and what teaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimise
+from offline_rl.replay.batch import Batch
+from policies.networks.init import Init, torch_init
+from policies.networks.mlp import MLP
+
+
+class Critic(nn.Module):
+    """E independent Q(s, a) as one batched product, each initialised by its own fan-in."""
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        ensemble: int = 2,
+        layer_norm: bool = False,
+        norm_after_relu: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        self.net = MLP(
+            observations + actions,
+            1,
+            hidden,
+            ensemble=ensemble,
+            layer_norm=layer_norm,
+            norm_after_relu=norm_after_relu,
+            init=init,
+        )
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """[..., O], [..., A] -> [E, ...]."""
+        return self.net(torch.cat([observations, actions], -1)).squeeze(-1)
+
+    def each(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """[E, ..., O], [E, ..., A] -> [E, ...]: member i values the i-th slice alone."""
+        return self.net(torch.cat([observations, actions], -1), own_rows=True).squeeze(-1)
+
+
+class Value(nn.Module):
+    """V(s)."""
+
+    def __init__(
+        self,
+        observations: int,
+        hidden: Sequence[int],
+        *,
+        layer_norm: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        self.net = MLP(observations, 1, hidden, layer_norm=layer_norm, init=init)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[..., O] -> [...]."""
+        return self.net(observations).squeeze(-1)
+
+
+def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
+    """The critics' step towards `target` [B]: squared error, mean over B, sum over the ensemble."""
+
+    def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
+        return (critic(batch.observations, batch.actions) - target).square().mean(1).sum()
+
+    state, value = minimise(state, "critic", critic_loss)
+    return state, {"critic_loss": value, "target": target.mean()}
+
+
+def td3_target(
+    state: State,
+    batch: Batch,
+    noise: float,
+    noise_clip: float,
+    penalty: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """r + discount * min_i Q_i(s', a'), a' the target policy's action under clipped noise; [B].
+
+    TD3, arXiv:1802.09477, algorithm 1. Networks: policy_target, critic_target; a policy that learns
+    under dropout has it here too. penalty: of a' [B, A], taken off its value.
+    """
+    epsilon = noise * state.random.normal(batch.actions.shape)
+    epsilon = epsilon.clamp(-noise_clip, noise_clip)
+    next_actions = state.policy_target(batch.next_observations, state.random)
+    next_actions = (next_actions + epsilon).clamp(-1, 1)
+    next_q = state.critic_target(batch.next_observations, next_actions).amin(0)  # [B]
+    if penalty is not None:
+        next_q = next_q - penalty(next_actions)
+    return batch.rewards + batch.discount * next_q

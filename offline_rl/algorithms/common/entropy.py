@@ -1,0 +1,65 @@
+"""What soft actor-critics share: the temperature, the target with entropy, the policy's loss.
+
+Haarnoja et al., arXiv:1812.05905, with its equation numbers. Networks: policy, critic,
+critic_target, log_alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from offline_rl.algorithms.common.base import Network, State, minimise
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.replay.batch import Batch
+
+
+def soft_optimisers(cfg: Any) -> dict[str, Adam]:
+    """Adam for each network, at the rates that `cfg` names."""
+    return {
+        "policy": Adam(cfg.actor_lr),
+        "critic": Adam(cfg.critic_lr),
+        "log_alpha": Adam(cfg.alpha_lr),
+    }
+
+
+def temper(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
+    """One step of log alpha towards an entropy of `target_entropy`; log_pi: the batch's mean, 0-d.
+
+    Eq. 18, but linear in log alpha, not in alpha, as in rlkit.
+    """
+
+    def alpha_loss(log_alpha: Network) -> Tensor:
+        return -log_alpha() * (log_pi + target_entropy)
+
+    return minimise(state, "log_alpha", alpha_loss)[0]
+
+
+def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:
+    """Each target critic's Q(s, a) - alpha log pi(a|s), a ~ pi; [B, O] -> [E, B]; eq. 3."""
+    a, log_pi = state.policy.sample(observations, state.random)
+    return state.critic_target(observations, a) - alpha * log_pi
+
+
+def soft_target(state: State, batch: Batch, alpha: Tensor) -> Tensor:
+    """r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), a' ~ pi; [B]; eq. 2 and 3."""
+    return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha).amin(0)
+
+
+def least(q: Tensor) -> Tensor:
+    """The smallest of E critics' values, [E, B] -> [B]."""
+    return q.amin(0)
+
+
+def soft_policy_loss(
+    policy: Network,
+    state: State,
+    observations: Tensor,
+    alpha: Tensor,
+    bound: Callable[[Tensor], Tensor] = least,
+) -> tuple[Tensor, Tensor]:
+    """E[alpha log pi(a|s) - bound_i Q_i(s, a)], a ~ pi, eq. 9; and the mean log pi, both 0-d."""
+    a, log_pi = policy.sample(observations, state.random)
+    return (alpha * log_pi - bound(state.critic(observations, a))).mean(), log_pi.mean()

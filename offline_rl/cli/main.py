@@ -1,0 +1,104 @@
+"""`offline-rl <verb> key=value …`: finds the verb, answers --help, turns errors into exit codes.
+
+Nothing heavy is imported before a verb is known and its arguments are not `--help`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+from offline_rl.utils.errors import UserError
+from offline_rl.version import __version__
+
+TEXT = ("data", "report")  # the verbs whose output may be left unread
+
+
+def verbs() -> dict[str, EntryPoint]:
+    """All installed verbs: entry points of the group offline_rl.verbs whose package is there.
+
+    The benchmarks' are in a clone alone.
+    """
+    points = entry_points(group="offline_rl.verbs")
+    return {p.name: p for p in points if find_spec(p.module.split(".")[0]) is not None}
+
+
+def usage() -> str:
+    """The page of `offline-rl --help`."""
+    lines = [
+        f"offline-rl {__version__}: from logged data to a robot that moves",
+        "",
+        "usage: offline-rl <verb> key=value …    (offline-rl <verb> --help tells a verb's keys)",
+        "",
+    ]
+    for name, point in sorted(verbs().items()):
+        lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way.
+
+    Where it is ignored, as shells arrange it for what runs in the background, it stays ignored.
+    """
+    came = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, None)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, note)
+        yield
+    except BaseException as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done; 2 the user's mistake; 130 interrupted, resumable; 1 ours (traceback)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    verb, *rest = arguments
+    try:
+        known = verbs()
+        if verb not in known:
+            near = difflib.get_close_matches(verb, known, 2) or sorted(known)
+            raise UserError(f"unknown verb {verb!r}; did you mean {' or '.join(near)}?")
+        command = known[verb].load()
+        if any(a in ("-h", "--help") for a in rest):
+            print(command.__doc__.strip())
+            return 0
+        with interruptible():
+            command(rest)
+            sys.stdout.flush()
+    except UserError as error:
+        print(f"offline-rl: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        if verb not in TEXT:
+            raise
+        # whoever read it has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("offline-rl: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0

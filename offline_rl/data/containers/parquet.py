@@ -1,0 +1,66 @@
+"""Columns of Parquet files as arrays, one row a step; encoded pictures are decoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils.optional import needed
+
+
+@dataclass(frozen=True)
+class Table:
+    """Files with the same columns, read one after the other."""
+
+    where: str
+    files: Sequence[Path]
+
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the first file."""
+        with self._open(self.files[0]) as file:
+            return tuple(file.schema_arrow.names)
+
+    def get(self, key: str) -> np.ndarray:
+        """[N, ...]. Raises ValueError, KeyError or OSError where the column cannot be read."""
+        parts = []
+        for path in self.files:
+            with self._open(path) as file:
+                parts.append(_array(file.read(columns=[key]).column(key)))
+        return np.concatenate(parts)
+
+    def _open(self, path: Path) -> Any:
+        parquet = needed("pyarrow.parquet", "lerobot", f"{self.where}: reading Parquet")
+        return parquet.ParquetFile(path)
+
+
+def _array(column: Any) -> np.ndarray:
+    import pyarrow
+    import pyarrow.compute
+
+    types = pyarrow.types
+    if column.null_count:
+        raise ValueError(f"{column.null_count:,} of {len(column):,} cells are empty")
+    cells, shape = column.combine_chunks(), [len(column)]
+    if isinstance(cells, pyarrow.ChunkedArray):  # of a file without rows
+        cells = pyarrow.concat_arrays(cells.chunks or [pyarrow.array([], column.type)])
+    if types.is_struct(cells.type):
+        return _pictures(cells.field("bytes").to_pylist())
+    while types.is_list(cells.type) or types.is_fixed_size_list(cells.type):
+        lengths = pyarrow.compute.list_value_length(cells).unique().to_pylist()
+        if len(lengths) > 1:
+            raise ValueError(f"its lists differ in length: {sorted(lengths)[:4]}")
+        shape.append(lengths[0] if lengths else 0)
+        cells = cells.flatten()
+    return cells.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _pictures(encoded: list[bytes | None]) -> np.ndarray:
+    """[N, H, W, C] uint8."""
+    import imageio.v3
+
+    held = [content for content in encoded if content is not None]
+    if missing := len(encoded) - len(held):
+        raise ValueError(f"{missing:,} pictures are files of their own, not in the table")
+    return np.stack([np.asarray(imageio.v3.imread(content)) for content in held])

@@ -1,0 +1,230 @@
+"""A data file as named arrays, before anyone says what they mean; its container told by content.
+
+Containers: an HDF5 file, an NPZ archive, a Zarr store (a folder or a ZIP archive), a folder with
+an HDF5 file or with Parquet files in it. Nothing is ever unpickled, no link out of an HDF5 file is
+followed, and an array is read only when asked for. Whatever is broken becomes a `UserError` with
+the file and the array in it.
+"""
+
+import hashlib
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import h5py
+import numpy as np
+
+from offline_rl.data.containers import parquet, zarr_v2
+from offline_rl.utils.errors import UserError
+
+DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
+DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
+T = TypeVar("T")
+AGAIN = "Copy or download it again."
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The named arrays of one open file or folder."""
+
+    where: str  # the file or folder, as errors name it
+    kind: Literal["HDF5", "NPZ", "Zarr", "Parquet"]
+    keys: tuple[str, ...]  # groups joined by "/", as in "infos/qpos"
+    get: Callable[[str], np.ndarray]  # raises UserError where the array cannot be read
+    shape: Callable[[str], tuple[int, ...]]
+    files: tuple[Path, ...]  # whose bytes the arrays come from
+    folder: Path  # in which metadata lie beside the arrays
+    attribute: Callable[[str, str], Any] = lambda key, name: None  # of a group; None: has none
+    notes: list[str] = field(default_factory=list)  # sentences on what was met in reading
+
+
+@contextmanager
+def open_raw(path: Path) -> Iterator[Raw]:
+    """The arrays of `path`, readable while the context lasts."""
+    with _folder(path) if path.is_dir() else _file(path, str(path)) as raw:
+        yield raw
+
+
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """The file's SHA-256 (or MD5) in hexadecimal, read in blocks."""
+    digest = hashlib.new(kind, usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def checksum_of(files: Sequence[Path]) -> str:
+    """One file's SHA-256; of several that of their lines "<SHA-256>  <path below their folder>"."""
+    if len(files) == 1:
+        return checksum(files[0])
+    root = Path(*_common([f.parent.parts for f in files]))
+    lines = (f"{checksum(f)}  {f.relative_to(root).as_posix()}\n" for f in sorted(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _common(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return shared
+
+
+def _folder(path: Path) -> AbstractContextManager[Raw]:
+    if (path / "meta" / "info.json").is_file():
+        return _parquet(path)
+    if (path / ".zgroup").is_file():
+        files = tuple(f for f in path.rglob("*") if f.is_file())
+        return _zarr(zarr_v2.folder(path), files, path)
+    if (path / "zarr.json").is_file():
+        raise UserError(f"{path}: Zarr format 3; format 2 is read. Save it with zarr_format=2.")
+    for inner in (path, path / "data"):
+        if (inner / "main_data.hdf5").is_file():
+            return _file(inner / "main_data.hdf5", str(path))
+        if (inner / "metadata.json").is_file():
+            raise UserError(
+                f"{inner}: has metadata.json but no main_data.hdf5; of Minari's data formats hdf5 "
+                f"is read. Make the data set again with data_format='hdf5'."
+            )
+    raise UserError(
+        f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "
+        f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup. Name the data file in it."
+    )
+
+
+@contextmanager
+def _file(path: Path, where: str) -> Iterator[Raw]:
+    start = _first_bytes(path)
+    if start.startswith(b"PK"):
+        with _opened(zipfile.ZipFile, path, "a ZIP archive") as file:
+            if any(name.endswith(".zgroup") for name in file.namelist()):
+                with _zarr(zarr_v2.archive(where, file), (path,), path.parent) as raw:
+                    yield raw
+                return
+        with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
+            keys = tuple(archive.files)
+            get = _guarded(where, keys, archive.__getitem__)
+            yield Raw(where, "NPZ", keys, get, lambda key: get(key).shape, (path,), path.parent)
+    elif h5py.is_hdf5(str(path)) or start.startswith(b"\x89HDF"):
+        with _opened(h5py.File, path, "an HDF5 file", mode="r") as file:
+            keys = _keys(file, where)
+            yield Raw(
+                where,
+                "HDF5",
+                keys,
+                _guarded(where, keys, lambda key: np.asarray(file[key][()])),
+                _guarded(where, keys, lambda key: file[key].shape),
+                (path,),
+                path.parent,
+                lambda key, name: file[key].attrs.get(name),
+            )
+    else:
+        raise UserError(
+            f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "
+            f"does. {AGAIN}"
+        )
+
+
+@contextmanager
+def _zarr(group: zarr_v2.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
+    notes: list[str] = []
+
+    def get(key: str) -> np.ndarray:
+        if absent := group.absent(key):
+            notes.append(
+                f"{key}: {absent:,} chunks have no file, the fill value stands for them. "
+                f"Was the store copied completely?"
+            )
+        return group.get(key)
+
+    keys = group.keys()
+    read, shape = _guarded(group.where, keys, get), _guarded(group.where, keys, group.shape)
+    yield Raw(group.where, "Zarr", keys, read, shape, files, folder, notes=notes)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Raw]:
+    files = sorted(path.glob("data/**/*.parquet"))
+    if not files:
+        raise UserError(f"{path}: no Parquet file below data/. {AGAIN}")
+    table = parquet.Table(str(path), files)
+    try:
+        keys = table.keys()
+    except DAMAGED as error:
+        raise UserError(
+            f"{files[0]}: a Parquet file that is cut short or damaged ({_short(error)}). {AGAIN}"
+        ) from None
+    get = _guarded(str(path), keys, table.get)
+    every = (*files, *sorted(p for p in (path / "meta").rglob("*") if p.is_file()))
+    yield Raw(str(path), "Parquet", keys, get, lambda key: get(key).shape, every, path)
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file. Check the path given as the data set.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not start:
+        raise UserError(f"{path}: the file is empty. {AGAIN}")
+    return start
+
+
+def _opened(opener: Callable[..., Any], path: Path, what: str, **options: Any) -> Any:
+    try:
+        return opener(path, **options)
+    except DAMAGED as error:
+        raise UserError(
+            f"{path}: {what} that is cut short or damaged ({_short(error)}). {AGAIN}"
+        ) from None
+
+
+def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
+    keys: list[str] = []
+
+    def note(key: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            keys.append(key)
+
+    try:
+        file.visititems(note)
+    except DAMAGED as error:
+        raise UserError(
+            f"{where}: an HDF5 file that is damaged ({_short(error)}). {AGAIN}"
+        ) from None
+    return tuple(keys)
+
+
+def _guarded(where: str, keys: Sequence[str], get: Callable[[str], T]) -> Callable[[str], T]:
+    """`get` of a known key, whose failures are `UserError`s that name the array."""
+    known = frozenset(keys)
+
+    def guarded(key: str) -> T:
+        if key not in known:
+            raise UserError(f"{where}: no array {key!r}. Was the recording saved completely?")
+        try:
+            return get(key)
+        except DAMAGED as error:
+            if "allow_pickle" in str(error):
+                raise UserError(
+                    f"{where}: {key} holds pickled Python objects, which are never loaded because "
+                    f"they can run code. Save it as a plain numeric array."
+                ) from None
+            raise UserError(
+                f"{where}: {key} is cut short or damaged ({_short(error)}). {AGAIN}"
+            ) from None
+
+    return guarded
+
+
+def _short(error: BaseException) -> str:
+    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__

@@ -1,0 +1,93 @@
+"""Data sets in words: the list of cards, and what a file holds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_rl.data.containers.raw import checksum
+from offline_rl.data.dataset import Dataset
+from offline_rl.data.load import data_folder, load
+
+if TYPE_CHECKING:
+    from envs.cards import Card, File
+
+
+def list_cards(data_dir: str | Path | None = None) -> str:
+    """A table of all cards: name, environment, references of the score, where the data is."""
+    from envs.cards import cards
+    from envs.paths import share
+
+    table: list[tuple[str, ...]] = [("name", "evaluated in", "score 0", "score 100", "data")]
+    folder, embedded = data_folder(data_dir), share("datasets") / "embedded"
+    for card in cards().values():
+        file = card.files.get("train") or next(iter(card.files.values()))
+        here = "here" if (folder / file.path).is_file() else None
+        shipped = "embedded" if (embedded / file.name).is_file() else None
+        remote = "to download" if file.urls else "to generate"
+        reference = card.reference
+        numbers = (f"{reference.min:.7g}", f"{reference.max:.7g}") if reference else ("-", "-")
+        table.append((card.name, card.env or "data only", *numbers, here or shipped or remote))
+    return _aligned(table)
+
+
+def info(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> str:
+    """What a file (or the file of a task) holds: rows, episodes, returns, flags, checksum.
+
+    options: of `read`.
+    """
+    data = load(source, data_dir, **options)
+    s = data.summary()
+    unusable = f", {s.rows - s.usable:,} without a next observation" if s.usable < s.rows else ""
+    lines: list[tuple[str, ...]] = [
+        ("file", data.path or "-"),
+        ("rows", f"{s.rows:,}{unusable}"),
+        ("observations", f"{list(data.observations.shape[1:])} {data.observations.dtype}"),
+        (
+            "actions",
+            f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",
+        ),
+        ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),
+        ("episodes", f"{s.episodes:,}: {s.terminated:,} terminated, {s.truncated:,} truncated"),
+        ("lengths", f"{s.length_min:,} to {s.length_max:,}, mean {s.length_mean:,.1f}"),
+        (
+            "returns",
+            f"{s.return_mean:.3f} ± {s.return_std:.3f}, from {s.return_min:.3f} to "
+            f"{s.return_max:.3f}",
+        ),
+    ]
+    if (card := card_of(data)) and card.reference:
+        low, high = card.reference.min, card.reference.max
+        score = 100 * (s.return_mean - low) / (high - low)
+        lines.append(("score", f"{score:.2f} (100 (R - {low:g}) / ({high:g} - {low:g}))"))
+    if card:
+        lines.append(("card", f"{card.name}, {card.licence}"))
+        lines += [("note", card.note)] if card.note else []
+    if data.extras:
+        lines.append(("extras", ", ".join(data.extras)))
+    lines += [("note", note) for note in data.notes]
+    return _aligned([*lines, ("SHA-256", data.sha256 or "-")])
+
+
+def card_of(data: Dataset) -> "Card | None":
+    """The card whose file this is: by its name among the cards, or by file name and checksum."""
+    from envs.cards import cards
+
+    if data.name in cards():
+        return cards()[data.name]
+    path = Path(data.path) if data.path else None
+    for card in cards().values():
+        for file in card.files.values():
+            if path and file.name == path.name and _same(file, path, data.sha256):
+                return card
+    return None
+
+
+def _same(file: "File", path: Path, sha256: str | None) -> bool:
+    if file.sha256:
+        return file.sha256 == sha256
+    return file.md5 is None or file.md5 == checksum(path, "md5")
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""A data set as Minari's HDF5 layout, which the `minari` package reads as it is.
+
+    <path>/data/main_data.hdf5   episode_<n>: T + 1 observations, T actions, rewards and flags
+    <path>/data/metadata.json    spaces, counts, id
+
+`Farama-Foundation/Minari:minari/dataset/{minari_storage,_storages/hdf5_storage}.py`.
+"""
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from offline_rl.data.dataset import Dataset
+from offline_rl.data.writers.d4rl import Scalar, final_observations
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import folder_atomically, write_atomically, write_text
+
+IDENTITY = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
+FORMAT, WITH_RAW_PICTURES = "0.5.0", "0.5.4"  # the version that can read it; 0.5.4 knows raw ones
+
+
+def write_minari(
+    data: Dataset,
+    path: str | Path,
+    *,
+    dataset_id: str | None = None,
+    metadata: Mapping[str, Scalar] | None = None,
+) -> Path:
+    """Writes `data` as a Minari data set into the new folder `path` and returns it.
+
+    dataset_id: [namespace/]name-v<number>, which `path` ends with; default: the folder's name.
+    With MINARI_DATASETS_PATH=<the folder before it>, minari.load_dataset(dataset_id) reads it.
+    metadata: further entries of metadata.json, e.g. algorithm_name.
+    Of the extras costs are kept, as infos/cost; pictures are stored raw, never as JPEG.
+    Raises UserError, with nothing left behind, where the folder is there already or cannot be
+    written, or where the data do not have the observation after each episode.
+    """
+    path = Path(path)
+    name = path.name if dataset_id is None else dataset_id
+    if not IDENTITY.fullmatch(name):
+        raise UserError(
+            f"{name}: Minari's data sets are called name-v0, or namespace/name-v0; name the folder "
+            f"so, or give dataset_id=."
+        )
+    if path.absolute().parts[-len(Path(name).parts) :] != Path(name).parts:
+        raise UserError(
+            f"{path}: Minari looks for {name} in a folder of that name: end the path so."
+        )
+    final = final_observations(data)
+    pictures = data.observations.dtype == np.uint8
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=("earliest", "v110"), track_order=True) as file:
+        spans = zip(data.episode_starts, data.episode_ends + 1, strict=True)
+        for number, (start, stop) in enumerate(spans):
+            observations = np.concatenate(
+                [data.observations[start:stop], final[number : number + 1]]
+            )
+            group = file.create_group(f"episode_{number}")
+            group.attrs.update({"id": number, "total_steps": stop - start})
+            arrays = {
+                "observations": observations,
+                "actions": data.actions[start:stop],
+                "rewards": data.rewards[start:stop],
+                "terminations": data.terminated[start:stop],
+                "truncations": data.truncated[start:stop],
+            }
+            if "costs" in data.extras:  # a step's infos follow the reset's
+                costs = data.extras["costs"][start:stop]
+                arrays["infos/cost"] = np.concatenate([np.zeros(1, costs.dtype), costs])
+            else:
+                group.create_group("infos")
+            for key, array in arrays.items():
+                group.create_dataset(key, data=array, chunks=True, compression="gzip")
+    facts = {
+        "total_episodes": data.num_episodes,
+        "total_steps": data.num_rows,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(_observation_space(data)),
+        "action_space": json.dumps(_box((data.actions.shape[1],), "float32", -1.0, 1.0)),
+        "dataset_id": name,
+        "minari_version": WITH_RAW_PICTURES if pictures else FORMAT,
+        "dataset_size": round(buffer.getbuffer().nbytes / 1e6, 1),  # MB
+        **(metadata or {}),
+    }
+
+    def fill(folder: Path) -> None:
+        write_atomically(
+            folder / "data" / "main_data.hdf5", lambda part: part.write_bytes(buffer.getbuffer())
+        )
+        write_text(folder / "data" / "metadata.json", json.dumps(facts))  # it reads Infinity
+
+    folder_atomically(path, fill)
+    return path
+
+
+def _observation_space(data: Dataset) -> dict[str, object]:
+    shape = data.observations.shape[1:]
+    if data.observations.dtype == np.uint8:
+        return _box(shape, "uint8", 0, 255)
+    return _box(shape, "float32", -np.inf, np.inf)
+
+
+def _box(shape: tuple[int, ...], dtype: str, low: float, high: float) -> dict[str, object]:
+    """A Box as `minari/serialization.py` writes it."""
+    bounds = {"low": np.full(shape, low).tolist(), "high": np.full(shape, high).tolist()}
+    return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}

@@ -1,0 +1,98 @@
+"""The policies of all stacked seeds as one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from offline_rl.algorithms.common.base import Network
+from offline_rl.utils.random import Random
+from policies.networks.precision import in_float32
+
+EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
+
+
+class StackedPolicy:
+    """(observations [S, batch, O], step) -> actions [S, batch, A].
+
+    Float32 whatever the engine's precision. Of a policy with memory (`heads.head.Recurrent`) this
+    keeps the memory on the device: `reset` begins `batch` new episodes of each seed, `observe`
+    tells the raw rewards of the last actions. Others need neither.
+
+    It acts as the policies are at the moment, or, after `snapshot`, as they were then.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        params: Any,
+        seeds: Tensor,
+        observation_shape: tuple[int, ...],
+        batch: int,
+        *,
+        explore: bool,
+        device: torch.device,
+    ) -> None:
+        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s."""
+        self.module, self.device, self.batch = module, device, batch
+        self.shape = (len(seeds), batch)
+        self.live, form = tree_flatten(params)
+        self.leaves = [x.to(device) for x in self.live]
+        seed_of = seeds.to(device)
+        self.reset()
+
+        def one(
+            step: Tensor,
+            params: Any,
+            seed: Tensor,
+            observations: Tensor,
+            rewards: Tensor,
+            context: Any,
+        ) -> tuple[Tensor, Any]:
+            network = Network(self.module, params)
+            if hasattr(self.module, "step"):
+                return network.step(observations, rewards, context)
+            if explore:
+                return network.explore(observations, Random(seed + EXPLORATION, step)), context
+            return network.act(observations), context
+
+        def act(leaves: list[Tensor], step: Tensor, *own: Any) -> tuple[Tensor, Any]:
+            arguments = (tree_unflatten(leaves, form), seed_of, *own)
+            if len(seed_of) == 1:
+                alone = one(step, *tree_map(lambda x: x[0], arguments))
+                return tree_map(lambda x: x[None], alone)
+            return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
+
+        example = torch.zeros(*self.shape, *observation_shape, device=device)
+        now = torch.tensor(0, device=device)
+        with in_float32(module), torch.no_grad():
+            self.graph = make_fx(act)(self.leaves, now, example, self.rewards, self.context)
+
+    def snapshot(self) -> None:
+        """Keeps the policies as they are now, for calls while they go on learning."""
+        self.leaves = [x.detach().to(self.device, copy=True) for x in self.live]
+
+    def reset(self) -> None:
+        """New episodes."""
+        self.rewards = torch.zeros(self.shape, device=self.device)
+        context = self.module.reset(self.batch) if hasattr(self.module, "reset") else {}  # type: ignore[operator]
+        self.context = {
+            k: v.to(self.device).expand(self.shape[0], *v.shape).clone() for k, v in context.items()
+        }
+
+    def observe(self, rewards: Tensor) -> None:
+        """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""
+        self.rewards = rewards
+
+    def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
+        with torch.no_grad():
+            now = torch.tensor(step, device=self.device)
+            actions, self.context = self.graph(
+                self.leaves, now, observations, self.rewards, self.context
+            )
+        return actions

@@ -1,0 +1,81 @@
+"""A graph of tensor operations, compiled or captured: what runs in place of the traced update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.split_module import split_module
+from torch.utils._pytree import tree_flatten
+
+
+def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., Tensor]:
+    """`graph` compiled in three parts: keys, random numbers and the rest.
+
+    Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimisers' steps,
+    sizes); keys have one element per seed: random keys, bias corrections, learning rates. Compiled
+    as one, all of these would be inlined, and computed again, at every element that uses them.
+    """
+    keys, numbers, rest = range(3)
+    part: dict[Node, int] = {}
+    for place, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
+        part[node] = keys if place in counts else rest
+    for node in graph.graph.nodes:
+        if node not in part:
+            part[node] = max((part[n] for n in node.all_input_nodes), default=keys)
+            value = node.meta.get("val")
+            if part[node] == keys and isinstance(value, Tensor) and value.numel() > seeds:
+                part[node] = numbers
+            if node.target is torch.ops.aten.copy_.default:  # what changes an input comes last
+                part[node] = rest
+    split = split_module(graph, graph, lambda node: part[node])
+    for name, module in list(split.named_children()):
+        assert isinstance(module, GraphModule)
+        setattr(split, name, Compiled(module))
+    return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
+
+
+class Compiled(nn.Module):
+    """A graph of tensor operations alone, compiled at its first call for the shapes found there.
+
+    By Inductor without Dynamo in front: there is no Python left to trace, and Dynamo's checks of
+    every argument would cost a tenth of a small update.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+        self.program: Callable[..., Any] | None = None
+
+    def forward(self, *arguments: Tensor) -> Any:
+        if self.program is None:
+            on_cpu = all(x.device.type == "cpu" for x in arguments)
+            self.program = torch._inductor.standalone_compile(
+                self.graph,
+                list(arguments),
+                dynamic_shapes="from_example_inputs",
+                options={"config_patches": {"cpp_wrapper": on_cpu}},  # calls kernels from C++
+            )
+        return self.program(*arguments)
+
+
+def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
+    """`run(*arguments)` as a CUDA graph; its result is always the same tensor."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
+        for _ in range(3):
+            run(*arguments)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(*arguments)
+
+    def replay(*_: Any) -> Tensor:
+        graph.replay()
+        return result
+
+    return replay

@@ -1,0 +1,140 @@
+"""`offline-rl evaluate`: what policy bundles score in an environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import envs
+import policies
+from envs import Task, VectorEnv
+from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
+from offline_rl.report.report import scale
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.hardware import cores
+from offline_rl.utils.options import build
+from offline_rl.utils.text import spread, table, wrapped
+from offline_rl.utils.trees import plain
+from policies import Normaliser, Policy, Spec, bundle
+
+HEADER = ["bundle", "score", "return", "success %", "cost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """What `offline-rl evaluate` takes."""
+
+    run: str  # a bundle, a seed's folder or its parent
+    task: str | None = None  # default: the one the policy was trained on
+    episodes: int = 100  # of each bundle; episode k always starts from the same seed
+    target_return: float | None = None  # for policies that aim at one; default: the bundle's
+    json: bool = False  # numbers for machines instead of a table
+
+
+def evaluate(**keys: Any) -> str:
+    """Plays every bundle of a run: a table, or with `json=True` a JSON object. Raises UserError."""
+    options = build(EvaluateOptions, keys)
+    if options.episodes < 1:
+        raise UserError(f"episodes={options.episodes}: must be at least 1")
+    paths = bundles(Path(options.run))
+    try:
+        task = envs.task(options.task or trained_on(paths))
+        env = envs.make_vector(task, options.episodes, num_threads=min(cores(), 8))
+        target = options.target_return
+        given = {} if target is None else {"target_return": target}
+        loaded = {path: load(path, task, env, given) for path in paths}
+    except ValueError as error:  # a BundleError or the environments'
+        raise UserError(str(error)) from None
+    played = {path: play(policy, env) for path, policy in loaded.items()}
+    env.close()
+    return as_json(task, played) if options.json else as_text(task, played)
+
+
+def bundles(run: Path) -> list[Path]:
+    """The bundles that `run` names, by seed. Raises UserError where there is none."""
+    if run.is_file():
+        return [run]
+    of_seeds = sorted(run.glob("seed_*/policy.bundle"), key=lambda f: (len(str(f)), f))
+    found = [f for f in (run / "policy.bundle", *of_seeds) if f.is_file()]
+    if not found:
+        what = "has no policy.bundle, nor has a seed in it" if run.is_dir() else "does not exist"
+        raise UserError(f"run={run} {what}: expected a bundle or the folder of a finished run")
+    return found
+
+
+def trained_on(paths: Sequence[Path]) -> str:
+    """The one task that the bundles were trained on. Raises BundleError or UserError."""
+    tasks = sorted({str(bundle.read(path).provenance.get("task", "none")) for path in paths})
+    if len(tasks) > 1 or tasks == ["none"]:
+        raise UserError(f"{paths[0]} was trained on {' or '.join(tasks)}: say which task=… to play")
+    return tasks[0]
+
+
+def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Policy:
+    """The policy, built with arguments `given` in place of its own; it fits the task. UserError."""
+    try:
+        policy = policies.load(path, **given)
+    except policies.BundleError as error:
+        raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
+    problem = policy.spec.mismatch(Spec(tuple(env.observation_shape), env.action_dim))
+    if problem is not None:
+        raise UserError(f"{path} does not fit task {task.name}: {problem}")
+    return policy
+
+
+def play(policy: Policy, env: VectorEnv) -> Episodes:
+    """An episode in every environment; of a chunk of actions the first is taken."""
+    state, rewards = None, None
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        nonlocal state
+        chunk, state = policy.act(observations, state, rewards)  # normalises by itself
+        return chunk[:, 0]
+
+    def observe(told: np.ndarray) -> None:
+        nonlocal rewards
+        rewards = told
+
+    seeds = EVALUATION_SEED + np.arange(env.num_envs)
+    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds, observe)
+
+
+def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
+    """For a terminal."""
+    body = []
+    for path, e in played.items():
+        score = spread(task.score(e.returns), 1) if task.reference else ""
+        success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
+        cost = "" if e.costs is None else spread(e.costs, 1)
+        body.append([str(path), score, spread(e.returns), success, cost])
+    if len(body) > 1:
+        means = [e.returns.mean() for e in played.values()]
+        score = spread(task.score(means), 1) if task.reference else ""
+        body.append([f"mean of {len(means)} ± deviation over them", score, spread(means), "", ""])
+    seeds = next(iter(played.values())).seeds
+    count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
+    notes = [f"{count}, begun from seeds {seeds[0]} to {seeds[-1]}."]
+    raw = "The task has no score references: these are raw returns."
+    notes.append(wrapped(scale(task.reference)) if task.reference else raw)
+    return "\n".join([task.name, "", table(HEADER, body), "", *notes])
+
+
+def as_json(task: Task, played: Mapping[Path, Episodes]) -> str:
+    """For machines."""
+    rows = []
+    for path, e in played.items():
+        scores = task.score(e.returns) if task.reference else None
+        row = {"bundle": str(path), "mean_return": e.returns.mean(), "std_return": e.returns.std()}
+        row["score"] = None if scores is None else scores.mean()
+        row["std_score"] = None if scores is None else scores.std()
+        row["success"] = None if e.success is None else e.success.mean()
+        row["cost"] = None if e.costs is None else e.costs.mean()
+        rows.append({**row, "returns": e.returns, "seeds": e.seeds})
+    reference = asdict(task.reference) if task.reference else None
+    whole = {"task": task.name, "score_reference": reference, "bundles": rows}
+    return json.dumps(plain(whole), indent=2, allow_nan=False)

@@ -1,0 +1,291 @@
+"""`offline-rl generate`: datasets of the D4RL kind, made by SAC in an environment.
+
+A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and keeps every
+transition. The medium policy is that of the first evaluation, not before `medium_after` steps, that
+reaches `medium_return`; the expert is that of the best evaluation. The kinds are those of D4RL
+(Fu et al., arXiv:2004.07219):
+
+    random         uniform actions               medium, expert   the policy, its actions sampled
+    medium-replay  every transition up to the medium policy, in order, the random start included
+    full-replay    every transition of the run   medium-expert    medium, then expert
+
+A sparse task is learnt from its dense reward: `world` is where the policies are then recorded, and
+gives the rewards of the transitions that the learner kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+import envs
+import policies
+from envs.suites.gymnasium_robotics import SPARSE
+from offline_rl.data import Dataset
+from offline_rl.data.load import data_folder
+from offline_rl.generation.scripted import Script, script
+from offline_rl.generation.store import Act, roll_out, store
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.train import train
+from offline_rl.training.trainer import Trainer
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import make_folder, read_json, write_atomically, write_json
+from offline_rl.utils.options import build, unknown
+from offline_rl.utils.paths import share
+from policies import bundle
+
+QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
+ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k: its own range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """One agent's life."""
+
+    task: str  # whose environment, for example gym/hopper-medium
+    num_env_steps: int  # of the whole run
+    seed: int = 0
+    utd: float = 1.0
+    precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; bytes differ between the two
+    compile: bool = True
+    eval_every: int = 5_000  # environment steps
+    eval_episodes: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Agent):
+    """And what is kept of it."""
+
+    family: str  # the sets are called <family>-<quality>
+    medium_return: float  # mean return of an evaluation that makes a policy medium
+    medium_after: int  # environment steps before which no policy counts as medium
+    rows: int = 1_000_000  # of random, medium and expert
+    world: str | None = None  # where they are recorded; default: in the task's environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What `offline-rl generate` takes."""
+
+    recipe: str
+    out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
+    runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
+    qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
+
+
+def generate(*, show: bool = True, **keys: Any) -> str:
+    """Makes the sets of a recipe and returns the folder they are in. keys: GenerateOptions.
+
+    Raises UserError for whatever the user can mend.
+    """
+    options = build(GenerateOptions, keys)
+    recipe, out, qualities = options.recipe, options.out, options.qualities
+    plan = load_recipe(recipe)
+    if qualities == []:
+        raise UserError("qualities=[]: nothing to make; leave it out for all")
+    known = plan.sets if isinstance(plan, Script) else QUALITIES
+    for quality in qualities or ():
+        if quality not in known:
+            raise UserError(unknown("quality", quality, known))
+    suite = plan.suite if isinstance(plan, Script) else "gym"
+    folder = Path(out) if out else data_folder() / suite
+    make_folder(folder)
+    if isinstance(plan, Script):
+        wanted, learnt = qualities or list(plan.sets), None
+        if plan.agent is not None:
+            agent = build(Agent, plan.agent, f"recipe {recipe}: agent.")
+            run = learn(agent, recipe, options.runs, show)
+            learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
+        script(plan, recipe, folder, wanted, show, learnt)
+        if learnt is not None:
+            curve(run, recipe, folder / f"{recipe}.png")
+        return str(folder)
+    wanted = qualities or list(QUALITIES[:-1])
+    run = learn(plan, recipe, options.runs, show)
+    made: dict[str, Dataset] = {}
+    for quality in wanted:
+        data, name = make_set(plan, quality, run, made), f"{plan.family}-{quality}"
+        made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
+        card = describe(plan, recipe, name, run)
+        store(data, folder / f"{name}.hdf5", made_by, card, plan.world or plan.task, show)
+    curve(run, plan.family, folder / f"{plan.family}.png")
+    return str(folder)
+
+
+def load_recipe(name: str) -> Recipe | Script:
+    """configs/recipe/<name>.yaml, one with a `controller` or of an agent. Raises UserError."""
+    from omegaconf import OmegaConf
+
+    files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
+    if name not in files:
+        raise UserError(unknown("recipe", name, files))
+    values: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
+    kind: type[Recipe] | type[Script] = Script if "controller" in values else Recipe
+    return build(kind, values, f"recipe {name}: ")
+
+
+def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
+    """Trains the agent; leaves its best policy, the medium one and the buffer in its folder."""
+
+    def watch(trainer: Trainer) -> None:
+        """After each evaluation: is this the medium policy, is it the best so far?"""
+        folder, steps = trainer.folders[0].path, trainer.env_steps
+        mean = float(trainer.last[0].returns.mean())
+        best, medium = folder / "expert.json", folder / "medium.json"
+        if (
+            isinstance(plan, Recipe)
+            and steps >= plan.medium_after
+            and mean >= plan.medium_return
+            and not medium.is_file()
+        ):
+            keep(trainer, "medium", mean)
+        if not best.is_file() or mean > read_json(best)["return"]:
+            keep(trainer, "expert", mean)
+
+    def keep(trainer: Trainer, quality: str, mean: float) -> None:
+        """Writes the present policy, then where it stands: that says both are there."""
+        path, facts = trainer.folders[0].path, {"env_steps": trainer.env_steps, "return": mean}
+        policy = trainer.policy(0, facts)
+        write_atomically(path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
+        write_json(path / f"{quality}.json", facts)
+
+    result = train(
+        algorithm="sac",
+        task=plan.task,
+        seeds=[plan.seed],
+        num_updates=0,
+        num_env_steps=plan.num_env_steps,
+        utd=plan.utd,
+        eval_every=plan.eval_every,
+        eval_episodes=plan.eval_episodes,
+        checkpoint_every=20_000,
+        precision=plan.precision,
+        compile="always" if plan.compile else "never",  # not by measurement: the same bytes
+        device="cpu",
+        out=runs,
+        name=f"recipe-{name}",
+        watch=watch,
+        show=show,
+    )
+    folder = SeedFolder(result.path, plan.seed)
+    if isinstance(plan, Recipe) and not (folder.path / "medium.json").is_file():
+        raise UserError(f"recipe {name}: no evaluation reached a return of {plan.medium_return}")
+    return folder
+
+
+def make_set(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset]) -> Dataset:
+    """One set; those that are parts of others are kept in `made`."""
+    if quality not in made:
+        if quality == "medium-expert":
+            parts = [make_set(plan, part, run, made) for part in ("medium", "expert")]
+            made[quality] = join(parts)
+        elif quality.endswith("-replay"):
+            steps = read_json(run.path / "medium.json")["env_steps"]
+            made[quality] = replay(plan, run, steps if quality == "medium-replay" else None)
+        else:
+            random = quality == "random"
+            policy = None if random else policies.load(run.path / f"{quality}.bundle")
+            first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
+            actor = partial(noisy, policy)
+            made[quality] = roll_out(plan.world or plan.task, plan.rows, first, actor)
+    return made[quality]
+
+
+def replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
+    """The first `steps` transitions of the agent's life, as its `world` pays them."""
+    checkpoints = run.checkpoints()
+    tensors, _ = run.load(max(checkpoints))
+    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+    columns: dict[str, Any] = {name: tensors[f"buffer/{name}"][:steps].numpy() for name in names}
+    for flag in ("terminated", "truncated"):
+        columns[flag] = columns[flag].astype(bool)
+    if plan.world is not None:
+        try:
+            columns["rewards"] = SPARSE[plan.world](columns["next_observations"])
+        except KeyError:
+            remedy = "name the other sets: qualities=[random,medium,expert,medium-expert]"
+            what = f"the rewards of {plan.world} do not follow from its observations"
+            raise UserError(f"{what}; {remedy}") from None
+        columns["truncated"] |= columns["terminated"]  # nothing ends there but by its time
+        columns["terminated"] = np.zeros_like(columns["terminated"])
+    return Dataset.from_arrays(**columns)
+
+
+def noisy(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
+    """Actions of a policy, sampled, or uniform ones for None; the noise is the episodes' own."""
+    draws = [np.random.default_rng(first_seed + k) for k in range(env.num_envs)]
+    shape = (env.max_episode_steps, env.action_dim)
+    kinds = [d.uniform(-1, 1, shape) if policy is None else d.standard_normal(shape) for d in draws]
+    noise, steps = np.stack(kinds).astype(np.float32), np.zeros(env.num_envs, np.int64)
+
+    def act(observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        own = noise[indices, steps[indices]]
+        steps[indices] += 1
+        return own if policy is None else sampled(policy, observations, torch.from_numpy(own))
+
+    return act
+
+
+def sampled(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
+    """Actions of SAC's policy with given standard normal noise, [B, A]."""
+    batch = torch.from_numpy(policy.normaliser(observations))
+    with torch.inference_mode():
+        mean, log_std = policy.module(batch)
+        return (mean + log_std.exp() * normal).tanh().numpy()
+
+
+def join(parts: list[Dataset]) -> Dataset:
+    """One after the other, each cut after its last finished episode but for the last one."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for k, part in enumerate(parts):
+        whole = part
+        if k < len(parts) - 1 and part.num_episodes > 1:
+            whole = part.select(range(part.num_episodes - 1))
+        for name in ("actions", "rewards", "terminated", "truncated", "next_observations"):
+            columns.setdefault(name, []).append(getattr(whole, name))
+        columns.setdefault("observations", []).append(whole.observations[: whole.num_rows])
+    whole_columns: dict[str, Any] = {k: np.concatenate(v) for k, v in columns.items()}
+    return Dataset.from_arrays(**whole_columns)
+
+
+def describe(plan: Recipe, recipe: str, name: str, run: SeedFolder) -> dict[str, Any]:
+    """How a set was made, for its card."""
+    return {
+        "set": name,
+        "recipe": {"name": recipe, **asdict(plan)},
+        "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
+        "learning_curve": learning_curve(run),
+    }
+
+
+def learning_curve(run: SeedFolder) -> list[dict[str, float]]:
+    """The agent's evaluations, for cards."""
+    return [
+        {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
+        for row in run.rows("evaluations")
+    ]
+
+
+def curve(run: SeedFolder, title: str, path: Path) -> None:
+    """A picture of the agent's evaluations, with the medium policy, if it has one, marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows, medium = run.rows("evaluations"), run.path / "medium.json"
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.plot([r["env_steps"] for r in rows], [r["eval/return"] for r in rows], lw=1.2)
+    if medium.is_file():
+        at = read_json(medium)
+        axes.plot(at["env_steps"], at["return"], "o", color="tab:red", label="medium policy")
+        axes.legend()
+    axes.set(xlabel="environment steps", ylabel="mean return", title=f"{title}: SAC")
+    axes.grid(alpha=0.3)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
+    plt.close(figure)

@@ -1,0 +1,83 @@
+"""Datasets of scripted experts: mazes, pushing, Fetch, cube.
+
+A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
+the noise of the walkers' actions, the skill of the other experts. A set `x` of suite `s` is
+recorded in the environment of the task `s/x`, whose card finds the file, unless `worlds` names
+another one. Only the ant has to learn something before: to walk (`agent`, see generate.Agent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import envs
+from envs.experts.cube import CubeExpert
+from envs.experts.fetch import FetchExpert
+from envs.experts.push import Expert
+from envs.experts.walkers import AntWalk, Waypoints
+from offline_rl.generation.store import Act, roll_out, store
+from offline_rl.utils.errors import UserError
+from policies import Policy
+
+CONTROLLERS = {
+    "waypoints": Waypoints,
+    "ant": AntWalk,
+    "push": Expert,
+    "fetch": FetchExpert,
+    "cube": CubeExpert,
+}
+FIRST_SEED = 600_000_000  # of the first set; each further one a million later
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A controller and the sets it makes."""
+
+    controller: Literal["waypoints", "push", "fetch", "cube", "ant"]
+    suite: str
+    sets: dict  # name -> noise or skill
+    worlds: dict = field(default_factory=dict)  # name -> where it is recorded
+    agent: dict | None = None  # whose best policy the ant walks by
+    rows: int = 100_000  # of each
+
+
+def script(
+    plan: Script,
+    name: str,
+    folder: Path,
+    wanted: list[str],
+    show: bool,
+    learnt: tuple[Policy, Any] | None = None,
+) -> None:
+    """Makes the sets in `folder`. Raises UserError for a bad recipe.
+
+    learnt: the agent's policy and its learning curve.
+    """
+    kind: Any = CONTROLLERS[plan.controller]
+    if kind is AntWalk:
+        if learnt is None:
+            raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
+        policy = learnt[0]
+        kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])
+    for k, (each, knob) in enumerate(plan.sets.items()):
+        if each not in wanted:
+            continue
+        if not isinstance(knob, int | float):
+            raise UserError(f"recipe {name}: sets.{each}={knob!r}: expected a number")
+        task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
+        world = plan.worlds.get(each, task)
+        data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
+        made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
+        card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        if learnt is not None:
+            card["learning_curve"] = learnt[1]
+        store(data, folder / f"{each}.hdf5", made_by, card, task, show)
+
+
+def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:
+    """A new controller for each batch of episodes, its random numbers those of the first one."""
+    return lambda env, seed: kind(env, knob, seed)

@@ -1,0 +1,99 @@
+"""Episodes of any actor in many environments side by side, as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import envs
+from offline_rl.data import Dataset
+from offline_rl.data.containers.raw import checksum
+from offline_rl.data.writers.d4rl import write
+from offline_rl.utils import hardware
+from offline_rl.utils.files import write_json
+
+BATCH = 50  # episodes side by side
+Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see episode_batch
+
+
+def roll_out(
+    task: str, rows: int, first_seed: int, actor: Callable[[envs.VectorEnv, int], Act]
+) -> Dataset:
+    """`rows` rows of whole episodes (the last one cut), episode k from seed first_seed + k.
+
+    actor: (environments, seed of their first episode) -> who acts in their next episodes.
+    """
+    env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
+    parts, seed, done = list[dict[str, np.ndarray]](), first_seed, 0
+    while done < rows:
+        batch = episode_batch(env, actor(env, seed), seed)
+        parts += batch
+        seed += BATCH
+        done += sum(len(episode["rewards"]) for episode in batch)
+    columns: dict[str, Any] = {k: np.concatenate([e[k] for e in parts])[:rows] for k in parts[0]}
+    return Dataset.from_arrays(**columns)
+
+
+def episode_batch(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, np.ndarray]]:
+    """One episode in each environment, as columns, in the order of their seeds first_seed + k.
+
+    act: ([B, O], the environments' indices [B]) -> actions [B, A].
+    """
+    observations = env.reset([first_seed + k for k in range(env.num_envs)])
+    running = np.arange(env.num_envs)
+    steps: list[list[tuple[Any, ...]]] = [[] for _ in running]
+    while len(running):
+        actions = act(observations[running], running)
+        step = env.step(actions, running)
+        for j, k in enumerate(running):
+            steps[k].append(
+                (
+                    observations[k].copy(),
+                    actions[j],
+                    np.float32(step.rewards[j]),
+                    step.terminated[j],
+                    step.truncated[j],
+                    step.observations[j],
+                )
+            )
+        observations[running] = step.observations
+        running = running[~(step.terminated | step.truncated)]
+    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+    return [dict(zip(names, map(np.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+
+
+def store(
+    data: Dataset,
+    path: Path,
+    made_by: Mapping[str, str],
+    card: Mapping[str, Any],
+    task: str,
+    show: bool,
+) -> None:
+    """Writes a set in D4RL's layout, and beside it its card: how it was made, what it holds."""
+    path = write(data, path, next_observations="final", metadata=made_by)
+    held = contents(data, path, task)
+    write_json(path.with_suffix(".json"), {**card, **held})
+    if show:
+        print(f"{path}: {held['rows']:,} rows, mean return {held['return_mean']:.2f}")
+
+
+def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
+    """What a made file holds, for its card."""
+    returns, task = data.episode_returns(), envs.task(task_name)
+    return {
+        "file": path.name,
+        "sha256": checksum(path),
+        "size_bytes": path.stat().st_size,
+        "rows": data.num_rows,
+        "episodes": len(returns),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "return_max": float(returns.max()),
+        "score_mean": float(task.score(returns).mean()) if task.reference else None,
+        "made_with": hardware.description(),
+    }

@@ -1,0 +1,135 @@
+"""What runs came to: tables and learning curves, on the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs import Reference
+from offline_rl.report.curves import draw
+from offline_rl.report.runs import Outcome, Seed, behaviour, collect, groups, key_of
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_atomically, write_text
+from offline_rl.utils.options import build
+from offline_rl.utils.text import duration, span, spread, table, wrapped
+
+NOTE = (
+    "Scores and returns: mean ± standard deviation over seeds (ddof 0, as CORL has it) of each "
+    "seed's mean over the episodes of its last evaluation, which is the last checkpoint's: nothing "
+    "is best-of. Wall time is that of all seeds, evaluations included; updates/s is one seed's "
+    "steady rate × the seeds trained side by side."
+)
+HEADER = ["algorithm", "score", "return", "success %", "cost", "episodes", "updates"]
+HEADER += ["env steps", "wall time", "updates/s"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What `offline-rl report` takes beside folders."""
+
+    out: str | None = None  # default: the first folder
+
+
+def summary(run_folder: Path) -> str:
+    """The report of one run, written into its own folder."""
+    return report([run_folder])
+
+
+def report(folders: Sequence[str | Path], **keys: Any) -> str:
+    """Tables of all runs at any depth below `folders`; writes report.md and curves.png into `out=`.
+
+    Returns the text for a terminal; its last line is the path of report.md. Raises UserError.
+    """
+    options = build(ReportOptions, keys)
+    if not folders:
+        raise UserError("report: give a run's folder, or a folder that holds runs")
+    tasks = collect([Path(folder) for folder in folders])
+    out = Path(options.out if options.out is not None else folders[0])
+    text, page, written = list[str](), ["# Runs"], [out / "report.md"]
+    for seeds in tasks.values():
+        title, body, notes = describe(seeds)
+        text += [title, "", table(HEADER, body), "", *map(wrapped, notes), ""]
+        page += [f"## {title}", table(HEADER, body, markdown=True), *notes]
+    evaluated = {task: s for task, s in tasks.items() if any(seed.curves["return"] for seed in s)}
+    if evaluated:
+        written.insert(0, out / "curves.png")
+        write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
+        page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
+    page += ["## How to read this", NOTE]
+    write_text(written[-1], "\n\n".join(page) + "\n")
+    return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])
+
+
+def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
+    """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
+    key, data = key_of(seeds), behaviour(seeds)
+    rows = [
+        row(label, [s.outcome for s in g if s.outcome], key) for label, g in groups(seeds).items()
+    ]
+    body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
+    for name, (score, mean) in data.items():
+        label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
+        body.append([label, spread([score], 1), spread([mean]), *[""] * 7])
+    kind = "normalised score" if key == "score" else "raw return (the task has no score references)"
+    kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
+
+    done = [s.outcome for s in seeds if s.outcome]
+    notes = list(dict.fromkeys(scale(o.score_reference) for o in done if o.score_reference))
+    if data:
+        notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
+    notes += [note for seed in seeds if (note := unusual(seed, key))]
+    if done:
+        notes.append(f"Ran on {'; '.join(sorted({hardware(s) for s in seeds if s.outcome}))}.")
+    return f"{seeds[0].task}: {kind}", body, notes
+
+
+def row(label: str, done: Sequence[Outcome], key: str) -> tuple[float, list[str]]:
+    """What a group is sorted by, and its cells."""
+    if not done:
+        return -math.inf, [label, *[""] * 7, "running", ""]
+    values = [o.score if key == "score" else o.mean_return for o in done]
+    rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
+    return float(np.mean([v for v in values if v is not None] or [-math.inf])), [
+        label,
+        spread([o.score for o in done], 1),
+        spread([o.mean_return for o in done]),
+        spread([100 * float(np.mean(o.success)) if o.success else None for o in done], 0),
+        spread([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
+        f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
+        span(o.num_updates for o in done),
+        span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
+        duration(sum(o.seconds / o.seeds_stacked for o in done)),
+        f"{np.mean(rates):,.0f} × {span(o.seeds_stacked for o in done)}" if rates else "",
+    ]
+
+
+def unusual(seed: Seed, key: str) -> str | None:
+    """The note on a seed that is running or diverged."""
+    name, o = f"{seed.label} seed {seed.number}", seed.outcome
+    if o is None:
+        at, value = max(seed.curves[key].items(), default=(None, 0))
+        last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} updates"
+        return f"Running: {name}, {last}."
+    if o.diverged_at is None:
+        return None
+    counted = "counted like the others" if o.mean_return is not None else "without a score"
+    return f"Diverged: {name}, before update {o.diverged_at:,}; {counted}."
+
+
+def hardware(seed: Seed) -> str:
+    """What times depend on."""
+    o, machine = seed.outcome, seed.machine
+    assert o is not None
+    unit = f"{machine.get('cores', '?')} cores" if o.device == "cpu" else machine.get("gpu")
+    return f"{o.device} ({unit}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
+
+
+def scale(reference: Reference) -> str:
+    """What a score means."""
+    ends = f"Score 0 is a return of {reference.min:g}, 100 one of {reference.max:g}"
+    return f"{ends} ({reference.source}). Environment: {reference.environment}."

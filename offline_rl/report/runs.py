@@ -1,0 +1,147 @@
+"""Runs as their folders tell of them, for reports.
+
+Read are config.json, evaluations.jsonl, result.json and environment.json of each seed, nothing
+else: a run made elsewhere can be dropped in, and a running one is seen as far as it has come.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from envs import Reference
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
+from offline_rl.utils.options import build
+from offline_rl.utils.trees import flatten
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What reports show of a seed's result.json."""
+
+    score: float | None
+    mean_return: float | None
+    returns: list[float | None] | None
+    success: list[bool] | None
+    costs: list[float] | None
+    num_updates: int
+    num_env_steps: int
+    seconds: float
+    seeds_stacked: int
+    updates_per_second: float | None
+    dataset: str | None
+    behaviour_score: float | None
+    behaviour_return: float | None
+    score_reference: Reference | None
+    diverged_at: int | None
+    device: str
+    precision: str
+    compiled: bool | None
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One seed's folder."""
+
+    task: str
+    label: str  # algorithm, and the run's name unless it is the default
+    number: int
+    path: Path
+    config: dict[str, Any]  # flat
+    curves: dict[str, dict[int, float]]  # "score", "return": updates -> mean over the episodes
+    outcome: Outcome | None  # None while it is running
+    machine: dict[str, Any]  # environment.json
+
+
+def read(path: Path) -> Seed:
+    """The seed in `path`. Raises UserError naming a file that is not as `train` writes it."""
+    folder, outcome = SeedFolder(path.parent, int(path.name.removeprefix("seed_"))), None
+    file = folder.config
+    try:
+        config = flatten(read_json(file), ".")
+        task, label, name = (str(config[key]) for key in ("task", "algorithm", "name"))
+        label += "" if name == "default" else f" ({name})"
+        file = path / "evaluations.jsonl"
+        lines = len(file.read_text().splitlines()) if file.is_file() else 0
+        rows = folder.rows("evaluations")
+        if len(rows) < lines - 1:  # the last line alone may have been cut short
+            raise ValueError(f"line {len(rows) + 1} is no JSON")
+        curves = {
+            "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
+            "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
+        }
+        file = path / "environment.json"
+        machine = dict(read_json(file)) if file.is_file() else {}
+        file = folder.result
+        if folder.finished:
+            result = {"costs": None} | dict(read_json(file))  # older runs kept no costs
+            known = {f.name: result[f.name] for f in fields(Outcome)}
+            if (reference := known["score_reference"]) is not None:
+                known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
+            outcome = build(Outcome, known, f"{file}: ")
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
+    return Seed(task, label, folder.seed, path, config, curves, outcome, machine)
+
+
+def number(value: float | None) -> float:
+    """A NaN or an infinity became null in JSON."""
+    return math.nan if value is None else float(value)
+
+
+def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
+    """Task -> every seed at any depth below `folders`, sorted.
+
+    Raises UserError where there is none, where a file is damaged, and where the seeds of one task,
+    algorithm and name have no common mean: twice the same seed, or different settings.
+    """
+    found: dict[tuple[str, str, int], Seed] = {}
+    firsts: dict[tuple[str, str], Seed] = {}
+    for folder in folders:
+        files = [f for name in ("config", "result") for f in folder.resolve().rglob(f"{name}.json")]
+        paths = {f.parent for f in files if re.fullmatch(r"seed_(0|[1-9]\d*)", f.parent.name)}
+        if not paths:
+            raise UserError(f"{folder} holds no run: expected <task>/<algorithm>/<name>/seed_<n>")
+        for seed in map(read, sorted(paths)):
+            other = found.setdefault((seed.task, seed.label, seed.number), seed)
+            if other.path != seed.path:
+                same = f"seed {seed.number} of {seed.label} on {seed.task}"
+                raise UserError(f"{other.path} and {seed.path} are both {same}: report one of them")
+            first = firsts.setdefault((seed.task, seed.label), seed)
+            a, b = first.config, seed.config
+            differ = [k for k in sorted(a | b) if k != "dataset" and a.get(k) != b.get(k)]
+            if differ:  # the path of the data may; `data` is its checksum
+                raise UserError(
+                    f"{first.path} and {seed.path} differ in {', '.join(differ)} and so have no "
+                    "common mean: report them apart, or train one of them under another name=…"
+                )
+    seeds = [found[key] for key in sorted(found)]
+    return {seed.task: [s for s in seeds if s.task == seed.task] for seed in seeds}
+
+
+def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
+    """Label -> the seeds that are averaged: the finished ones, or all where none is."""
+    found: dict[str, list[Seed]] = {}
+    for seed in seeds:
+        found.setdefault(seed.label, []).append(seed)
+    return {label: [s for s in own if s.outcome] or own for label, own in found.items()}
+
+
+def key_of(seeds: Sequence[Seed]) -> str:
+    """What the seeds of a task are compared by: "score" where all have one, else "return"."""
+    return "return" if any(s.curves["return"] and not s.curves["score"] for s in seeds) else "score"
+
+
+def behaviour(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
+    """Name of the data -> score and return of the policy that made it."""
+    return {
+        Path(o.dataset or "").name: (o.behaviour_score, o.behaviour_return)
+        for o in (seed.outcome for seed in seeds)
+        if o is not None and o.behaviour_return is not None
+    }

@@ -1,0 +1,131 @@
+"""Files that are whole or absent: everything is written under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from offline_rl.utils.errors import UserError
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls `write(temporary)` beside `path`, flushes it to disk and renames it to `path`.
+
+    Raises UserError, with nothing left behind and an older `path` untouched, where that fails.
+    """
+    # named before it exists, so that whatever interrupts its making finds what to remove
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch(0o600, exist_ok=False)
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):  # such as a folder that is none
+            temporary.unlink(missing_ok=True)
+
+
+def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Calls `fill(temporary)` on an empty folder beside `path` and renames it to `path`.
+
+    Raises UserError, with nothing left behind, where that fails or `path` is there already.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        if path.exists():
+            raise UserError(f"{path} is there already; name another folder, or remove it.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(0o700)
+        fill(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(path: Path) -> None:
+    """Makes `path` where it is not there. Raises UserError where it is, or stays, no use."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be made a folder: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f"{path} cannot be written to")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON, atomically. NaN and infinity are refused: they are no JSON."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError naming the file where it is not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable as JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds `folder` for this process. Raises UserError where another process holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a")
+    except OSError as error:
+        message = f"{folder} cannot be written to ({error.strerror}); choose another with out=…"
+        raise UserError(message) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"{folder} is in use by another process; wait for it or give another name=…"
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def sole_writer(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
+    """`path`, made where it is not, open for reading and writing by this process alone.
+
+    Where another one has it: calls `waiting()` and waits. Raises OSError.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(handle, "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _names(path, handle):  # else the other one has renamed or removed it
+                yield file
+                return
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether `path` is still the open file's name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,147 @@
+"""What this machine is and can do, and whether compiling pays on it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.paths import PACKAGE
+from offline_rl.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+
+COMPILE_SECONDS = 30.0  # a first compilation on two cores; later ones come from the cache
+COMPILED_SPEEDUP = 2.5  # of the compiled update over the eager graph, as measured in benchmarks/
+
+
+def device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one. Raises UserError where there is none."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name}: PyTorch sees no CUDA device here; use device=cpu")
+    return found
+
+
+def keep_memory() -> None:
+    """Tells glibc's allocator to keep what is freed; does nothing elsewhere.
+
+    A large tensor's memory would otherwise be handed back and faulted in again in every update:
+    a quarter of CQL's time on a processor with bf16 units.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_max = -1, -4  # malloc.h: M_TRIM_THRESHOLD (-1: never), M_MMAP_MAX
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(trim_threshold, -1)
+        mallopt(mmap_max, 0)
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(on: torch.device) -> int:
+    """Bytes that may still be taken on `on`; without limit where nothing tells."""
+    import torch
+
+    if on.type == "cuda":
+        return torch.cuda.mem_get_info(on)[0]
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    kilobytes = [int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")]
+    return 1024 * kilobytes[0] if kilobytes else 1 << 62
+
+
+def memory(on: torch.device) -> int:
+    """Bytes that are installed."""
+    import torch
+
+    if on.type == "cuda":
+        return torch.cuda.get_device_properties(on).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The processor's features as Linux names them; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
+
+
+def has_bf16(on: torch.device) -> bool:
+    """Whether `on` multiplies bf16 matrices natively."""
+    import torch
+
+    if on.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
+
+
+def compiler_missing() -> str | None:
+    """What torch.compile lacks on this machine, in words; None where it lacks nothing."""
+    wanted = os.environ.get("CXX")
+    if any(shutil.which(name) for name in ((wanted,) if wanted else ("g++", "clang++", "c++"))):
+        return None
+    return f"no C++ compiler ({wanted or 'g++'}) is installed"
+
+
+def compiling_pays(seconds_per_update: float, updates: int) -> bool:
+    """Whether the time saved by compiled updates exceeds a first compilation."""
+    return updates * seconds_per_update * (1 - 1 / COMPILED_SPEEDUP) > COMPILE_SECONDS
+
+
+def commit() -> str | None:
+    """The commit of the clone this runs from; None in an installed package."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=PACKAGE.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def description() -> dict[str, Any]:
+    """Versions and hardware."""
+    import gymnasium
+    import mujoco
+    import numpy
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "offline_rl": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "mujoco": mujoco.__version__,
+        "gymnasium": gymnasium.__version__,
+        "machine": platform.machine(),
+        "cores": cores(),
+        "bf16_units": sorted(cpu_flags() & {"amx_bf16", "avx512_bf16"}),
+        "gpu": gpu,
+    }

@@ -1,0 +1,42 @@
+"""tanh of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from policies.networks.dropout import Random, hidden_dropout
+from policies.networks.init import Init, torch_init
+from policies.networks.mlp import MLP
+
+
+class DeterministicActor(nn.Module):
+    """tanh(MLP)."""
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        noise: float = 0.1,
+        dropout_rate: float = 0.0,
+        init: Init = torch_init,
+    ) -> None:
+        """noise: deviation of the exploration's. dropout_rate: in training alone."""
+        super().__init__()
+        self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
+        self.trunk = MLP(observations, actions, hidden, init=init)
+        self.noise, self.dropout_rate = noise, dropout_rate
+
+    def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
+        """[..., O] -> [..., A]; with `random`, under dropout, as in training."""
+        return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
+
+    act = forward
+
+    def explore(self, observations: Tensor, random: Random) -> Tensor:
+        """The action plus Gaussian noise, clipped to [-1, 1]."""
+        actions = self(observations)
+        return (actions + self.noise * random.normal(actions.shape)).clamp(-1, 1)

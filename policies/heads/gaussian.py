@@ -1,0 +1,136 @@
+"""Normal distributions over actions, plain or squashed by tanh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from policies.networks.dropout import Random, hidden_dropout
+from policies.networks.init import Init, orthogonal_init, torch_init
+from policies.networks.mlp import MLP
+
+
+class GaussianActor(nn.Module):
+    """Normal around tanh(MLP) with a deviation that does not depend on the state (IQL's policy).
+
+    Without `tanh_mean` around the MLP itself (AWAC's); actions are then clipped to [-1, 1].
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        log_std_range: Sequence[float] = (-5.0, 2.0),
+        tanh_mean: bool = True,
+        dropout_rate: float = 0.0,
+        init: Init | None = None,
+    ) -> None:
+        super().__init__()
+        self.arguments = {
+            "observations": observations,
+            "actions": actions,
+            "hidden": [*hidden],
+            "log_std_range": [*log_std_range],
+            "tanh_mean": tanh_mean,
+        }
+        self.tanh_mean = tanh_mean
+        self.trunk = MLP(observations, actions, hidden, init=init or orthogonal_init())
+        self.log_std = nn.Parameter(torch.zeros(actions))
+        self.log_std_range = (log_std_range[0], log_std_range[1])
+        self.dropout_rate = dropout_rate
+
+    def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
+        """[..., O] -> the mean [..., A]; with `random`, under dropout, as in training."""
+        mean = self.trunk(observations, hidden_dropout(self.dropout_rate, random))
+        return mean.tanh() if self.tanh_mean else mean
+
+    def act(self, observations: Tensor) -> Tensor:
+        """[..., O] -> the mean [..., A], clipped to [-1, 1]."""
+        return self(observations).clamp(-1, 1)
+
+    def log_prob(
+        self, observations: Tensor, actions: Tensor, random: Random | None = None
+    ) -> Tensor:
+        """[..., O], [..., A] -> log density [...]; with `random`, under dropout."""
+        log_std = self.log_std.clamp(*self.log_std_range)
+        z = (actions - self(observations, random)) / log_std.exp()
+        return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def explore(self, observations: Tensor, random: Random) -> Tensor:
+        """A sample, clipped to [-1, 1]."""
+        mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
+        return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
+
+
+class TanhGaussianActor(nn.Module):
+    """tanh of a Normal whose mean and log deviation depend on the state (SAC's policy).
+
+    log_std is `scale * x + shift` with both learnable where `affine` (CQL's released code: 1, -1).
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        log_std_range: Sequence[float] = (-20.0, 2.0),
+        affine: Sequence[float] | None = None,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        self.arguments = {
+            "observations": observations,
+            "actions": actions,
+            "hidden": [*hidden],
+            "log_std_range": [*log_std_range],
+            "affine": None if affine is None else [*affine],
+        }
+        self.trunk = MLP(observations, 2 * actions, hidden, init=init)
+        self.log_std_range = (log_std_range[0], log_std_range[1])
+        self.affine = None if affine is None else nn.Parameter(torch.tensor([*affine]))
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., O] -> mean and log deviation before the tanh, [..., A] each."""
+        mean, log_std = self.trunk(observations).chunk(2, -1)
+        if self.affine is not None:
+            log_std = self.affine[0] * log_std + self.affine[1]
+        return mean, log_std.clamp(*self.log_std_range)
+
+    def act(self, observations: Tensor) -> Tensor:
+        """[..., O] -> tanh(mean) [..., A]."""
+        return self(observations)[0].tanh()
+
+    def sample(
+        self, observations: Tensor, random: Random, samples: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[B, O] -> actions [B, A] and log densities [B]; [N, B, ...] for `samples` = N of each.
+
+        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)), finite where tanh
+        saturates.
+        """
+        mean, log_std = self(observations)
+        shape = mean.shape if samples is None else (samples, *mean.shape)
+        noise = random.normal(shape)
+        u = mean + log_std.exp() * noise
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        log_prob = (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+        return u.tanh(), log_prob
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Log density [...] of given actions, clipped 1e-6 inside the box so that it is finite."""
+        mean, log_std = self(observations)
+        u = actions.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
+        z = (u - mean) / log_std.exp()
+        log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+
+    def explore(self, observations: Tensor, random: Random) -> Tensor:
+        """A sample."""
+        return self.sample(observations, random)[0]

@@ -1,0 +1,110 @@
+"""Network blocks, written for one seed: the engine stacks seeds as a leading axis of parameters.
+
+Shapes: B batch, E ensemble member, O observation, A action. Every block maps [..., in] to
+[..., out]; an ensemble to [E, ..., out].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from policies.networks.init import Init, torch_init
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
+
+    The matrix products run in `compute_dtype` (set by the engine), everything else in float32, and
+    so does the output layer: bfloat16's 8 bits would lose the difference of two values near 100.
+    """
+
+    compute_dtype = torch.float32
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        *,
+        ensemble: int | None = None,
+        layer_norm: bool = False,
+        norm_after_relu: bool = False,
+        inner: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        """layer_norm: in each hidden layer, before its ReLU or after it.
+
+        inner: a part of a larger network, whose last layer is computed like the others.
+        """
+        super().__init__()
+        self.norm_after_relu, self.inner = norm_after_relu, inner
+        sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for layer, (fan_in, out) in enumerate(pairwise(sizes)):
+            weight, bias = torch.empty(members, fan_in, out), torch.empty(members, 1, out)
+            for member in range(members):
+                init(weight[member], bias[member, 0], fan_in, layer == len(sizes) - 2)
+            stacked = ensemble is not None
+            self.weights.append(nn.Parameter(weight if stacked else weight[0]))
+            self.biases.append(nn.Parameter(bias if stacked else bias[0, 0]))
+        norms = [LayerNorm(size, ensemble) for size in hidden] if layer_norm else []
+        self.norms = nn.ModuleList(norms)
+
+    def forward(
+        self,
+        x: Tensor,
+        dropout: Callable[[Tensor], Tensor] | None = None,
+        *,
+        own_rows: bool = False,
+    ) -> Tensor:
+        """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
+
+        dropout: applied after each hidden ReLU where given (training only).
+        own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
+        """
+        last = len(self.weights) - 1
+        slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
+        flat = x.reshape(*slices, -1, x.shape[-1])
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            dtype = self.compute_dtype if layer < last or self.inner else torch.float32
+            flat = flat.to(dtype) @ weight.to(dtype)
+            # a lone product and a sum of its own type would become one slower call of the library
+            flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
+            if layer < last:
+                flat = flat.relu() if self.norm_after_relu else flat
+                if len(self.norms):
+                    flat = self.norms[layer](flat.float())
+                flat = flat if self.norm_after_relu else flat.relu()
+                flat = flat if dropout is None else dropout(flat)
+        members = () if self.ensemble is None else (self.ensemble,)
+        return flat.float().reshape(*members, *rows, flat.shape[-1])
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation; each member of an ensemble has its own gain and shift."""
+
+    def __init__(self, size: int, ensemble: int | None = None) -> None:
+        super().__init__()
+        shape = (size,) if ensemble is None else (ensemble, 1, size)
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size], or [E, R, size] for an ensemble; eps is torch's."""
+        return layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+class Scalar(nn.Module):
+    """One learnable number, such as a log temperature."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(float(value)))
+
+    def forward(self) -> Tensor:
+        """-> 0-d."""
+        return self.value

@@ -1,0 +1,154 @@
+"""Simglucose's equations, meals, sensor and rewards; the episodes are in test_neorl2_simulators."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import envs.suites.neorl2
+from envs.suites.neorl2.simglucose import (
+    MEALS_G,
+    PARAMETERS,
+    PATIENTS,
+    Simglucose,
+    derivative,
+    patients,
+    risk,
+)
+
+COUNT = len(PATIENTS)
+
+
+def parameter(name: str) -> np.ndarray:
+    return patients()[0][PARAMETERS.index(name)]
+
+
+def change_of(x: np.ndarray, food: np.ndarray, insulin: np.ndarray, meal: np.ndarray) -> np.ndarray:
+    """Of all patients."""
+    return derivative(x, np.stack([food, insulin, meal]), patients()[0])
+
+
+def test_the_table_is_simglucoses_with_its_licence() -> None:
+    """jxx123/simglucose:simglucose/params/vpatient_params.csv of 0.2.11, byte for byte."""
+    folder = Path(envs.neorl2.__file__).parent
+    digest = hashlib.sha256((folder / "vpatient_params.csv").read_bytes()).hexdigest()
+    assert digest == "662f3b684d160fdf485edd1d7196dd1cd85c14b53650b030fdb86aaa05bb2e50"
+    licence = (folder / "vpatient_params.LICENSE").read_text()
+    assert "Copyright (c) 2017 Jinyu Xie" in licence
+    assert "free of charge" in licence
+
+
+def test_patients_begin_in_the_steady_state_of_their_basal_rate() -> None:
+    """u2ss pmol/kg/min of insulin and no food: nothing moves, by a ten-thousandth a minute."""
+    start = patients()[1]
+    nothing = np.zeros(COUNT)
+    change = change_of(start, nothing, parameter("u2ss"), nothing)
+    assert (abs(change) <= 1e-4 * (1 + abs(start))).all()
+    more = change_of(start, nothing, parameter("u2ss") + 1, nothing)
+    np.testing.assert_allclose(more - change, np.eye(13)[:, 10:11] * np.ones(COUNT), atol=1e-12)
+
+
+def test_what_is_eaten_leaves_through_the_gut_only() -> None:
+    """Solid, liquid and gut together gain the food and lose what is absorbed, however full."""
+    rng = np.random.default_rng(0)
+    start = patients()[1]
+    x = start * rng.uniform(0.5, 2, start.shape)
+    x[:3] = rng.uniform(0, 5e4, (3, COUNT))
+    for meal in (0.0, 5e3, 8e4):
+        change = change_of(x, np.full(COUNT, 5e3), parameter("u2ss"), np.full(COUNT, meal))
+        np.testing.assert_allclose(change[:3].sum(0), 5e3 - parameter("kabs") * x[2], rtol=1e-9)
+
+
+def test_glucose_above_the_kidneys_threshold_is_excreted() -> None:
+    """k_e1 (G_p - k_e2), which is 339 mg/kg, beside what moves and is made as without."""
+    start = patients()[1]
+    nothing, x = np.zeros(COUNT), start.copy()
+    slopes = []
+    for plasma in (335.0, 337.0, 341.0, 343.0):
+        x[3] = plasma
+        slopes.append(change_of(x, nothing, nothing, nothing)[3])
+    below, across, above = np.diff(slopes, axis=0) / np.array([[2], [4], [2]])
+    np.testing.assert_allclose(above - below, -parameter("ke1"), rtol=1e-6)
+    np.testing.assert_allclose(across - below, -parameter("ke1") / 2, rtol=1e-6)
+
+
+def test_what_is_below_zero_stays() -> None:
+    start = patients()[1]
+    nothing, x = np.zeros(COUNT), start.copy()
+    x[[3, 12]] = -1.0
+    change = change_of(x, nothing, nothing, nothing)
+    assert (change[[3, 12]] == 0).all()
+    assert (change[4] != 0).all()
+
+
+def test_breakfast_is_eaten_at_seven_in_nine_minutes() -> None:
+    env = Simglucose(2)
+    env.reset([0, 1])
+    env._minute[:] = [7 * 60 - 1, 6 * 60]
+    env._x[:3] = 0
+    parameters, solid = patients()[0][:, env._patient], []
+    for _ in range(12):
+        env._live_a_minute(parameters[PARAMETERS.index("u2ss")], parameters, np.arange(2))
+        solid.append(env._x[0].copy())
+    kmax = parameters[PARAMETERS.index("kmax"), 0]
+    mg, food = 0.0, [0, *[5000] * 9, 0, 0]
+    for now, ours in zip(food, solid, strict=True):  # x' = food - kmax x, solved for a minute
+        mg = mg * np.exp(-kmax) + now / kmax * (1 - np.exp(-kmax))
+        assert ours[0] == pytest.approx(mg, rel=1e-6)
+        assert ours[1] == 0
+    assert env._eaten.tolist() == [45, 0]
+    assert sum(MEALS_G.values()) == 225
+
+
+def test_the_sensor_shows_two_thirds_of_the_last_sample() -> None:
+    """It samples every third minute, and the observation is the mean of three minutes."""
+    env = Simglucose(3)
+    before = env.reset([0, 1, 2])[:, 0]
+    for _ in range(5):
+        held = env._sensor.copy()
+        step = env.step(np.full((3, 1), -0.95))
+        now = env._x[12] / parameter("Vg")[env._patient]
+        np.testing.assert_allclose(step.observations[:, 0], (2 * held + now) / 3, rtol=1e-6)
+    assert (step.observations[:, 0] != before).all()
+    np.testing.assert_allclose(step.observations[:, 1], parameter("BW")[env._patient], rtol=1e-6)
+
+
+def test_rewards_are_the_fall_of_the_risk_with_their_exceptions() -> None:
+    """Kovatchev's risk is 0 at 112.5 mg/dL and 100 at 20 and 600, by construction of its scale."""
+    np.testing.assert_allclose(risk(np.array([112.5, 20, 600])), [0, 100, 100], atol=0.1)
+    env = Simglucose(4)
+    env.reset([0, 0, 0, 0])
+    volume = parameter("Vg")[env._patient]
+    for array in (env._sensor, env._cgm):
+        array[:] = [120, 300, 36, 630]
+    env._x[[3, 12]] = np.array([120, 300, 36, 630]) * volume
+    step = env.step(np.full((4, 1), -1.0))
+    after = step.observations[:, 0].astype(np.float64)
+    expected = 1 + (risk(np.array([120.0, 300])) - risk(after[:2])) / 100
+    np.testing.assert_allclose(step.rewards[:2], expected, atol=1e-6)
+    assert after[2] < 40
+    assert step.rewards[2] == -15
+    assert step.rewards[3] == 0
+    assert step.terminated.tolist() == [False, False, True, True]
+
+
+class Finer(Simglucose):
+    SUBSTEPS, SUBSTEPS_FAST = 8, 32
+
+
+@pytest.mark.parametrize("most", [-0.98, 1.0])
+def test_shorter_steps_of_the_integration_change_little(most: float) -> None:
+    """Four times shorter ones: lunch with usual insulin, and with overdoses that end episodes."""
+    rng, envs = np.random.default_rng(0), [Simglucose(16), Finer(16)]
+    for env in envs:
+        env.reset(range(16))
+        env._minute[:] = 12 * 60 - 6
+    on = np.arange(16)
+    for _ in range(30):
+        actions = rng.uniform(-1, most, (len(on), 1))
+        coarse, fine = (env.step(actions, on) for env in envs)
+        np.testing.assert_allclose(coarse.observations, fine.observations, rtol=0, atol=3e-4)
+        assert (coarse.terminated == fine.terminated).all()
+        on = on[~coarse.terminated]
+    assert abs(fine.observations[:, 0] - 120).max() > 50

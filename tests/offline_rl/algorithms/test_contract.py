@@ -1,0 +1,311 @@
+"""One suite over every algorithm file: what the engine and the trainer rely on."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.data import Dataset
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.sources import offline_source
+from offline_rl.utils.options import build, coerce
+from offline_rl.utils.random import Random
+from offline_rl.utils.trees import flatten
+from policies import Spec
+
+SPEC = Spec((5,), 2)
+SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
+SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_size": 32}
+SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2, "heads": 2}
+SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
+SEEDS = [3, 1, 7]
+
+
+def small_config(cls: type[Algorithm], **values: object) -> object:
+    fields = cls.Config.__dataclass_fields__
+    return build(cls.Config, {k: v for k, v in (SMALL | values).items() if k in fields})
+
+
+def dataset(rows: int = 300, seed: int = 0) -> Dataset:
+    draw = np.random.default_rng(seed)
+    ends = np.arange(rows) % 30 == 29
+    return Dataset.from_arrays(
+        draw.normal(size=(rows, 5)),
+        draw.uniform(-1, 1, (rows, 2)),
+        draw.normal(size=rows),
+        ends & (np.arange(rows) % 60 == 29),
+        ends & (np.arange(rows) % 60 != 29),
+        draw.normal(size=(rows, 5)),
+    )
+
+
+def source(cls: type[Algorithm], cfg: object) -> Source:
+    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    return offline_source(cls, cfg, dataset(), expert)
+
+
+def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
+    cls = algorithm_class(name)
+    cfg = small_config(cls)
+    made = source(cls, cfg)
+    return Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, **options)
+
+
+@cache
+def traced(name: str, count: int, options: tuple[tuple[str, object], ...]) -> Engine:
+    return new_engine(name, [*range(count)], **dict(options))
+
+
+def engine(name: str, seeds: list[int], **options: object) -> Engine:
+    """An engine at its start; tracing takes a second, so that it is done once for each kind."""
+    e, new = traced(name, len(seeds), tuple(options.items())), new_engine(name, seeds)
+    restore(e, [new.seed_state(s) for s in range(len(seeds))])
+    e.metrics()
+    return e
+
+
+def restore(e: Engine, states: list[dict[str, torch.Tensor]]) -> None:
+    for s, state in enumerate(states):
+        e.load_seed_state(s, state)
+
+
+def states(e: Engine) -> list[dict[str, torch.Tensor]]:
+    return [e.seed_state(s) for s in range(len(e.seeds))]
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Over all tensors; in units of a tensor's largest number where that is above 1."""
+    assert a.keys() == b.keys()
+    pairs = [(a[k].double(), b[k].double()) for k in a]
+    return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
+
+
+def leaves(batch: Batch) -> dict[str, torch.Tensor]:
+    """The batch's columns, and those of a batch within it."""
+    nested = {k: leaves(v) if isinstance(v, Batch) else v for k, v in vars(batch).items()}
+    return flatten({k: v for k, v in nested.items() if v is not None})
+
+
+every_algorithm = pytest.mark.parametrize("name", algorithm_names())
+
+
+@every_algorithm
+def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scalars(name: str):
+    cls = algorithm_class(name)
+    algorithm = cls(SPEC, small_config(cls), 100)
+    tree = algorithm.initial()
+    random = Random(torch.tensor(0), torch.tensor(0))
+    made = engine(name, [0]).source
+    batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
+    columns = {k: v.clone() for k, v in leaves(batch).items()}
+    before = {k: v.clone() for k, v in flatten(tree).items()}
+    for i in range(algorithm.period):
+        state = State(algorithm, tree["params"], tree["optimiser"], random)
+        new, metrics = algorithm.update(state, batch, i)
+        assert metrics
+        for value in metrics.values():
+            assert value.dim() == 0
+            assert value.isfinite()
+            assert not value.requires_grad
+    assert largest_difference(columns, leaves(batch)) == 0
+    assert largest_difference(before, flatten(tree)) == 0
+    assert new.params.keys() == tree["params"].keys()
+
+
+@every_algorithm
+def test_every_trained_network_moves_and_targets_follow(name: str):
+    e = engine(name, [0])
+    before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
+    for phase in [*e.algorithm.phases, "update"]:
+        e.run(4 * e.algorithm.period, phase)
+    moved = {
+        k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
+    }
+    assert moved == set(e.state["params"])
+
+
+@every_algorithm
+def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_explore(name: str):
+    e = engine(name, SEEDS)
+    observations = 100 * torch.randn(len(SEEDS), 8, 5)
+    actions = e.stacked_policy(8)(observations)
+    assert actions.shape == (len(SEEDS), 8, 2)
+    assert actions.abs().max() <= 1
+    assert torch.equal(actions, e.stacked_policy(8)(observations, 5))
+    if e.algorithm.online:
+        explore = e.stacked_policy(8, explore=True)
+        assert explore(observations, 1).abs().max() <= 1
+        assert torch.equal(explore(observations, 1), explore(observations, 1))
+        assert not torch.equal(explore(observations, 1), explore(observations, 2))
+
+
+@every_algorithm
+def test_twenty_updates_equal_ten_saved_loaded_and_ten_more_to_the_bit(name: str):
+    e = engine(name, SEEDS)
+    e.run(20)
+    whole = states(e)
+    e = engine(name, SEEDS)
+    e.run(10)
+    saved = states(e)
+    e = engine(name, [8, 9, 10])  # other seeds, so that whatever is not restored shows
+    e.run(4)
+    restore(e, saved)
+    e.run(10)
+    assert e.updates == 20
+    for first, second in zip(whole, states(e), strict=True):
+        assert largest_difference(first, second) == 0
+
+
+@every_algorithm
+def test_stacked_seeds_equal_their_single_runs(name: str):
+    """After 100 updates in float32: only the order of sums inside matrix products differs."""
+    e = engine(name, SEEDS)
+    e.run(100)
+    stacked = states(e)
+    for s, seed in enumerate(SEEDS):
+        single = engine(name, [seed])
+        single.run(100)
+        assert largest_difference(single.seed_state(0), stacked[s]) < 2e-4
+
+
+@every_algorithm
+def test_metrics_are_one_finite_number_per_seed(name: str):
+    e = engine(name, SEEDS)
+    e.run(4 * e.algorithm.period)
+    metrics = e.metrics()
+    assert metrics
+    assert all(v.shape == (3,) and np.isfinite(v).all() for v in metrics.values())
+    assert e.metrics() == {}
+
+
+@pytest.mark.parametrize("name", ["td3_bc"])
+def test_compiled_equals_eager(name: str):
+    check_compiled(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in algorithm_names() if n != "td3_bc"])
+def test_compiled_equals_eager_for_the_rest(name: str):
+    check_compiled(name)
+
+
+def check_compiled(name: str) -> None:
+    """After 20 updates in float32; fused kernels sum in another order."""
+    eager, compiled = engine(name, SEEDS), engine(name, SEEDS, compile=True)
+    eager.run(20)
+    compiled.run(20)
+    for a, b in zip(states(eager), states(compiled), strict=True):
+        assert largest_difference(a, b) < 1e-4
+
+
+@every_algorithm
+def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
+    exact, rough = engine(name, [2]), engine(name, [2], precision="bf16")
+    exact.run(10)
+    rough.run(10)
+    for leaf in flatten(rough.state["params"]).values():
+        assert leaf.dtype == torch.float32
+    a, b = flatten(exact.state["params"]), flatten(rough.state["params"])
+    assert 0 < largest_difference(a, b) < 10 * 2 * 1e-3  # ten Adam steps apart at the very most
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [(name, {}) for name in algorithm_names()]
+    + [("mcq", {"alpha": 0.2}), ("cql", {"gap": 1.0, "max_target_backup": True})]
+    + [("cql", {"variant": "rho", "bc_updates": 5}), ("recoil", {"objective": "mixture"})]
+    + [("f_dvl", {"divergence": d}) for d in ("total_variation", "reverse_kl")]
+    + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})],
+)
+def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
+    """Traced on one that is not the CPU, and has no memory: a stray tensor would be refused."""
+    cls = algorithm_class(name)
+    cfg = small_config(cls, **values)
+    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    made = offline_source(cls, cfg, dataset(), expert, device="meta")
+    e = Engine(lambda _: cls(SPEC, cfg, 100), [0], made, batch_size=32, device="meta")
+    graph, leaves, inputs = e._trace("update")
+    assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@every_algorithm
+def test_a_gpu_gives_what_the_cpu_gives(name: str):
+    cpu, gpu = engine(name, SEEDS), engine(name, SEEDS, device="cuda")
+    cpu.run(20)
+    gpu.run(20)
+    for s in range(3):
+        assert largest_difference(cpu.seed_state(s), gpu.seed_state(s)) < 1e-3
+
+
+@every_algorithm
+def test_config_floats_may_be_stacked_values(name: str):
+    """Two learning rates side by side equal the two runs apart."""
+    cls = algorithm_class(name)
+    rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
+    made = source(cls, small_config(cls))
+    values = [1e-3, 1e-4]
+
+    def make(s: int) -> Algorithm:
+        return cls(SPEC, small_config(cls, **{rate: values[s]}), 100)
+
+    both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
+    both.run(10)
+    alone = Engine(lambda _: make(1), [5], made, batch_size=32)
+    alone.run(10)
+    assert largest_difference(alone.seed_state(0), both.seed_state(1)) < 2e-5
+    names = ("params", "optimiser")
+    a, b = ({k: v for k, v in both.seed_state(s).items() if k.startswith(names)} for s in (0, 1))
+    assert largest_difference(a, b) > 1e-4
+
+
+def test_numbers_that_all_seeds_share_are_computed_once():
+    """Else an optimiser's results differ in their axes, and are written in a pass each."""
+    graph, _, _ = engine("td3_bc", SEEDS)._trace("update")
+    corrections = [n for n in graph.graph.nodes if n.target is torch.ops.aten.expm1.default]
+    assert len(corrections) >= 4
+    assert all(n.meta["val"].dim() == 0 for n in corrections)
+
+
+def test_seeds_at_different_updates_are_refused():
+    e = new_engine("td3_bc", SEEDS)
+    state = e.seed_state(1)
+    state["counters/update"] += 2
+    e.load_seed_state(1, state)
+    with pytest.raises(ValueError, match=r"\[0, 2.* updates"):
+        _ = e.updates
+
+
+@pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
+def test_what_cannot_be_stacked_is_refused(field: str):
+    cls = algorithm_class("iql")
+    with pytest.raises(ValueError, match=f"{field} cannot be stacked"):
+        Engine(
+            lambda _: cls(SPEC, small_config(cls)),
+            [0, 1],
+            ReplayBuffer.from_dataset(dataset()),
+            values={field: [0.1, 0.2]},
+        )
+
+
+def test_measuring_teaches_nothing():
+    e = engine("td3_bc", SEEDS)
+    before = states(e)
+    assert e.eager_seconds(calls=1) > 0
+    assert e.choose_threads(1) == 1
+    for a, b in zip(before, states(e), strict=True):
+        assert largest_difference(a, b) == 0
+
+
+def test_types_of_options_are_not_guessed():
+    assert coerce(3, float, "x") == 3.0
+    assert coerce([8, 8], tuple[int, ...], "hidden") == (8, 8)
+    for value, hint in ((1.5, int), ("false", bool), (True, float), ([1.5], tuple[int, ...])):
+        with pytest.raises(Exception, match="expected"):
+            coerce(value, hint, "x")

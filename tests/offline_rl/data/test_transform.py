@@ -1,0 +1,103 @@
+"""What is learnt from, and that data and environment see the same."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.data import Dataset
+from offline_rl.data.transform import Preprocessing, Transform
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
+
+
+def dataset() -> Dataset:
+    """Two episodes with returns 3 and 7."""
+    draw = np.random.default_rng(0)
+    return Dataset.from_arrays(
+        draw.normal(3, 2, (4, 3)),
+        draw.uniform(-1, 1, (4, 1)),
+        [1.0, 2.0, 3.0, 4.0],
+        np.array([False, True, False, True]),
+        None,
+        draw.normal(3, 2, (4, 3)),
+    )
+
+
+def test_nothing_changes_by_default():
+    data = dataset()
+    transform = Transform.fit(Preprocessing(), data, (3,))
+    learnt = transform.dataset(data)
+    assert np.array_equal(learnt.observations, data.observations)
+    assert np.array_equal(learnt.rewards, data.rewards)
+    assert np.array_equal(learnt.actions, data.actions)
+
+
+def test_observations_have_zero_mean_and_next_ones_use_the_same_statistics():
+    data = dataset()
+    transform = Transform.fit(Preprocessing(normalise_observations=True), data, (3,))
+    rows = data.observations[:4].astype(np.float64)
+    learnt = transform.dataset(data)
+    expected = (data.next_observations - rows.mean(0)) / (rows.std(0) + 1e-3)
+    assert learnt.observations[:4].mean(0) == pytest.approx(0, abs=1e-6)
+    assert learnt.next_observations == pytest.approx(expected, abs=1e-5)
+
+
+def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
+    cfg = Preprocessing(normalise_returns=True, reward_scale=2.0, reward_shift=-1.0)
+    transform = Transform.fit(cfg, dataset(), (3,))
+    expected = 2 * 1000 / (7 - 3) * np.array([1.0, 2, 3, 4]) - 1
+    assert transform.dataset(dataset()).rewards == pytest.approx(expected)
+    assert transform.rewards(np.array([1.0, 2, 3, 4])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 2.0, 2.0, 1.0], [0.0] * 4])
+def test_equal_returns_have_no_range(rewards):
+    data, cfg = replace(dataset(), rewards=np.array(rewards)), Preprocessing(normalise_returns=True)
+    with pytest.raises(UserError, match=r"every episode returns .*normalise_returns=false"):
+        Transform.fit(cfg, data, (3,))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("td3_bc", "alpha", -2.5),
+        ("td3_bc", "alpha", float("nan")),
+        ("mcq", "alpha", -0.2),
+        ("decision_transformer", "max_norm", 0.0),
+        ("decision_transformer", "weight_decay", -1.0),
+        ("decision_transformer", "target_return", float("nan")),
+        ("msg", "beta", 8.0),
+        ("msg", "conservatism", -1.0),
+        ("iql", "beta", -3.0),
+        ("iql", "expectile", 0.0),
+        ("f_dvl", "lam", 0.3),
+        ("recoil", "reward_gap", -2.0),
+        ("cql", "gap", -1.0),
+        ("ro2o", "uncertainty", -1.0),
+        ("ro2o", "q_smoothness", -1.0),
+        ("ro2o", "min_pessimism", -1.0),
+        ("ro2o", "cloning", -1.0),
+    ],
+)
+def test_a_field_out_of_its_range_is_refused(name, field, value):
+    with pytest.raises(UserError, match=f"{field}={value} is not between"):
+        build(algorithm_class(name).Config, {field: value})
+
+
+def test_it_survives_json_exactly():
+    cfg = Preprocessing(normalise_observations=True, normalise_returns=True, clip_actions=0.5)
+    transform = Transform.fit(cfg, dataset(), (3,))
+    again = Transform.from_json(json.loads(json.dumps(transform.to_json())))
+    assert np.array_equal(again.normaliser.mean, transform.normaliser.mean)
+    assert np.array_equal(again.normaliser.scale, transform.normaliser.scale)
+    assert again.to_json() == transform.to_json()
+    assert np.abs(again.dataset(dataset()).actions).max() <= 0.5
+
+
+@pytest.mark.parametrize("values", [{"clip_actions": 0.0}, {"clip_actions": 2.0}])
+def test_values_out_of_range_are_refused_by_name(values: dict):
+    with pytest.raises(ValueError, match="clip_actions"):
+        Preprocessing(**values)

@@ -1,0 +1,100 @@
+"""Sets of scripted experts: made by recipe, found by their task, the same each time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.experts.walkers import Waypoints
+from envs.suites.mazes import ENVS
+from offline_rl.data import load
+from offline_rl.generation import recipes as module
+from offline_rl.generation import store as roll
+from offline_rl.generation.recipes import generate
+from offline_rl.generation.scripted import script
+from offline_rl.utils.errors import UserError
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = module.load_recipe
+
+    def cut(name: str):
+        return replace(whole(name), rows=3000)
+
+    monkeypatch.setattr(module, "load_recipe", cut)
+
+
+def test_waypoints_take_shortest_ways():
+    controller = Waypoints(ENVS["PointMaze-umaze-v1"](1))
+    assert controller.path((1, 1), (3, 1)) == [
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (2, 3),
+        (3, 3),
+        (3, 2),
+        (3, 1),
+    ]
+    assert controller.path((1, 1), (1, 1)) == [(1, 1)]
+
+
+def test_without_noise_every_goal_is_reached():
+    env = ENVS["PointMaze-medium-v1"](4)
+    controller, observations = Waypoints(env, noise=0.0, seed=1), env.reset(range(4))
+    visited = [set() for _ in range(4)]
+    for _ in range(600):
+        observations = env.step(controller(observations, np.arange(4))).observations
+        for seen, place in zip(visited, observations, strict=True):
+            seen.add((round(place[0]), round(place[1])))
+    assert min(map(len, visited)) >= 12
+
+
+def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
+    folder = tmp_path / "push"
+    wanted = ["standard-expert", "standard-medium"]
+    assert generate(recipe="push", out=str(folder), qualities=wanted, show=False) == str(folder)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        f"{name}.{kind}" for name in wanted for kind in ("hdf5", "json")
+    ]
+    expert, medium = (load(f"push/{name}", str(tmp_path)) for name in wanted)
+    assert expert.num_rows == medium.num_rows == 3000
+    assert expert.observations.shape[1] == 14
+    means = [data.episode_returns().mean() for data in (expert, medium)]
+    assert means[0] > means[1] + 0.2
+    card = json.loads((folder / "standard-expert.json").read_text())
+    first = (folder / "standard-expert.hdf5").read_bytes()
+    assert card["return_mean"] == pytest.approx(means[0])
+    generate(recipe="push", out=str(folder), qualities=wanted[:1], show=False)
+    assert (folder / "standard-expert.hdf5").read_bytes() == first
+
+
+def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch):
+    whole = module.load_recipe
+    agent = {"task": "Ant-goal", "num_env_steps": 400, "utd": 0.05, "precision": "fp32"}
+    agent |= {"compile": False, "eval_every": 400, "eval_episodes": 1}
+    monkeypatch.setattr(
+        module, "load_recipe", lambda name: replace(whole(name), rows=1200, agent=agent)
+    )
+    monkeypatch.setattr(roll, "BATCH", 2)  # episodes side by side
+    name, folder = "antmaze-umaze-diverse", tmp_path / "gym"
+    keys = {"out": str(folder), "runs": str(tmp_path / "runs"), "show": False}
+    generate(recipe="antmaze", qualities=[name], **keys)
+    made = {"antmaze.png", f"{name}.hdf5", f"{name}.json"}
+    assert {p.name for p in folder.iterdir()} == made
+    card = json.loads((folder / f"{name}.json").read_text())
+    assert [point["env_steps"] for point in card["learning_curve"]] == [0, 400]
+    data = load(f"gym/{name}", str(tmp_path))
+    starts = data.observations[:1201:700, :2]
+    assert abs(starts).max() > 2  # not all at the task's own start
+    assert data.num_rows == 1200
+    alone = replace(whole("antmaze"), agent=None)
+    with pytest.raises(UserError, match="has to learn to walk"):
+        script(alone, "antmaze", folder, [name], False)
+
+
+def test_an_unknown_set_lists_the_near_ones():
+    with pytest.raises(UserError, match="standard-expert"):
+        generate(recipe="push", qualities=["standard-expart"])

@@ -1,0 +1,182 @@
+"""The replay buffer: what a batch holds, and that nothing crosses an episode."""
+
+import numpy as np
+import pytest
+import torch
+
+from offline_rl.data import Dataset
+from offline_rl.replay.buffer import ReplayBuffer, n_step
+from offline_rl.replay.mixtures import Mixture, WithExpert
+from offline_rl.replay.sequences import windows
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random
+
+GAMMA = 0.9
+
+
+def random(update: int = 0) -> Random:
+    return Random(torch.tensor(0), torch.tensor(update))
+
+
+def two_episodes(stored_next: bool = True) -> Dataset:
+    """Rows 0-2 terminate, rows 3-6 are cut by time; observation = row, reward = 10 ** row."""
+    rows = np.arange(7)
+    observations = rows[:, None].astype(np.float32)
+    following = observations + 1
+    following[2], following[6] = 50, 60
+    return Dataset.from_arrays(
+        observations,
+        np.zeros((7, 1)),
+        10.0 ** (rows - 3),
+        rows == 2,
+        rows == 6,
+        following if stored_next else None,
+    )
+
+
+def stream(buffer: ReplayBuffer) -> dict[str, torch.Tensor]:
+    return {k: v[0] for k, v in buffer.tensors().items()}
+
+
+def draw(buffer: ReplayBuffer, size: int = 500):
+    return buffer.sample(stream(buffer), random(), size, GAMMA)
+
+
+def test_batches_hold_true_next_observations_and_bootstrap_unless_terminated():
+    batch = draw(ReplayBuffer.from_dataset(two_episodes()))
+    for s, s2, r, discount in zip(
+        batch.observations[:, 0].tolist(),
+        batch.next_observations[:, 0].tolist(),
+        batch.rewards.tolist(),
+        batch.discount.tolist(),
+        strict=True,
+    ):
+        assert s2 == {2: 50, 6: 60}.get(s, s + 1)
+        assert r == pytest.approx(10.0 ** (s - 3))
+        assert discount == pytest.approx(0 if s == 2 else GAMMA)
+    assert set(batch.observations[:, 0].tolist()) == set(range(7))
+
+
+def test_an_experts_batch_comes_beside_the_datas_and_has_rows_of_its_own():
+    data, expert = (ReplayBuffer.from_dataset(two_episodes()) for _ in range(2))
+    expert.data["observations"] += 100
+    both = WithExpert(data, expert)
+    tensors = {name: stream(buffer) for name, buffer in (("data", data), ("expert", expert))}
+    batch = both.sample(tensors, random(), 500, GAMMA)
+    assert batch.expert is not None
+    assert batch.expert.expert is None
+    rows, own = batch.observations[:, 0], batch.expert.observations[:, 0]
+    assert set(rows.tolist()) == set(range(7))
+    assert set(own.tolist()) == {100 + k for k in range(7)}
+    assert not torch.equal(rows, own - 100)
+
+
+def test_a_timed_out_row_without_a_next_observation_is_never_drawn_but_serves_as_one():
+    batch = draw(ReplayBuffer.from_dataset(two_episodes(stored_next=False)))
+    pairs = set(
+        zip(batch.observations[:, 0].tolist(), batch.next_observations[:, 0].tolist(), strict=True)
+    )
+    assert {s for s, _ in pairs} == {0, 1, 2, 3, 4, 5}
+    assert (5, 6) in pairs
+
+
+def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_taken():
+    data = stream(ReplayBuffer.from_dataset(two_episodes()))
+    rows = torch.arange(7)
+    total, factor, last = n_step(data, rows, 3, GAMMA)
+    for t in range(7):
+        end = 2 if t <= 2 else 6
+        taken = min(3, end - t + 1)
+        expected = sum(GAMMA**k * 10.0 ** (t + k - 3) for k in range(taken))
+        assert total[t].item() == pytest.approx(expected, rel=1e-5)
+        assert last[t] == t + taken - 1
+        terminates = last[t] == 2
+        assert factor[t].item() == pytest.approx(0 if terminates else GAMMA**taken)
+
+
+def test_n_step_does_not_cross_a_dropped_time_out_row():
+    """Two timed-out episodes without stored next observations: rows 3 and 7 are dropped."""
+    ends = np.arange(8) % 4 == 3
+    data = Dataset.from_arrays(
+        np.arange(8)[:, None], np.zeros((8, 1)), np.ones(8), np.zeros(8, bool), ends
+    )
+    buffer = ReplayBuffer.from_dataset(data)
+    total, factor, last = n_step(stream(buffer), torch.arange(6), 5, 1.0)
+    assert total.tolist() == [3, 2, 1, 3, 2, 1]
+    assert last.tolist() == [2, 2, 2, 5, 5, 5]
+    assert factor.tolist() == [1] * 6
+
+
+def test_windows_repeat_the_edges_of_an_episode():
+    data = stream(ReplayBuffer.from_dataset(two_episodes()))
+    past, future, real = windows(data, torch.tensor([0, 1, 2, 3, 5]), 3, 3)
+    assert past.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 4, 5]]
+    assert future.tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [5, 6, 6]]
+    assert real.tolist() == [
+        [True, True, True],
+        [True, True, False],
+        [True, False, False],
+        [True, True, True],
+        [True, True, False],
+    ]
+
+
+def append(buffer: ReplayBuffer, t: int, *, terminated: bool = False, truncated: bool = False):
+    def column(*values: float) -> np.ndarray:
+        return np.asarray([values] * buffer.streams, np.float32)
+
+    flags = [np.full(buffer.streams, flag) for flag in (terminated, truncated)]
+    buffer.append(column(t), column(0), np.full(buffer.streams, float(t)), *flags, column(t + 0.5))
+
+
+def test_a_ring_keeps_the_newest_rows_and_draws_all_of_them():
+    buffer = ReplayBuffer((1,), 1, 5, streams=2)
+    for t in range(8):
+        append(buffer, t)
+    for s in range(2):
+        data = {k: v[s] for k, v in buffer.tensors().items()}
+        batch = buffer.sample(data, random(), 400, GAMMA)
+        assert set(batch.observations[:, 0].tolist()) == {3, 4, 5, 6, 7}
+        assert torch.equal(batch.next_observations, batch.observations + 0.5)
+
+
+def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
+    buffer = ReplayBuffer((1,), 1, 5)
+    for t in range(7):  # places 0..4 hold 5 6 2 3 4
+        append(buffer, t)
+    data = stream(buffer)
+    total, _, _ = n_step(data, torch.tensor([0, 1, 4]), 3, 1.0)
+    assert total.tolist() == [5 + 6, 6, 4 + 5 + 6]
+    past, _, _ = windows(data, torch.tensor([2, 3]), 3, 1)
+    assert past.tolist() == [[2, 2, 2], [2, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "count"), [(0.5, 8, 4), (0.25, 8, 2), (1, 4, 4), (0, 4, 0)]
+)
+def test_a_mixture_keeps_its_ratio_in_every_part_of_the_batch(ratio: float, size: int, count: int):
+    online = ReplayBuffer((1,), 1, 10)
+    for t in range(100, 110):
+        append(online, t)
+    mixture = Mixture(ReplayBuffer.from_dataset(two_episodes()), online, ratio)
+    data = {name: {k: v[0] for k, v in part.items()} for name, part in mixture.tensors().items()}
+    batch = mixture.sample(data, random(), size, GAMMA)
+    is_first = batch.observations[:, 0] < 100
+    assert is_first.sum() == count
+    if ratio == 0.5:
+        assert [int(is_first[k : k + 2].sum()) for k in range(0, size, 2)] == [1] * (size // 2)
+
+
+def test_an_impossible_ratio_is_refused():
+    buffer = ReplayBuffer.from_dataset(two_episodes())
+    with pytest.raises(UserError, match="between 0 and 1"):
+        Mixture(buffer, buffer, 1.5)
+
+
+def test_what_a_checkpoint_of_a_ring_holds_restores_it():
+    one, two = ReplayBuffer((1,), 1, 5), ReplayBuffer((1,), 1, 5)
+    for t in range(8):
+        append(one, t, truncated=t == 4)
+    two.load(0, {k: v[0] for k, v in one.filled().items()})
+    for name, value in one.tensors().items():
+        assert torch.equal(value, two.tensors()[name]), name

@@ -1,0 +1,120 @@
+"""Data that stays on the host gives the very batches that it would give on the device."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_data import save_small
+
+from offline_rl.data import Dataset
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.streaming import Stream
+from offline_rl.training.train import train
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
+from offline_rl.utils.random import Random
+
+SEEDS = [3, 5]
+
+
+def dataset(rows: int = 400) -> Dataset:
+    """Episodes of 50 steps, every second terminated; the last row of the others has no next."""
+    draw, t = np.random.default_rng(0), np.arange(rows)
+    ends = t % 50 == 49
+    terminated = ends & (t // 50 % 2 == 0)
+    return Dataset.from_arrays(
+        draw.normal(size=(rows, 3)),
+        draw.uniform(-1, 1, (rows, 2)),
+        draw.normal(size=rows),
+        terminated,
+        ends & ~terminated,
+    )
+
+
+def stream(data: Dataset, **keys: Any) -> Stream:
+    mc_returns = data.monte_carlo_returns(0.9)
+    return Stream(data, SEEDS, 8, normalise=lambda x: x, columns={"mc_returns": mc_returns}, **keys)
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_batches_are_the_replay_buffers(period: int):
+    data = dataset()
+    assert not data.usable.all()
+    columns = {"mc_returns": data.monte_carlo_returns(0.9)}
+    resident, streamed = ReplayBuffer.from_dataset(data, columns=columns), stream(data)
+    streamed = stream(data, period=period)
+    for update in (0, 1, 62, 63, 64, 200, 12):  # on, over the edge of a window, and back
+        streamed.ready(update)
+        for s, seed in enumerate(SEEDS):
+            now = [Random(torch.tensor(seed), torch.tensor(update)) for _ in range(2)]
+            own = {k: v[0] for k, v in resident.tensors().items()}
+            a = resident.sample(own, now[0], 8, 0.99)
+            b = streamed.sample({k: v[s] for k, v in streamed.tensors().items()}, now[1], 8, 0.99)
+            for name in ("observations", "actions", "rewards", "discount", "next_observations"):
+                assert torch.equal(getattr(a, name), getattr(b, name)), name
+            assert torch.equal(a.mc_returns, b.mc_returns)
+            assert now[0].site == now[1].site
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    own = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "seeds": SEEDS, "num_updates": 100}
+    own |= {"dataset": str(save_small(folder / "small.npz")), "eval_episodes": 1}
+    own |= {"tracker": "none", "compile": "never", "algorithm.hidden": [8], "show": False}
+    return own | more
+
+
+@pytest.mark.parametrize("seeds", [[3], [0, 3]], ids=["one seed", "two"])
+def test_training_comes_to_the_same(tmp_path: Path, seeds: list[int]):
+    runs = {
+        how: train(**options(tmp_path, seeds=seeds, stream=how, out=str(tmp_path / how)))
+        for how in ("always", "never")
+    }
+    a, b = (read_json(run.path / "seed_3" / "result.json") for run in runs.values())
+    assert a["returns"] == b["returns"]
+
+
+def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hardware, "free_memory", lambda device: 10_000)
+    with pytest.raises(UserError, match=r"rows need .* rows would fit"):
+        train(**options(tmp_path, stream="never", out=str(tmp_path / "a")))
+    made: list[Stream] = []
+    monkeypatch.setattr(Stream, "ready", lambda self, update: made.append(self))
+    train(**options(tmp_path, out=str(tmp_path / "b")))
+    assert made
+    windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
+    del windows["algorithm.hidden"]
+    with pytest.raises(UserError, match="windows of several steps, which cannot be streamed"):
+        train(**windows)
+
+
+def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Engine, "run", run)
+    with pytest.raises(UserError, match=r"2 seeds side by side .* 1 seeds at a time would need"):
+        train(**options(tmp_path, out=str(tmp_path / "a")))
+
+
+def test_a_row_takes_sixty_per_cent_of_one_with_both_observations():
+    """Beside D4RL's float32 columns: both observations, actions, rewards, terminals, timeouts."""
+    for obs, act in ((11, 3), (17, 6), (29, 8)):
+        rows = 10_000
+        data = Dataset.from_arrays(
+            np.zeros((rows, obs)),
+            np.zeros((rows, act)),
+            np.zeros(rows),
+            np.zeros(rows, bool),
+            np.arange(rows) % 1000 == 999,
+            np.zeros((rows, obs)),
+        )
+        kept = ReplayBuffer.from_dataset(data).tensors().values()
+        size = sum(x.numel() * x.element_size() for x in kept)
+        assert size == ReplayBuffer.bytes_for(data) + 16  # and two counters
+        assert size <= 0.6 * 4 * rows * (2 * obs + act + 3)

@@ -1,0 +1,262 @@
+"""Reports of runs that are written by hand, in the layout that `train` leaves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_rl.report.report import report, summary
+from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_json
+from offline_rl.utils.text import duration, span, spread, table
+
+REFERENCE = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
+
+
+def seed_folder(
+    out: Path,
+    seed: int,
+    scores: dict[int, float],
+    *,
+    task: str = "toy/line",
+    algorithm: str = "bc",
+    name: str = "default",
+    finished: bool = True,
+    scored: bool = True,
+    config: dict[str, Any] | None = None,
+    **result: Any,
+) -> SeedFolder:
+    """Evaluated in two episodes at updates -> score; a score of s is a return of 100 + 2 s."""
+    folder = SeedFolder(run_folder(str(out), task, algorithm, name), seed)
+    settings = {"algorithm": algorithm, "task": task, "name": name, "dataset": None, "data": "ab12"}
+    write_json(folder.config, {**settings, "hyper": {"beta": 3.0}, **(config or {})})
+    write_json(folder.path / "environment.json", {"cores": 2, "gpu": None})
+    for updates, score in scores.items():
+        mean = 100 + 2 * score
+        row = {"updates": updates, "env_steps": 0, "eval/return": mean, "eval/length": 5.0}
+        row |= {"eval/score": score} if scored else {}
+        folder.append("evaluations", {**row, "returns": [mean - 1, mean + 1], "seeds": [7, 8]})
+    if finished:
+        last = list(scores.values())[-1] if scores else None
+        mean = None if last is None else 100 + 2 * last
+        whole: dict[str, Any] = {
+            "algorithm": algorithm,
+            "task": task,
+            "dataset": "/far/away/line.npz",
+            "seed": seed,
+            "seeds_stacked": 2,
+            "num_updates": 4000,
+            "num_env_steps": 0,
+            "seconds": 60.0,
+            "updates_per_second": 150.0,
+            "device": "cpu",
+            "precision": "fp32",
+            "compiled": True,
+            "returns": None if mean is None else [mean - 1, mean + 1],
+            "success": None,
+            "mean_return": mean,
+            "score": last if scored else None,
+            "behaviour_return": 130.0,
+            "behaviour_score": 15.0 if scored else None,
+            "score_reference": REFERENCE if scored else None,
+            "diverged_at": None,
+        }
+        write_json(folder.result, whole | result)
+    return folder
+
+
+def cells(text: str, start: str) -> list[str]:
+    """The cells of the row that begins with `start`."""
+    line = next(line for line in text.splitlines() if line.startswith(start))
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    """Scores 40, 50, 60: mean 50, deviation sqrt(200 / 3) = 8.165; a return is 100 + 2 scores."""
+    for seed, score in enumerate((40.0, 50.0, 60.0)):
+        seed_folder(tmp_path, seed, {0: 1.0, 4000: score}, seeds_stacked=3)
+    text = report([tmp_path])
+    row = cells(text, "bc")
+    assert row == ["bc", "50.0 ± 8.2", "200.0 ± 16.3", "2 × 3 seeds", "4,000", "60 s", "150 × 3"]
+    assert cells(text, "behaviour policy") == ["behaviour policy", "15.0", "130.0"]
+    assert "Score 0 is a return of 100, 100 one of 300 (a paper). Environment: a stand-in." in text
+    assert "line.npz" in text
+    assert "cpu (2 cores), fp32, compiled" in text
+
+
+def test_the_last_evaluation_counts_and_not_the_best(tmp_path: Path) -> None:
+    seed_folder(tmp_path, 0, {0: 1.0, 2000: 99.0, 4000: 30.0})
+    assert cells(report([tmp_path]), "bc")[1] == "30.0"
+
+
+def test_wall_time_is_that_of_all_seeds_and_a_stacked_group_counts_once(tmp_path: Path) -> None:
+    """Two seeds side by side for 60 s, then one alone for 30 s."""
+    seed_folder(tmp_path, 0, {0: 1.0}), seed_folder(tmp_path, 1, {0: 1.0})
+    seed_folder(tmp_path, 2, {0: 1.0}, seeds_stacked=1, seconds=30.0, updates_per_second=300.0)
+    assert cells(report([tmp_path]), "bc")[-2:] == ["90 s", "200 × 1–2"]
+
+
+def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: Path) -> None:
+    folder = seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}).path.parent
+    text = summary(folder)
+    assert text.splitlines()[-2:] == [str(folder / "curves.png"), str(folder / "report.md")]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.md").read_text()
+    assert "| bc               |  50.0 |  200.0 | 2 × 1 seed |" in page
+    assert "![Learning curves](curves.png)" in page
+    assert sorted(f.name for f in folder.iterdir()) == ["curves.png", "report.md", "seed_0"]
+    before = (folder / "curves.png").read_bytes()
+    assert summary(folder) == text
+    assert (folder / "curves.png").read_bytes() == before
+
+
+def test_every_task_has_a_table_with_the_best_algorithm_first(tmp_path: Path) -> None:
+    for task, best in (("toy/line", "iql"), ("another", "bc")):
+        for algorithm in ("bc", "iql"):
+            score = 60.0 if algorithm == best else 50.0
+            seed_folder(tmp_path / "a" / "b", 0, {0: score}, task=task, algorithm=algorithm)
+    seed_folder(tmp_path / "c", 0, {0: 70.0}, task="another", algorithm="bc", name="wide")
+    starts = ("another:", "toy/line:", "bc", "iql", "behaviour policy")
+    lines = [line.split("  ")[0] for line in report([tmp_path]).splitlines()]
+    assert [line for line in lines if line.strip().startswith(starts)] == [
+        *("another: normalised score", "bc (wide)", "bc", "iql", "behaviour policy"),
+        *("toy/line: normalised score", "iql", "bc", "behaviour policy"),
+    ]
+
+
+def test_running_and_diverged_seeds_are_named(tmp_path: Path) -> None:
+    seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0})
+    seed_folder(tmp_path, 1, {0: 1.0, 2000: 20.0}, finished=False)
+    seed_folder(tmp_path, 2, {0: 1.0, 4000: 10.0}, diverged_at=3000)
+    seed_folder(tmp_path, 0, {}, finished=False, algorithm="iql")
+    text = report([tmp_path])
+    assert cells(text, "bc")[1] == "30.0 ± 20.0"  # of 50 and 10
+    assert "Running: bc seed 1, score 20.0 after 2,000 updates." in text
+    assert "Diverged: bc seed 2, before update 3,000; counted like the others." in text
+    assert cells(text, "iql") == ["iql", "running"]
+    assert "Running: iql seed 0, not evaluated yet." in text
+
+
+def test_a_task_without_references_reports_returns_and_success_and_says_so(tmp_path: Path) -> None:
+    """One seed succeeds in every episode, the other in half of them: 75 ± 25 %."""
+    seed_folder(tmp_path, 0, {0: 50.0}, scored=False, success=[True, True])
+    seed_folder(tmp_path, 1, {0: 60.0}, scored=False, success=[True, False])
+    text = report([tmp_path])
+    assert text.startswith("toy/line: raw return (the task has no score references)\n")
+    assert cells(text, "algorithm")[1:4] == ["return", "success %", "episodes"]
+    assert cells(text, "bc")[1:3] == ["210.0 ± 10.0", "75 ± 25"]
+    assert "Score 0" not in text
+
+
+def test_training_without_an_environment_has_a_table_and_no_picture(tmp_path: Path) -> None:
+    seed_folder(tmp_path, 0, {}, task="none", scored=False)
+    assert report([tmp_path]).startswith("none: not evaluated\n")
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    folder = seed_folder(tmp_path, 0, {0: 1.0, 2000: 20.0}, finished=False)
+    with (folder.path / "evaluations.jsonl").open("a") as file:
+        file.write('{"updates": 4000, "eval/sc')
+    assert "score 20.0 after 2,000 updates" in report([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"task": "toy/line"}'),
+        ("result.json", ""),
+        ("result.json", '{"score": 1.0}'),
+        ("environment.json", "{]"),
+        ("evaluations.jsonl", '{"updates": 0}\n{"upda\n{"updates": 2}\n'),
+        ("evaluations.jsonl", '{"eval/score": 1.0}\n'),
+        ("evaluations.jsonl", "[1, 2]\n"),
+        ("evaluations.jsonl", "\udcff"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence_that_names_it(
+    tmp_path: Path, file: str, content: str
+) -> None:
+    folder = seed_folder(tmp_path, 0, {0: 1.0})
+    (folder.path / file).write_text(content, errors="surrogateescape")
+    with pytest.raises(UserError, match=file) as error:
+        report([tmp_path])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("score", "high"),
+        ("returns", 3),
+        ("seeds_stacked", None),
+        ("score_reference", {"min": 1.0}),
+        ("score_reference", [1.0]),
+    ],
+)
+def test_a_result_of_the_wrong_type_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    seed_folder(tmp_path, 0, {0: 1.0}, **{key: value})
+    with pytest.raises(UserError, match=r"seed_0/result\.json"):
+        report([tmp_path])
+
+
+def test_folders_without_runs_and_unknown_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        report([tmp_path])
+    with pytest.raises(UserError, match="holds no run"):
+        report([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="give a run's folder"):
+        report([])
+    with pytest.raises(UserError, match="did you mean out"):
+        report([tmp_path], ouut="x")
+
+
+def test_the_same_seed_is_read_once_and_a_second_one_of_its_name_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = seed_folder(tmp_path / "here", 0, {0: 50.0})
+    assert "2 × 1 seed " in report([tmp_path / "here", folder.path], out=str(tmp_path / "r"))
+    seed_folder(tmp_path / "there", 0, {0: 60.0})
+    with pytest.raises(UserError, match="both seed 0 of bc on toy/line"):
+        report([tmp_path])
+
+
+def test_seeds_that_were_trained_otherwise_are_not_averaged(tmp_path: Path) -> None:
+    seed_folder(tmp_path / "here", 0, {0: 50.0})
+    seed_folder(tmp_path / "there", 1, {0: 60.0}, config={"dataset": "elsewhere/line.npz"})
+    report([tmp_path])  # the same data at another place
+    seed_folder(tmp_path / "there", 2, {0: 60.0}, config={"hyper": {"beta": 10.0}})
+    with pytest.raises(UserError, match=r"differ in hyper\.beta "):
+        report([tmp_path])
+
+
+def test_json_and_pictures_beside_the_runs_are_not_read(tmp_path: Path) -> None:
+    folder = seed_folder(tmp_path, 0, {0: 50.0})
+    (folder.path / "metrics.jsonl").write_text("damaged")
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / "config.json").write_text(json.dumps({"other": 1}))
+    assert cells(report([tmp_path]), "bc")[1] == "50.0"
+
+
+def test_numbers_have_sensible_digits() -> None:
+    assert spread([]) == ""
+    assert spread([None, 2.0]) == "2.0"
+    assert spread([1.0, 3.0]) == "2.0 ± 1.0"
+    assert spread([0.25]) == "0.250"
+    assert spread([-2999.6, -3000.4]) == "-3,000 ± 0"
+    assert span([3, 1, 2]) == "1–3"
+    assert span([1000, 1000]) == "1,000"
+    assert [duration(s) for s in (61.2, 600, 9000)] == ["61 s", "10 min", "2.5 h"]
+
+
+def test_a_table_is_aligned_and_leaves_out_empty_columns() -> None:
+    rows = [["long name", "1.0", ""], ["b", "10.0", ""]]
+    assert table(["a", "score", "none"], rows) == (
+        "a          score\n─────────  ─────\nlong name    1.0\nb           10.0"
+    )
+    assert table(["a", "b"], [["x", "y"]], markdown=True) == "| a | b |\n| - | : |\n| x | y |"

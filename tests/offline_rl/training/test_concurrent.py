@@ -1,0 +1,74 @@
+"""Evaluations beside the training come to what they come to between its parts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_data import save_small
+
+from offline_rl.evaluation.rollout import rollout
+from offline_rl.training import trainer
+from offline_rl.training.train import train
+from offline_rl.utils import hardware
+from offline_rl.utils.files import read_json
+
+QUICK = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "seeds": 2, "num_updates": 60}
+QUICK |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 2, "tracker": "none"}
+QUICK |= {"compile": "never", "algorithm.hidden": [8], "show": False}
+
+
+def evaluations(folder: Path) -> list[str]:
+    """The lines of both seeds, wall seconds left out."""
+    paths = sorted(folder.rglob("evaluations.jsonl"))
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    return [line[: line.index('"wall_seconds"')] for line in lines]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    return QUICK | {"dataset": str(save_small(tmp_path / "small.npz"))}
+
+
+def run(cores: int, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Path:
+    monkeypatch.setattr(hardware, "cores", lambda: cores)
+    return train(**keys).path
+
+
+def test_the_same_beside_and_between(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    between = run(1, monkeypatch, **data, out=str(tmp_path / "between"))
+    beside = run(2, monkeypatch, **data, out=str(tmp_path / "beside"))
+    found = evaluations(beside)
+    assert found == evaluations(between)
+    assert len(found) == 2 * 4
+    results = [read_json(p / "seed_0" / "result.json")["returns"] for p in (between, beside)]
+    assert results[0] == results[1]
+
+
+def test_a_killed_run_repeats_what_its_checkpoint_did_not_know(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The evaluation at a checkpoint is still under way when that is written."""
+    whole = run(2, monkeypatch, **data, out=str(tmp_path / "whole"))
+    broken = tmp_path / "broken"
+    shutil.copytree(tmp_path / "whole", broken)
+    for seed in (path.parent for path in broken.rglob("result.json")):
+        (seed / "result.json").unlink()
+        newest = max((seed / "checkpoints").iterdir(), key=lambda p: p.stat().st_mtime)
+        newest.unlink()
+    again = run(2, monkeypatch, **data, out=str(broken))
+    assert evaluations(again) == evaluations(whole)
+
+
+def test_a_failing_environment_stops_the_training(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the simulator broke")
+
+    assert trainer.rollout is rollout
+    monkeypatch.setattr(trainer, "rollout", fail)
+    with pytest.raises(RuntimeError, match="the simulator broke"):
+        run(2, monkeypatch, **data, out=str(tmp_path / "out"))

@@ -1,0 +1,102 @@
+"""A run killed at any moment after its first checkpoint ends as if nothing had happened."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.train import train
+
+OFFLINE = {
+    "algorithm": "td3_bc",
+    "task": "neorl2/DMSD",
+    "num_updates": 1500,
+    "checkpoint_every": 100,
+    "eval_every": 250,
+}
+ONLINE = {
+    "algorithm": "sac",
+    "task": "env:Pendulum-v1",
+    "num_updates": 0,
+    "num_env_steps": 900,
+    "checkpoint_every": 110,  # in the middle of episodes of 200 steps
+    "eval_every": 400,
+    "algorithm.random_steps": 300,
+}
+COMMON = {
+    "seeds": [0, 5],
+    "eval_episodes": 1,
+    "batch_size": 32,
+    "compile": "never",
+    "tracker": "none",
+    "algorithm.hidden": [16, 16],
+    "device": "cpu",
+}
+
+
+def data_file(folder: Path) -> Path:
+    draw, rows = np.random.default_rng(0), 500
+    columns = {
+        "obs": draw.normal(size=(rows, 6)),
+        "next_obs": draw.normal(size=(rows, 6)),
+        "action": draw.uniform(-1, 1, (rows, 2)),
+        "reward": draw.normal(size=rows),
+        "done": np.zeros(rows),
+        "truncated": np.arange(rows) % 100 == 99,
+    }
+    columns["next_obs"][:-1] = columns["obs"][1:]
+    path = folder / "data.npz"
+    np.savez(path, **{k: v.astype(np.float32) for k, v in columns.items()})
+    return path
+
+
+@pytest.mark.parametrize("options", [OFFLINE, ONLINE], ids=["offline", "online"])
+def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
+    keys = COMMON | options
+    if "data" not in keys and keys["num_updates"]:
+        keys["dataset"] = str(data_file(tmp_path))
+    train(show=False, **keys, out=str(tmp_path / "whole"))
+    keys["out"] = str(tmp_path / "killed")
+    code = f"from offline_rl import train; train(show=False, **{keys!r})"
+    kills = 0
+    for _ in range(20):  # as many kills as the run lasts, each at a random moment
+        process = subprocess.Popen([sys.executable, "-c", code])
+        if not wait_for_checkpoint(process, tmp_path / "killed"):
+            break
+        time.sleep(random.uniform(0, 1.5))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        if kills == 2:
+            break
+    assert kills, "the run ended before it could be killed"
+    result = train(show=False, **keys)
+    run = result.path.relative_to(tmp_path / "killed")
+    for seed in COMMON["seeds"]:
+        one, two = (SeedFolder(tmp_path / w / run, seed) for w in ("whole", "killed"))
+        name = max(one.checkpoints())
+        a, b = load_file(one.checkpoints()[name]), load_file(two.checkpoints()[name])
+        assert a.keys() == b.keys()
+        for key in a:
+            assert (a[key] == b[key]).all(), key
+        for log in ("evaluations", "metrics"):
+            timeless = [
+                [{k: v for k, v in row.items() if "second" not in k} for row in f.rows(log)]
+                for f in (one, two)
+            ]
+            assert timeless[0] == timeless[1]
+
+
+def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> bool:
+    """True once there is a checkpoint; False if the process ended first."""
+    while process.poll() is None:
+        if len(list(folder.rglob("seed_5/checkpoints/*.safetensors"))):
+            return True
+        time.sleep(0.01)
+    return False

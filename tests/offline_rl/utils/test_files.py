@@ -1,0 +1,138 @@
+"""Files are whole or absent, whatever goes wrong."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import locked, read_json, write_atomically, write_json
+from offline_rl.utils.trees import plain
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch):
+    path = tmp_path / "result.json"
+    write_json(path, {"score": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"result\.json could not be written: No space left"):
+        write_json(path, {"score": 2})
+    assert read_json(path) == {"score": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_full_disk_while_saving_a_checkpoint_keeps_the_older_one(tmp_path: Path, monkeypatch):
+    folder = SeedFolder(tmp_path, 0)
+    folder.save(10, {"w": torch.ones(2)}, {"seconds": 1.0})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        folder.save(20, {"w": torch.zeros(2)}, {})
+    assert list(folder.checkpoints()) == [10]
+    assert len(list((folder.path / "checkpoints").iterdir())) == 1
+    tensors, progress = folder.load(10)
+    assert torch.equal(tensors["w"], torch.ones(2))
+    assert progress == {"seconds": 1.0}
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
+    def broken(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        write_atomically(tmp_path / "file", broken)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_json_does_not_know_are_refused_or_become_null(tmp_path: Path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"score": float("nan")})
+    assert not list(tmp_path.iterdir())
+    values = {"a": np.float32(1.5), "b": float("inf"), "c": (1, np.array([np.nan, 2]))}
+    assert plain(values) == {"a": 1.5, "b": None, "c": [1, [None, 2]]}
+
+
+def test_a_damaged_json_file_is_named(tmp_path: Path):
+    path = tmp_path / "result.json"
+    path.write_text('{"score": ')
+    with pytest.raises(UserError, match=r"result\.json is not readable as JSON"):
+        read_json(path)
+
+
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path):
+    folder = SeedFolder(tmp_path, 0)
+    folder.save(10, {"w": torch.ones(2)}, {})
+    path = folder.checkpoints()[10]
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match=r"0000000010\.safetensors is damaged.*delete it"):
+        folder.load(10)
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_the_remedy(tmp_path: Path):
+    folder = SeedFolder(tmp_path, 0)
+    path = tmp_path / "seed_0" / "checkpoints" / "0000000010.safetensors"
+    path.parent.mkdir(parents=True)
+    for metadata in ({"progress": "{}"}, {"progress": "{}", "format": "0"}):
+        save_file({"w": torch.ones(2)}, path, metadata)
+        with pytest.raises(UserError, match=r"another version of offline_rl.*delete .*seed_0"):
+            folder.load(10)
+
+
+def test_a_folder_cannot_be_held_twice(tmp_path: Path):
+    with locked(tmp_path), pytest.raises(UserError, match="in use by another process"):
+        locked(tmp_path).__enter__()
+    with locked(tmp_path):
+        pass
+
+
+def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path):
+    folder = SeedFolder(tmp_path, 0)
+    for updates in (5, 10, 15):
+        folder.save(updates, {"w": torch.ones(1)}, {})
+    assert list(folder.checkpoints()) == [10, 15]
+
+
+def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path: Path):
+    folder = SeedFolder(tmp_path, 0)
+    folder.path.mkdir()
+    for updates in (1, 2, 3):
+        folder.append("metrics", {"updates": updates, "env_steps": 0})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"updates": 4, "tr')
+    assert [row["updates"] for row in folder.rows("metrics")] == [1, 2, 3]
+    folder.rewind(2, 0)
+    assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
+    folder.append("metrics", {"updates": 2, "env_steps": 5})  # online, before the first update
+    folder.rewind(2, 4)
+    assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
+
+
+def test_names_of_tasks_become_names_of_folders():
+    assert run_folder("out", "env:Hopper-v5", "sac", "a b") == Path("out/env_Hopper-v5/sac/a_b")
+
+
+def test_an_interruption_while_the_temporary_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch = Path.touch
+
+    def interrupted(self: Path, *args: object, **kwargs: object) -> None:
+        touch(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "touch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "a.txt", lambda temporary: temporary.write_text("a"))
+    assert not list(tmp_path.iterdir())

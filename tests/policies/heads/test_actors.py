@@ -1,0 +1,154 @@
+"""The heads' densities, samples and actions."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+from policies.heads.deterministic import DeterministicActor
+from policies.heads.gaussian import GaussianActor, TanhGaussianActor
+from policies.networks.dropout import dropout
+
+HEADS = [DeterministicActor, GaussianActor, TanhGaussianActor]
+
+
+class Numbers:
+    """A source of random numbers for heads."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, shape):
+        return torch.randn(tuple(shape), generator=self.generator)
+
+    def uniform(self, shape):
+        return torch.rand(tuple(shape), generator=self.generator)
+
+
+def made(kind, actions=2, **options):
+    torch.manual_seed(0)
+    return kind(3, actions, (16, 16), **options)
+
+
+OBSERVATIONS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_squashed_density_integrates_to_one():
+    actor = made(TanhGaussianActor, actions=1).double()
+    a = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001, dtype=torch.float64)
+    for observation in OBSERVATIONS.double():
+        density = actor.log_prob(observation.expand(len(a), 3), a[:, None]).exp()
+        assert torch.trapezoid(density, a).item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("affine", [None, (0.5, -1.0)])
+def test_squashed_densities_are_torchs(affine):
+    actor = made(TanhGaussianActor, affine=affine).double()
+    mean, log_std = actor.trunk(OBSERVATIONS.double()).chunk(2, -1)
+    if affine:
+        log_std = 0.5 * log_std - 1
+    pi = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
+    a, log_pi = actor.sample(OBSERVATIONS.double(), Numbers(), 7)
+    assert (a.shape, log_pi.shape) == ((7, 5, 2), (7, 5))
+    torch.testing.assert_close(log_pi, pi.log_prob(a).sum(-1))
+    torch.testing.assert_close(actor.log_prob(OBSERVATIONS.double(), a), log_pi)
+
+
+def test_samples_have_the_density_they_claim():
+    """The share of samples below each of nine actions against the integral of the density."""
+    actor = made(TanhGaussianActor, actions=1)
+    a, _ = actor.sample(OBSERVATIONS[:1], Numbers(), 50_000)
+    mean, log_std = actor(OBSERVATIONS[:1])
+    for bound in torch.linspace(-0.8, 0.8, 9):
+        below = Normal(mean, log_std.exp()).cdf(bound.atanh()).item()
+        assert (a < bound).float().mean().item() == pytest.approx(below, abs=0.012)
+
+
+def test_a_saturated_sample_has_a_finite_density_and_gradient():
+    actor = made(TanhGaussianActor)
+    with torch.no_grad():
+        actor.trunk.biases[-1][:2] = 40.0  # tanh is 1 in float32 from about 9
+    a, log_pi = actor.sample(OBSERVATIONS, Numbers())
+    assert (a == 1).all()
+    assert log_pi.isfinite().all()
+    assert actor.log_prob(OBSERVATIONS, a).isfinite().all()
+    log_pi.sum().backward()
+    assert all(p.grad.isfinite().all() for p in actor.parameters())
+
+
+def test_the_log_deviation_stays_in_its_range():
+    for low, high in ((-20.0, 2.0), (-5.0, -4.0)):
+        actor = made(TanhGaussianActor, log_std_range=(low, high))
+        _, log_std = actor(1000 * OBSERVATIONS)
+        assert low <= log_std.min() <= log_std.max() <= high
+
+
+def test_an_unsquashed_density_is_a_normals():
+    actor = made(GaussianActor)
+    with torch.no_grad():
+        actor.log_std[:] = torch.tensor([-9.0, 0.3])  # the first is below the range
+    a = torch.rand(5, 2) * 2 - 1
+    pi = Normal(actor(OBSERVATIONS), torch.tensor([-5.0, 0.3]).exp())
+    torch.testing.assert_close(actor.log_prob(OBSERVATIONS, a), pi.log_prob(a).sum(-1))
+
+
+@pytest.mark.parametrize("kind", [DeterministicActor, GaussianActor])
+def test_dropout_is_for_training_and_keeps_the_mean_of_what_it_drops(kind):
+    actor = made(kind, dropout_rate=0.25)
+    assert torch.equal(actor(OBSERVATIONS), actor.act(OBSERVATIONS))
+    assert not torch.equal(actor(OBSERVATIONS, Numbers()), actor.act(OBSERVATIONS))
+    dropped = dropout(torch.ones(100_000), 0.25, Numbers())
+    assert set(dropped.tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert dropped.mean().item() == pytest.approx(1, abs=0.01)
+    assert torch.equal(made(kind)(OBSERVATIONS, Numbers()), made(kind).act(OBSERVATIONS))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_act_within_the_box_and_explore_around_it(kind):
+    actor = made(kind)
+    acts, explores = actor.act(100 * OBSERVATIONS), actor.explore(OBSERVATIONS, Numbers())
+    assert acts.shape == explores.shape == (5, 2)
+    assert acts.abs().max() <= 1
+    assert explores.abs().max() <= 1
+    assert torch.equal(actor.act(OBSERVATIONS), actor.act(OBSERVATIONS))
+    assert not torch.equal(actor.explore(OBSERVATIONS, Numbers(1)), explores)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_are_rebuilt_from_their_arguments(kind):
+    """What a policy bundle does: the same actions from arguments and weights alone."""
+    actor = made(kind)
+    with torch.no_grad():
+        for p in actor.parameters():
+            p += 0.01
+    again = kind(**actor.arguments)
+    again.load_state_dict(actor.state_dict())
+    assert torch.equal(again.act(OBSERVATIONS), actor.act(OBSERVATIONS))
+
+
+def test_a_mean_without_tanh_is_the_networks_output_and_stays_so_when_rebuilt():
+    """AWAC's policy: a plain Normal, whose actions alone are clipped."""
+    actor = made(GaussianActor, tanh_mean=False)
+    with torch.no_grad():
+        for p in actor.parameters():
+            p += 1.0
+    again = GaussianActor(**actor.arguments)
+    again.load_state_dict(actor.state_dict())
+    mean = actor.trunk(OBSERVATIONS)
+    assert (mean > 1).any()
+    a = torch.zeros(5, 2)
+    for net in (actor, again):
+        assert torch.equal(net(OBSERVATIONS), mean)
+        assert torch.equal(net.act(OBSERVATIONS), mean.clamp(-1, 1))
+        density = Normal(mean, net.log_std.exp()).log_prob(a).sum(-1)
+        torch.testing.assert_close(net.log_prob(OBSERVATIONS, a), density)
+
+
+def test_exploration_has_the_deviation_asked_for():
+    for noise in (0.1, 0.3):
+        actor = made(DeterministicActor, noise=noise)
+        many = OBSERVATIONS[:1].expand(20_000, 3)
+        difference = actor.explore(many, Numbers()) - actor.act(many)
+        assert difference.std().item() == pytest.approx(noise, rel=0.03)
+        assert abs(difference.mean().item()) < 5 * noise / math.sqrt(20_000)

@@ -1,0 +1,93 @@
+"""The blocks against torch's own, and the independence of an ensemble's members."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from policies.networks.init import orthogonal_init
+from policies.networks.mlp import MLP
+
+
+def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
+    """nn.Linear, nn.LayerNorm and nn.ReLU with the parameters of (a member of) `net`."""
+
+    def of(p: torch.Tensor) -> torch.Tensor:
+        return p.detach() if member is None else p.detach()[member]
+
+    layers: list[nn.Module] = []
+    for count, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
+        linear = nn.Linear(*of(weight).shape)
+        linear.weight.data, linear.bias.data = of(weight).T, of(bias).flatten()
+        layers.append(linear)
+        if count < len(net.norms):
+            norm = nn.LayerNorm(linear.out_features)
+            norm.weight.data = of(net.norms[count].weight).flatten()
+            norm.bias.data = of(net.norms[count].bias).flatten()
+            layers += [nn.ReLU(), norm] if net.norm_after_relu else [norm, nn.ReLU()]
+        elif count < len(net.weights) - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True, "after"])
+@pytest.mark.parametrize("rows", [(), (5,), (2, 5), (4, 2, 5)])
+def test_members_are_independent_networks(rows, layer_norm):
+    torch.manual_seed(0)
+    after = layer_norm == "after"
+    net = MLP(3, 2, (8, 6), ensemble=2, layer_norm=bool(layer_norm), norm_after_relu=after)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.1 * torch.randn_like(p)  # gains and shifts of the members differ
+    x = torch.randn(*rows, 3)
+    assert net(x).shape == (2, *rows, 2)
+    for member in (0, 1):
+        torch.testing.assert_close(net(x)[member], by_torch(net, member)(x))
+    for p in net.parameters():
+        (gradient,) = torch.autograd.grad(net(x)[0].sum(), p)
+        assert (gradient[1] == 0).all(), "a member learns from another one's output"
+
+
+def test_a_single_network_has_no_ensemble_axis():
+    net = MLP(3, 2, (8,), layer_norm=True)
+    x = torch.randn(5, 3)
+    assert net(x).shape == (5, 2)
+    torch.testing.assert_close(net(x), by_torch(net)(x))
+
+
+@pytest.mark.parametrize("ensemble", [None, 3])
+@pytest.mark.parametrize("hidden", [(), (64, 64)])
+@pytest.mark.parametrize("inner", [False, True])
+def test_in_bf16_a_small_difference_of_large_values_is_kept(ensemble, hidden, inner):
+    """Products near 300, where bf16's own steps are 2, that differ by 1. Not in an inner part."""
+    net, last = MLP(4, 1, hidden, ensemble=ensemble, inner=inner), -1
+    x = torch.randn(256, 4)
+    if hidden:  # a unit that always gives 1
+        net.weights[-2].data[..., 0], net.biases[-2].data[..., 0] = 0, 1
+    else:
+        x[:, 0] = 1
+    net.weights[last].data[..., 0, :] = 300
+    exact = net(x)
+    net.weights[last].data[..., 1:, :] /= exact.std()
+    exact = net(x)
+    net.compute_dtype = torch.bfloat16
+    error = (net(x) - exact).std()
+    assert error > 0.2 if inner else error < 0.05
+    assert bool(error) is bool(inner or hidden)
+
+
+def test_members_start_within_the_bounds_of_their_own_fan_in():
+    net = MLP(100, 1, (400,), ensemble=3)
+    for weight, fan_in in zip(net.weights, (100, 400), strict=True):
+        bound = 1 / math.sqrt(fan_in)
+        assert 0.98 * bound < weight.abs().max().item() <= bound
+        assert not torch.equal(weight[0], weight[1])
+
+
+def test_orthogonal_layers_keep_lengths_but_for_their_gain():
+    net = MLP(6, 6, (6,), ensemble=2, init=orthogonal_init(2.0, 0.01))
+    for weight, gain in zip(net.weights, (2.0, 0.01), strict=True):
+        for member in weight:
+            torch.testing.assert_close(member @ member.T, gain**2 * torch.eye(6), atol=1e-5, rtol=0)
+    assert all((bias == 0).all() for bias in net.biases)
