@@ -30,7 +30,7 @@ HEAD = """# Algorithms
 *Made by `python -m benchmarks.algorithms` from the code and `benchmarks/results`, not by hand.*
 
 Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
-(`critics.py`, `soft.py`, `dual.py`, `vae.py`). Lines are those of code: neither blank nor comment
+(`offline_rl/algorithms/common`). Lines are those of code: neither blank nor comment
 nor docstring. Settings by task are in `configs/algorithm/<name>.yaml`. bf16: scores were held
 against float32 (`benchmarks/results/parity`), so `precision=auto` uses it where the processor can.
 """

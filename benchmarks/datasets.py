@@ -12,12 +12,12 @@ from pathlib import Path
 from envs import Card, cards, task
 
 PAGE = Path("docs/datasets.md")
-HEAD = """# Datasets and worlds
+HEAD = """# Datasets and environments
 
 *Made by `python -m benchmarks.datasets` from the cards in `datasets/`, not by hand.*
 
 A dataset's name is a task: `offline-rl train task=<name>`. Score 0 and 100 are the returns that the
-field's normalised score maps there. Where no world is named there is data only: train with
+field's normalised score maps there. Where no environment is named there is data only: train with
 `task=none dataset=<name>`. `offline-rl data download <name>` fetches what is published,
 `offline-rl generate recipe=<name>` makes the rest, `offline-rl data info <name>` shows what a file
 holds, and where its references come from.
@@ -77,7 +77,7 @@ def page() -> str:
         if any(c.env for c in own):
             kinds = sorted({c.env.split("-")[0] for c in own if c.env})
             parts += ["Simulated: " + ", ".join(kinds) + ".", ""]
-        parts += ["| name | world | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
+        parts += ["| name | environment | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
         parts += [*map(row, own), ""]
     return "\n".join([*parts, "## What the recipes made", "", MADE, *made()]) + "\n"
 

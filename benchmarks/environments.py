@@ -1,6 +1,6 @@
-"""Steps per second of every world, one alone and 64 side by side, under random actions.
+"""Steps per second of every environment, one alone and 64 side by side, under random actions.
 
-python -m benchmarks.environments [worlds=push/standard,Hopper-v4]
+python -m benchmarks.environments [environments=push/standard,Hopper-v4]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rate(name: str, count: int, threads: int) -> float:
 
 def main(arguments: list[str]) -> None:
     options = dict(argument.split("=", 1) for argument in arguments)
-    names = options["worlds"].split(",") if "worlds" in options else sorted(NATIVE)
+    names = options["environments"].split(",") if "environments" in options else sorted(NATIVE)
     threads, out = hardware.cores(), Path("benchmarks/results")
     rows = json.loads((out / "environments.json").read_text())["rates"]  # others stay as they are
     for name in names:
@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> None:
             continue
         print(name, rows[name], flush=True)
     machine = hardware.description()
-    header = ["world", "one", f"{BATCH}, one thread", f"{BATCH}, {threads} threads"]
+    header = ["environment", "one", f"{BATCH}, one thread", f"{BATCH}, {threads} threads"]
     body = [[f"`{name}`", *(f"{r:,}" for r in rates)] for name, rates in rows.items()]
     facts = f"Cores {machine['cores']}, MuJoCo {machine['mujoco']}, commit {machine['commit']}."
-    page = ["# Worlds: steps per second", "`python -m benchmarks.environments`"]
+    page = ["# Environments: steps per second", "`python -m benchmarks.environments`"]
     page += [table(header, body, markdown=True), facts]
     (out / "environments.md").write_text("\n\n".join(page) + "\n")
     result = {"command": "python -m benchmarks.environments", "machine": machine, "rates": rows}

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envs
-from envs.suites.neorl2 import ENVS, Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
+from envs.suites.neorl2 import Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
+from envs.tasks import NATIVE
 from envs.vector import VectorEnv
 from offline_rl.data.load import data_folder
 from offline_rl.utils.files import write_json, write_text
@@ -174,7 +175,7 @@ def force_rocket(env: Any, observations: np.ndarray, indices: np.ndarray) -> Non
 
 
 @dataclass(frozen=True)
-class World:
+class Simulator:
     groups: dict[str, list[int]]  # dimensions of the observation
     find: Callable[[VectorEnv, Recorded], tuple[VectorEnv, Sequence[int]]] = numbered
     force: Force | None = None  # None: the observation tells too little of the state
@@ -186,19 +187,19 @@ def dims(*parts: int | tuple[int, int]) -> list[int]:
     return [i for p in parts for i in (range(*p) if isinstance(p, tuple) else [p])]
 
 
-WORLDS = {
-    "Pipeline": World(
+SIMULATORS = {
+    "Pipeline": Simulator(
         {"flows": dims(0, (2, 27)), "target": dims(1), "actions": dims((27, 52))},
         first_targets,
         force_pipeline,
         "each first target from the data; these files lie in polixir/neorl2_dataset, but their "
         "MD5 sums are not the published ones; one step: the flows inside the pipe are hidden",
     ),
-    "Simglucose": World(
+    "Simglucose": Simulator(
         {"glucose": dims(0), "patient": dims((1, 31))},
         note="one step: 12 of the 13 state variables are hidden, hence whole episodes only",
     ),
-    "RocketRecovery": World(
+    "RocketRecovery": Simulator(
         {
             "position": dims((0, 2)),
             "velocity": dims((2, 4)),
@@ -210,18 +211,18 @@ WORLDS = {
         force_rocket,
         "each place in the wind's time series from the data; one step: the legs are hidden",
     ),
-    "RandomFrictionHopper": World(
+    "RandomFrictionHopper": Simulator(
         {"positions": dims((0, 6)), "velocities": dims((6, 12)), "friction": dims(12)},
         numbered,
         force_runner,
         "one step: velocities beyond the clip at 10 are hidden",
     ),
-    "DMSD": World(
+    "DMSD": Simulator(
         {"positions": dims(0, 1), "velocities": dims(2, 3), "targets": dims(4, 5)},
         numbered,
         force_dmsd,
     ),
-    "SafetyHalfCheetah": World(
+    "SafetyHalfCheetah": Simulator(
         {"positions": dims((0, 9)), "velocities": dims((9, 18))},
         kept,
         force_runner,
@@ -233,10 +234,10 @@ WORLDS = {
 
 def compare(task: str, path: Path, episodes: int | None = None) -> dict[str, Any]:
     """A file against its simulator; the numbers of both tables."""
-    world, data = WORLDS[task], recorded(path, episodes)
-    env, seeds = world.find(ENVS[f"neorl2/{task}"](len(data.lengths)), data)
+    simulator, data = SIMULATORS[task], recorded(path, episodes)
+    env, seeds = simulator.find(NATIVE[f"neorl2/{task}"](len(data.lengths)), data)
     whole = replay(env, seeds, data)
-    one = replay(env, seeds, data, world.force) if world.force else None
+    one = replay(env, seeds, data, simulator.force) if simulator.force else None
     env.close()
     worst = np.nanmax(whole.observations, (1, 2))
     inside = (np.nan_to_num(whole.observations, nan=np.inf) <= 1e-3).all(2)  # False behind the end
@@ -245,7 +246,7 @@ def compare(task: str, path: Path, episodes: int | None = None) -> dict[str, Any
         "file": path.name,
         "episodes": len(data.lengths),
         "rows": int(data.lengths.sum()),
-        "note": world.note,
+        "note": simulator.note,
         "start_max": number(whole.starts.max()),
         "ends_alike": int(whole.ends.sum()),
         "ends_alike_one_step": int(one.ends.sum()) if one else None,
@@ -256,7 +257,7 @@ def compare(task: str, path: Path, episodes: int | None = None) -> dict[str, Any
         "reward_one_step_max": number(np.nanmax(one.rewards)) if one else None,
         "groups": {},
     }
-    for name, columns in world.groups.items():
+    for name, columns in simulator.groups.items():
         maxima = np.nanmax(whole.observations[..., columns], (1, 2))
         result["groups"][name] = {
             "one_step_max": number(np.nanmax(one.observations[..., columns])) if one else None,
@@ -278,7 +279,7 @@ def number(value: float) -> float:
 
 def steps_per_second(task: str, num_envs: int, seconds: float = 5) -> float:
     """Random actions; episodes that end begin anew."""
-    env, rng = ENVS[f"neorl2/{task}"](num_envs), np.random.default_rng(0)
+    env, rng = NATIVE[f"neorl2/{task}"](num_envs), np.random.default_rng(0)
     env.reset(range(num_envs))
     actions = rng.uniform(-1, 1, (64, num_envs, env.action_dim)).astype(np.float32)
     start, count = time.perf_counter(), 0
@@ -341,7 +342,7 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
 
 
 def main(arguments: list[str]) -> None:
-    options = {"tasks": ",".join(WORLDS), "speed": "no"}
+    options = {"tasks": ",".join(SIMULATORS), "speed": "no"}
     options |= dict(argument.split("=", 1) for argument in arguments)
     results = []
     for task in options["tasks"].split(","):

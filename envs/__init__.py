@@ -1,4 +1,4 @@
-"""What the world is: environments, tasks, dataset cards and the normalisation of scores."""
+"""What is acted in: environments, tasks, dataset cards and the normalisation of scores."""
 
 from envs.cards import Card, Reference, UnknownName, card, cards
 from envs.tasks import Task, make, make_vector, names, register, task

@@ -35,6 +35,11 @@ class Reference:
     source: str
     environment: str  # what really simulates here, and how it differs from the source's
 
+    def in_words(self) -> str:
+        """What a score means, in two sentences."""
+        ends = f"Score 0 is a return of {self.min:g}, 100 one of {self.max:g}"
+        return f"{ends} ({self.source}). Environment: {self.environment}."
+
 
 @dataclass(frozen=True)
 class File:

@@ -15,9 +15,9 @@ from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.vector import VectorEnv
 
-NATIVE: dict[str, Callable[..., VectorEnv]] = {}
-for _suite in pkgutil.iter_modules(suites.__path__):  # each has its ENVS
-    NATIVE |= importlib.import_module(f"{suites.__name__}.{_suite.name}").ENVS
+NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # the ENVS of every file in envs/suites
+for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
+    NATIVE |= getattr(importlib.import_module(_file.name), "ENVS", {})
 _registered: dict[str, "Registration"] = {}
 
 
@@ -74,10 +74,10 @@ def task(name: str) -> Task:
     return Task(name, card.env, card, card.reference, card.max_episode_steps)
 
 
-def limit(world: Callable[..., VectorEnv]) -> int | None:
-    """A world's steps in an episode, where it is known without building it."""
-    given = world.keywords if isinstance(world, partial) else {}
-    kind = world.func if isinstance(world, partial) else world
+def limit(environment: Callable[..., VectorEnv]) -> int | None:
+    """Steps in an episode, where it is known without building it."""
+    given = environment.keywords if isinstance(environment, partial) else {}
+    kind = environment.func if isinstance(environment, partial) else environment
     return given.get("max_episode_steps") or getattr(kind, "max_episode_steps", None)
 
 

@@ -34,6 +34,7 @@ METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
 RESULT = {  # what scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
+    *("pretrain_updates", "online_updates"),
     *("num_env_steps", "seconds", "compile_seconds", "updates_per_second", "device", "precision"),
     *("returns", "success", "costs", "score", "behaviour_score", "score_reference"),
     *("last_checkpoint", "version", "commit"),
@@ -329,7 +330,9 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(
 
     assert [row["updates"] for row in rows(cut)] == [0, 20, 40]
     assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
-    last = [load_file(seed / "checkpoints" / "0000000040.safetensors") for seed in (whole, cut)]
+    last = [
+        load_file(seed / "checkpoints" / "updates_0000000040.safetensors") for seed in (whole, cut)
+    ]
     assert last[0].keys() == last[1].keys()
     for name, value in last[0].items():
         assert value.equal(last[1][name]), name

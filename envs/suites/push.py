@@ -1,4 +1,4 @@
-"""A light manipulation world of our own: a planar arm pushes a puck to a goal on a table.
+"""A light manipulation environment of our own: a planar arm pushes a puck to a goal on a table.
 
 Few degrees of freedom and spheres for contacts, so that it runs thousands of steps a second, and
 several embodiments, so that a policy of one arm can be tried on another. Success is sparse.

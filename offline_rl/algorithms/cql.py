@@ -28,7 +28,7 @@ from offline_rl.algorithms.common.base import (
     State,
     minimise,
     minimise_with,
-    track,
+    soft_update,
 )
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import temper
@@ -124,7 +124,7 @@ class CQL(Algorithm):
             return (td + factor * self.excess(bounded.mean(1))).sum(), (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "penalty": penalty.mean(), "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "entropy": -log_pi, "alpha": alpha}
         if cfg.gap is None:

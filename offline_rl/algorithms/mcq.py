@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.base import (
     State,
     minimise,
     minimise_with,
-    track,
+    soft_update,
 )
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, temper
@@ -107,7 +107,7 @@ class MCQ(Algorithm):
             return soft_policy_loss(policy, state, s, alpha)
 
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "pseudo_loss": away, "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean(), "vae_loss": vae_value}
         return state, metrics | {"entropy": -log_pi, "alpha": alpha}

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, track
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_optimisers, soft_policy_loss, temper
 from offline_rl.algorithms.common.optim import Adam
@@ -100,7 +100,7 @@ class MSG(Algorithm):
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
         if not clone:
             state = temper(state, log_pi, cfg.target_entropy)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "penalty": penalty, "disagreement": spread}
         metrics |= {"policy_loss": policy_value, "target": y.mean()}
         return state, metrics if clone else metrics | {"entropy": -log_pi, "alpha": alpha}

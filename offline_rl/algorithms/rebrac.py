@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from torch import nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, track
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.critics import Critic, regress, td3_target
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.data.transform import Preprocessing
@@ -92,6 +92,6 @@ class ReBRAC(Algorithm):
             return cfg.policy_bc * distance.mean() - q.mean() / q.detach().abs().mean()
 
         state, policy_value = minimise(state, "policy", policy_loss)
-        state = track(state, "policy_target", "policy", cfg.tau)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "policy_target", "policy", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         return state, metrics | {"policy_loss": policy_value}

@@ -22,7 +22,7 @@ from offline_rl.algorithms.common.base import (
     State,
     minimise,
     minimise_with,
-    track,
+    soft_update,
 )
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
@@ -85,6 +85,6 @@ class SAC(Algorithm):
 
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
         state = temper(state, log_pi, -cfg.entropy_scale * self.spec.action_dim)  # eq. 18
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "policy_loss": policy_value, "target": y.mean()}
         return state, metrics | {"entropy": -log_pi, "alpha": alpha}

@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.base import (
     Network,
     State,
     minimise_with,
-    track,
+    soft_update,
 )
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
@@ -97,7 +97,7 @@ class SACN(Algorithm):
             return self.critic_loss(critic, now, batch, y)
 
         state, _, metrics = minimise_with(state, "critic", critic_loss)
-        state = track(state, "critic_target", "critic", self.cfg.tau)
+        state = soft_update(state, "critic_target", "critic", self.cfg.tau)
         metrics |= {"policy_loss": policy_value, "target": y.mean(), "alpha": alpha}
         return state, metrics | {"entropy": entropy}
 

@@ -24,7 +24,7 @@ from offline_rl.algorithms.common.base import (
     State,
     minimise,
     minimise_with,
-    track,
+    soft_update,
 )
 from offline_rl.algorithms.common.critics import Critic, regress, td3_target
 from offline_rl.algorithms.common.optim import Adam
@@ -123,6 +123,6 @@ class SPOT(Algorithm):
             return cfg.support_weight * unlikely - q.mean() / q.detach().abs().mean(), unlikely
 
         state, policy_value, unlikely = minimise_with(state, "policy", policy_loss)
-        state = track(state, "policy_target", "policy", cfg.tau)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "policy_target", "policy", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         return state, metrics | {"policy_loss": policy_value, "unlikelihood": unlikely}

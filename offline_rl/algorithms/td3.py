@@ -1,4 +1,4 @@
-"""TD3: actor-critic for the online world whose critics do not believe their own best news.
+"""TD3: actor-critic, learning online, whose critics do not believe their own best news.
 
 Twin critics learn from the smaller of their targets, the target's action is smoothed by clipped
 noise, and the actor climbs the first critic at every second update only, when both have settled.
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, track
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.critics import Critic, regress, td3_target
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.data.transform import Preprocessing
@@ -70,6 +70,6 @@ class TD3(Algorithm):
             return -state.critic(s, policy(s))[0].mean()
 
         state, policy_value = minimise(state, "policy", policy_loss)
-        state = track(state, "policy_target", "policy", cfg.tau)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "policy_target", "policy", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         return state, metrics | {"policy_loss": policy_value}

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, track
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.critics import Critic, regress, td3_target
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.data.transform import Preprocessing
@@ -71,6 +71,6 @@ class TD3BC(Algorithm):
             return (pi - a).square().mean() - scale * q.mean()
 
         state, policy_value = minimise(state, "policy", policy_loss)
-        state = track(state, "policy_target", "policy", cfg.tau)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "policy_target", "policy", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         return state, metrics | {"policy_loss": policy_value}

@@ -117,10 +117,10 @@ def data(arguments: Sequence[str]) -> None:
 
     from offline_rl.data import convert
     from offline_rl.data import info as describe
-    from offline_rl.data import validate as check
     from offline_rl.data.download import download
     from offline_rl.data.formats.common import ReadOptions
     from offline_rl.data.load import locate
+    from offline_rl.data.validate import validate
     from offline_rl.utils.options import build
 
     actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
@@ -150,7 +150,7 @@ def data(arguments: Sequence[str]) -> None:
         print(names[1])
     else:
         limit = given.get("max_episode_steps")
-        problems = check.check(locate(names[0], data_dir), max_episode_steps=limit, options=built)
+        problems = validate(locate(names[0], data_dir), max_episode_steps=limit, options=built)
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
         errors = sum(problem.severity == "error" for problem in problems)

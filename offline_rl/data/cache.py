@@ -26,7 +26,7 @@ VERSION = 1  # of the entries' format
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
-def opened(
+def cached(
     path: Path, options: Mapping[str, Any], parse: Callable[[], Dataset], cache: Path
 ) -> Dataset:
     """`parse()`, or what it gave before for this very file and these options.

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_rl.data.cache import opened
+from offline_rl.data.cache import cached
 from offline_rl.data.containers.raw import checksum
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
@@ -30,14 +30,14 @@ def load(
     """
     card = source if not isinstance(source, str | Path) else _named(source)
     if isinstance(card, Path):
-        return _opened(card, **options)
+        return _cached(card, **options)
     if hasattr(card, "card"):  # a task
         if card.card is None:
             raise UserError(f"task {card.name} brings no data: give a file with dataset=<path>.")
         card = card.card
     path = find(card, data_dir, split=split)
     known = {"max_episode_steps": card.max_episode_steps, "name": card.name}
-    data = _opened(path, **{**known, **options})
+    data = _cached(path, **{**known, **options})
     count = card.files[split].first_episodes
     if count is None:
         return data
@@ -111,8 +111,8 @@ def user_cache() -> Path:
     return Path(cache) / "offline_rl"
 
 
-def _opened(path: Path, **options: Any) -> Dataset:
-    return opened(path, options, lambda: read(path, **options), user_cache())
+def _cached(path: Path, **options: Any) -> Dataset:
+    return cached(path, options, lambda: read(path, **options), user_cache())
 
 
 def minari_folder(dataset_id: str) -> Path:

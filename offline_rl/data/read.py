@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from offline_rl.data import formats
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
+from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
 
 
@@ -58,7 +58,7 @@ def read(
     check_options(options)
     path = Path(path)
     with open_raw(path) as raw:
-        found = formats.gather(raw, options, _refuse)
+        found = gather(raw, options, _refuse)
     columns = scaled(raw.where, found, options)
     for sentence in faults(columns, raw.where, found.keys):
         raise UserError(sentence)

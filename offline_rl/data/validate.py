@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from offline_rl.data import formats
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.dataset import Dataset, differs
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.formats.flat import jumps
+from offline_rl.data.formats.recognise import gather
 from offline_rl.data.read import check_options, scaled
 from offline_rl.utils.errors import UserError
 
@@ -21,7 +21,7 @@ class Problem(NamedTuple):
     sentence: str
 
 
-def check(
+def validate(
     source: str | Path | Dataset,
     *,
     max_episode_steps: int | None = None,
@@ -71,7 +71,7 @@ def _gather(
     try:
         check_options(options)
         with open_raw(path) as raw:
-            found = formats.gather(raw, options, sentences.append)
+            found = gather(raw, options, sentences.append)
         return scaled(raw.where, found, options), found.keys, found.notes, sentences
     except UserError as error:
         return {}, {}, (), [*sentences, str(error)]

@@ -14,11 +14,10 @@ import envs
 import policies
 from envs import Task, VectorEnv
 from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
-from offline_rl.report.report import scale
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build
-from offline_rl.utils.text import spread, table, wrapped
+from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Normaliser, Policy, Spec, bundle
 
@@ -108,19 +107,19 @@ def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
     """For a terminal."""
     body = []
     for path, e in played.items():
-        score = spread(task.score(e.returns), 1) if task.reference else ""
+        score = mean_std(task.score(e.returns), 1) if task.reference else ""
         success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
-        cost = "" if e.costs is None else spread(e.costs, 1)
-        body.append([str(path), score, spread(e.returns), success, cost])
+        cost = "" if e.costs is None else mean_std(e.costs, 1)
+        body.append([str(path), score, mean_std(e.returns), success, cost])
     if len(body) > 1:
         means = [e.returns.mean() for e in played.values()]
-        score = spread(task.score(means), 1) if task.reference else ""
-        body.append([f"mean of {len(means)} ± deviation over them", score, spread(means), "", ""])
+        score = mean_std(task.score(means), 1) if task.reference else ""
+        body.append([f"mean of {len(means)} ± deviation over them", score, mean_std(means), "", ""])
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
     notes = [f"{count}, begun from seeds {seeds[0]} to {seeds[-1]}."]
     raw = "The task has no score references: these are raw returns."
-    notes.append(wrapped(scale(task.reference)) if task.reference else raw)
+    notes.append(wrapped(task.reference.in_words()) if task.reference else raw)
     return "\n".join([task.name, "", table(HEADER, body), "", *notes])
 
 

@@ -9,8 +9,8 @@ reaches `medium_return`; the expert is that of the best evaluation. The kinds ar
     medium-replay  every transition up to the medium policy, in order, the random start included
     full-replay    every transition of the run   medium-expert    medium, then expert
 
-A sparse task is learnt from its dense reward: `world` is where the policies are then recorded, and
-gives the rewards of the transitions that the learner kept.
+A sparse task is learnt from its dense reward: `environment` is where the policies are then
+recorded, and gives the rewards of the transitions that the learner kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.generation.scripted import Script, script
-from offline_rl.generation.store import Act, roll_out, store
+from offline_rl.generation.store import Act, record, store
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
@@ -65,7 +65,7 @@ class Recipe(Agent):
     medium_return: float  # mean return of an evaluation that makes a policy medium
     medium_after: int  # environment steps before which no policy counts as medium
     rows: int = 1_000_000  # of random, medium and expert
-    world: str | None = None  # where they are recorded; default: in the task's environment
+    environment: str | None = None  # where they are recorded; default: in the task's environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         data, name = make_set(plan, quality, run, made), f"{plan.family}-{quality}"
         made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
         card = describe(plan, recipe, name, run)
-        store(data, folder / f"{name}.hdf5", made_by, card, plan.world or plan.task, show)
+        store(data, folder / f"{name}.hdf5", made_by, card, plan.environment or plan.task, show)
     curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
 
@@ -192,24 +192,24 @@ def make_set(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Datase
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
             first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
             actor = partial(noisy, policy)
-            made[quality] = roll_out(plan.world or plan.task, plan.rows, first, actor)
+            made[quality] = record(plan.environment or plan.task, plan.rows, first, actor)
     return made[quality]
 
 
 def replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
-    """The first `steps` transitions of the agent's life, as its `world` pays them."""
+    """The first `steps` transitions of the agent's life, as its `environment` pays them."""
     checkpoints = run.checkpoints()
     tensors, _ = run.load(max(checkpoints))
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
     columns: dict[str, Any] = {name: tensors[f"buffer/{name}"][:steps].numpy() for name in names}
     for flag in ("terminated", "truncated"):
         columns[flag] = columns[flag].astype(bool)
-    if plan.world is not None:
+    if plan.environment is not None:
         try:
-            columns["rewards"] = SPARSE[plan.world](columns["next_observations"])
+            columns["rewards"] = SPARSE[plan.environment](columns["next_observations"])
         except KeyError:
             remedy = "name the other sets: qualities=[random,medium,expert,medium-expert]"
-            what = f"the rewards of {plan.world} do not follow from its observations"
+            what = f"the rewards of {plan.environment} do not follow from its observations"
             raise UserError(f"{what}; {remedy}") from None
         columns["truncated"] |= columns["terminated"]  # nothing ends there but by its time
         columns["terminated"] = np.zeros_like(columns["terminated"])

@@ -2,8 +2,8 @@
 
 A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
 the noise of the walkers' actions, the skill of the other experts. A set `x` of suite `s` is
-recorded in the environment of the task `s/x`, whose card finds the file, unless `worlds` names
-another one. Only the ant has to learn something before: to walk (`agent`, see generate.Agent).
+recorded in the environment of the task `s/x`, whose card finds the file; `environments` names
+others. Only the ant has to learn something before: to walk (`agent`, see recipes.Agent).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs.experts.cube import CubeExpert
 from envs.experts.fetch import FetchExpert
 from envs.experts.push import Expert
 from envs.experts.walkers import AntWalk, Waypoints
-from offline_rl.generation.store import Act, roll_out, store
+from offline_rl.generation.store import Act, record, store
 from offline_rl.utils.errors import UserError
 from policies import Policy
 
@@ -40,7 +40,7 @@ class Script:
     controller: Literal["waypoints", "push", "fetch", "cube", "ant"]
     suite: str
     sets: dict  # name -> noise or skill
-    worlds: dict = field(default_factory=dict)  # name -> where it is recorded
+    environments: dict = field(default_factory=dict)  # name -> where it is recorded
     agent: dict | None = None  # whose best policy the ant walks by
     rows: int = 100_000  # of each
 
@@ -69,8 +69,8 @@ def script(
         if not isinstance(knob, int | float):
             raise UserError(f"recipe {name}: sets.{each}={knob!r}: expected a number")
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
-        world = plan.worlds.get(each, task)
-        data = roll_out(world, plan.rows, FIRST_SEED + k * 1_000_000, actor)
+        environment = plan.environments.get(each, task)
+        data = record(environment, plan.rows, FIRST_SEED + k * 1_000_000, actor)
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:

@@ -16,10 +16,10 @@ from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
 
 BATCH = 50  # episodes side by side
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see episode_batch
+Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see record_episodes
 
 
-def roll_out(
+def record(
     task: str, rows: int, first_seed: int, actor: Callable[[envs.VectorEnv, int], Act]
 ) -> Dataset:
     """`rows` rows of whole episodes (the last one cut), episode k from seed first_seed + k.
@@ -29,7 +29,7 @@ def roll_out(
     env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
     parts, seed, done = list[dict[str, np.ndarray]](), first_seed, 0
     while done < rows:
-        batch = episode_batch(env, actor(env, seed), seed)
+        batch = record_episodes(env, actor(env, seed), seed)
         parts += batch
         seed += BATCH
         done += sum(len(episode["rewards"]) for episode in batch)
@@ -37,7 +37,7 @@ def roll_out(
     return Dataset.from_arrays(**columns)
 
 
-def episode_batch(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, np.ndarray]]:
+def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, np.ndarray]]:
     """One episode in each environment, as columns, in the order of their seeds first_seed + k.
 
     act: ([B, O], the environments' indices [B]) -> actions [B, A].

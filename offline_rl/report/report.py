@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from envs import Reference
 from offline_rl.report.curves import draw
 from offline_rl.report.runs import Outcome, Seed, behaviour, collect, groups, key_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build
-from offline_rl.utils.text import duration, span, spread, table, wrapped
+from offline_rl.utils.text import duration, mean_std, span, table, wrapped
 
 NOTE = (
     "Scores and returns: mean ± standard deviation over seeds (ddof 0, as CORL has it) of each "
@@ -74,12 +73,12 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
-        body.append([label, spread([score], 1), spread([mean]), *[""] * 7])
+        body.append([label, mean_std([score], 1), mean_std([mean]), *[""] * 7])
     kind = "normalised score" if key == "score" else "raw return (the task has no score references)"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
     done = [s.outcome for s in seeds if s.outcome]
-    notes = list(dict.fromkeys(scale(o.score_reference) for o in done if o.score_reference))
+    notes = list(dict.fromkeys(o.score_reference.in_words() for o in done if o.score_reference))
     if data:
         notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := unusual(seed, key))]
@@ -96,12 +95,12 @@ def row(label: str, done: Sequence[Outcome], key: str) -> tuple[float, list[str]
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return float(np.mean([v for v in values if v is not None] or [-math.inf])), [
         label,
-        spread([o.score for o in done], 1),
-        spread([o.mean_return for o in done]),
-        spread([100 * float(np.mean(o.success)) if o.success else None for o in done], 0),
-        spread([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
+        mean_std([o.score for o in done], 1),
+        mean_std([o.mean_return for o in done]),
+        mean_std([100 * float(np.mean(o.success)) if o.success else None for o in done], 0),
+        mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
         f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
-        span(o.num_updates for o in done),
+        span(o.num_updates or o.online_updates for o in done),
         span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
         duration(sum(o.seconds / o.seeds_stacked for o in done)),
         f"{np.mean(rates):,.0f} × {span(o.seeds_stacked for o in done)}" if rates else "",
@@ -127,9 +126,3 @@ def hardware(seed: Seed) -> str:
     assert o is not None
     unit = f"{machine.get('cores', '?')} cores" if o.device == "cpu" else machine.get("gpu")
     return f"{o.device} ({unit}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
-
-
-def scale(reference: Reference) -> str:
-    """What a score means."""
-    ends = f"Score 0 is a return of {reference.min:g}, 100 one of {reference.max:g}"
-    return f"{ends} ({reference.source}). Environment: {reference.environment}."

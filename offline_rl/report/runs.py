@@ -30,7 +30,8 @@ class Outcome:
     returns: list[float | None] | None
     success: list[bool] | None
     costs: list[float] | None
-    num_updates: int
+    num_updates: int  # of the main phase, offline
+    online_updates: int
     num_env_steps: int
     seconds: float
     seeds_stacked: int
@@ -80,7 +81,7 @@ def read(path: Path) -> Seed:
         machine = dict(read_json(file)) if file.is_file() else {}
         file = folder.result
         if folder.finished:
-            result = {"costs": None} | dict(read_json(file))  # older runs kept no costs
+            result = as_of_today(dict(read_json(file)), config)
             known = {f.name: result[f.name] for f in fields(Outcome)}
             if (reference := known["score_reference"]) is not None:
                 known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
@@ -88,6 +89,14 @@ def read(path: Path) -> Seed:
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
     return Seed(task, label, folder.seed, path, config, curves, outcome, machine)
+
+
+def as_of_today(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A result.json of any version: earlier ones counted all updates as one, and kept no costs."""
+    if "pretrain_updates" not in result:
+        online = 0 if config["num_updates"] else result["num_updates"]
+        result |= {"num_updates": config["num_updates"], "online_updates": online}
+    return {"costs": None} | result
 
 
 def number(value: float | None) -> float:

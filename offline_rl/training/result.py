@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
-from offline_rl.training.train import Plan
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_atomically, write_json
@@ -58,7 +58,9 @@ def finish(
         "dataset_sha256": None if data is None else data.sha256,
         "seed": folder.seed,
         "seeds_stacked": len(trainer.folders),
-        "num_updates": trainer.engine.updates,
+        "num_updates": o.num_updates,
+        "pretrain_updates": sum(trainer.phases.values()),
+        "online_updates": trainer.engine.updates - trainer.offline_updates,
         "num_env_steps": trainer.env_steps,
         "seconds": round(progress.wall_seconds, 3),
         "compile_seconds": round(trainer.engine.compile_seconds, 3),

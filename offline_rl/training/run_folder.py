@@ -3,7 +3,7 @@
 config.json       the resolved options and hyper-parameters
 environment.json  versions, hardware, commit, data checksum, choices made by measurement
 metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
-checkpoints/<updates>.safetensors   whole state; the two newest are kept
+checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state; the two newest are kept
 tensorboard/      result.json      policy.bundle
 """
 
@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -32,6 +32,25 @@ def run_folder(out: str, *parts: str) -> Path:
     return Path(out, *(re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in parts))
 
 
+class Done(NamedTuple):
+    """How far a run has come: what orders checkpoints, and names them."""
+
+    env_steps: int = 0  # online; counted first: updates go on between two of them
+    updates: int = 0  # all phases together
+
+    @property
+    def file(self) -> str:
+        """The checkpoint's name."""
+        online = f"-env_steps_{self.env_steps:010d}" if self.env_steps else ""
+        return f"updates_{self.updates:010d}{online}.safetensors"
+
+    @classmethod
+    def of(cls, file: str) -> Done | None:
+        """The inverse of `file`; None for other names. Before format 3 it was a number alone."""
+        match = re.fullmatch(r"(?:updates_)?(\d+)(?:-env_steps_(\d+))?\.safetensors", file)
+        return match and cls(int(match[2] or 0), int(match[1]))
+
+
 class SeedFolder:
     """One seed's files."""
 
@@ -44,22 +63,23 @@ class SeedFolder:
     def finished(self) -> bool:
         return self.result.is_file()
 
-    def checkpoints(self) -> dict[int, Path]:
-        """Updates done -> file, oldest first."""
-        files = sorted((self.path / "checkpoints").glob("*.safetensors"))
-        return {int(f.stem): f for f in files if f.stem.isdigit()}
+    def checkpoints(self) -> dict[Done, Path]:
+        """What was done -> file, oldest first."""
+        files = (self.path / "checkpoints").glob("*.safetensors")
+        found = [(done, f) for f in files if (done := Done.of(f.name)) is not None]
+        return dict(sorted(found))
 
-    def save(self, updates: int, tensors: Mapping[str, Tensor], progress: Any) -> None:
+    def save(self, done: Done, tensors: Mapping[str, Tensor], progress: Any) -> None:
         """Writes a checkpoint and removes all but the newest ones."""
-        path = self.path / "checkpoints" / f"{updates:010d}.safetensors"
+        path = self.path / "checkpoints" / done.file
         metadata = {"format": FORMAT, "progress": json.dumps(progress)}
         write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
         for old in list(self.checkpoints().values())[:-KEPT]:
             old.unlink(missing_ok=True)
 
-    def load(self, updates: int) -> tuple[dict[str, Tensor], Any]:
-        """Tensors and progress of the checkpoint at `updates`."""
-        path = self.checkpoints()[updates]
+    def load(self, done: Done) -> tuple[dict[str, Tensor], Any]:
+        """Tensors and progress of the checkpoint at `done`."""
+        path = self.checkpoints()[done]
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata()

@@ -32,7 +32,7 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.training.sources import offline_source, streamed, streams
 from offline_rl.training.trackers import tracker
 from offline_rl.training.trainer import Trainer
@@ -87,7 +87,8 @@ def train_group(
 ) -> None:
     """Trains members that are at the same point, side by side."""
     o, folders = plan.options, [m.folder for m in members]
-    seeds, horizon = [f.seed for f in folders], o.num_updates or o.num_env_steps
+    seeds = [f.seed for f in folders]
+    horizon = o.num_updates or int(o.num_env_steps * o.utd)  # updates, for schedules
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
@@ -119,8 +120,7 @@ def train_group(
         values=stacked([m.cfg for m in members]),
     )
     if choices["compile"] is None:
-        updates = o.num_updates or int(o.num_env_steps * o.utd)
-        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), updates)
+        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), horizon)
         choices["compile"] = engine.compiled
     if choices["threads"] is None:
         choices["threads"] = engine.choose_threads(hardware.cores())
@@ -136,15 +136,17 @@ def train_group(
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
-    clock = common_checkpoint(folders)
+    done = common_checkpoint(folders)
     for member in members:
         folder = member.folder
         folder.agree(member.description)
-        if clock is None:
+        if done is None:
             folder.rewind(-1, -1)
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
-        tracker(o.tracker, m.folder.path, str(m.folder.path), m.description, clock or 0)
+        tracker(
+            o.tracker, m.folder.path, str(m.folder.path), m.description, done.updates if done else 0
+        )
         for m in members
     ]
     trainer = Trainer(
@@ -160,8 +162,8 @@ def train_group(
         watch=watch,
         show=show,
     )
-    if clock is not None:
-        trainer.resume(clock)
+    if done is not None:
+        trainer.resume(done)
     try:
         trainer.run()
     except torch.OutOfMemoryError as error:
@@ -182,7 +184,7 @@ def train_group(
         evaluation.close()
 
 
-def common_checkpoint(folders: Sequence[SeedFolder]) -> int | None:
+def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
     """The newest point that all seeds have."""
     common = set.intersection(*(set(f.checkpoints()) for f in folders))
     return max(common) if common else None

@@ -22,7 +22,7 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.collector import Collector
 from offline_rl.training.evaluator import Evaluator
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from policies import Bundle
@@ -297,13 +297,13 @@ class Trainer:
                 progress["collector"] = self.collector.state()
                 for name, value in self.collector.buffer.filled().items():
                     tensors[f"buffer/{name}"] = value[s].cpu().contiguous()
-            folder.save(self.clock, tensors, progress)
+            folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
 
-    def resume(self, clock: int) -> None:
-        """Continues from the checkpoint that every seed has at `clock`."""
+    def resume(self, done: Done) -> None:
+        """Continues from the checkpoint that every seed has at `done`."""
         progress, diverged = dict[str, Any](), list[int | None]()
         for s, folder in enumerate(self.folders):
-            tensors, progress = folder.load(clock)
+            tensors, progress = folder.load(done)
             diverged.append(progress["diverged"])
             if self.collector is not None:
                 stored = {k: v for k, v in tensors.items() if k.startswith("buffer/")}

@@ -28,7 +28,7 @@ def wrapped(note: str) -> str:
     return textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def spread(values: Iterable[float | None], decimals: int | None = None) -> str:
+def mean_std(values: Iterable[float | None], decimals: int | None = None) -> str:
     """Mean ± standard deviation of the known values; the mean alone where it is one value."""
     known = [v for v in values if v is not None]
     if not known:

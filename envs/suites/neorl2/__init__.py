@@ -1,10 +1,8 @@
-"""The simulators of NeoRL-2 (arXiv:2503.19267), one file per world, many episodes at a time.
+"""The simulators of NeoRL-2 (arXiv:2503.19267), one file each, many episodes at a time.
 
 Fusion and Salespromotion have no file: their dynamics are the authors' trained networks
 (`polixir/NeoRL2:neorl2/envs/data`), so that they are data only here.
 """
-
-from collections.abc import Callable
 
 from envs.suites.neorl2.dmsd import DMSD
 from envs.suites.neorl2.pipeline import Pipeline
@@ -12,20 +10,9 @@ from envs.suites.neorl2.random_friction_hopper import RandomFrictionHopper
 from envs.suites.neorl2.rocket_recovery import RocketRecovery
 from envs.suites.neorl2.safety_half_cheetah import SafetyHalfCheetah
 from envs.suites.neorl2.simglucose import Simglucose
-from envs.vector import VectorEnv
-
-ENVS: dict[str, Callable[..., VectorEnv]] = {
-    "neorl2/Pipeline": Pipeline,
-    "neorl2/Simglucose": Simglucose,
-    "neorl2/RocketRecovery": RocketRecovery,
-    "neorl2/RandomFrictionHopper": RandomFrictionHopper,
-    "neorl2/DMSD": DMSD,
-    "neorl2/SafetyHalfCheetah": SafetyHalfCheetah,
-}
 
 __all__ = [
     "DMSD",
-    "ENVS",
     "Pipeline",
     "RandomFrictionHopper",
     "RocketRecovery",

@@ -53,3 +53,6 @@ class DMSD(VectorEnv):
         half = (self._num_steps[indices] >= self.max_episode_steps // 2).astype(int)
         targets = self._targets[indices, half]
         return np.concatenate([self._state[indices].reshape(-1, 4), targets], 1)
+
+
+ENVS = {"neorl2/DMSD": DMSD}

@@ -73,3 +73,6 @@ class Pipeline(VectorEnv):
 
     def _next_target(self, rng: np.random.Generator, now: float) -> float:
         return rng.choice(self.TARGETS) if rng.random() < self.SWITCH_PROBABILITY else now
+
+
+ENVS = {"neorl2/Pipeline": Pipeline}

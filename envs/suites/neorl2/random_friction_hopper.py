@@ -53,3 +53,6 @@ class RandomFrictionHopper(Hopper):
 
     def _observations(self, indices: np.ndarray) -> np.ndarray:
         return np.concatenate([super()._observations(indices), self._friction[indices]], 1)
+
+
+ENVS = {"neorl2/RandomFrictionHopper": RandomFrictionHopper}

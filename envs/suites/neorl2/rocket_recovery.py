@@ -160,3 +160,6 @@ def potential(observations: np.ndarray) -> np.ndarray:
     """[B, 7] -> [B]: less the farther, the faster and the more tilted."""
     x, y, vx, vy, angle, *_ = observations.astype(np.float64).T
     return -100 * (np.hypot(x, y) + np.hypot(vx, vy) + abs(angle))
+
+
+ENVS = {"neorl2/RocketRecovery": RocketRecovery}

@@ -25,3 +25,6 @@ class SafetyHalfCheetah(HalfCheetah):
         step = super()._step(actions, indices)
         step.infos["cost"] = (step.infos["x_velocity"] > self.SPEED_LIMIT).astype(np.float64)
         return step
+
+
+ENVS = {"neorl2/SafetyHalfCheetah": SafetyHalfCheetah}

@@ -202,3 +202,6 @@ def integrate(x: np.ndarray, inputs: np.ndarray, parameters: np.ndarray, steps: 
 def risk(glucose: np.ndarray) -> np.ndarray:
     """Kovatchev's index of glucose in mg/dL: 0 at 112.5, growing to both sides."""
     return 10 * (1.509 * (np.log(glucose) ** 1.084 - 5.381)) ** 2
+
+
+ENVS = {"neorl2/Simglucose": Simglucose}

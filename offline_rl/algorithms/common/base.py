@@ -1,8 +1,8 @@
 """What an algorithm is: networks, optimisers and one functional update, written for one seed.
 
 The engine owns the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
-`state.<name>(…)` is a network with its present parameters; `minimise` and `track` return the next
-state.
+`state.<name>(…)` is a network with its present parameters; `minimise` and `soft_update` return the
+next state.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def step(state: State, name: str, grads: Params) -> State:
     )
 
 
-def track(state: State, target: str, source: str, tau: float | Tensor) -> State:
+def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> State:
     """target <- (1 - tau) target + tau source, parameter by parameter."""
     old, new = state.params[target], state.params[source]
     moved = {k: torch.lerp(old[k], new[k], tau) for k in old}

@@ -16,7 +16,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State, minimise, track
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    Network,
+    State,
+    minimise,
+    soft_update,
+)
 from offline_rl.algorithms.common.critics import Critic, Value
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.data.transform import Preprocessing
@@ -94,7 +101,7 @@ class DualV(Algorithm):
 
         state, pi_loss = minimise(state, "policy", policy_loss)
         state, q_loss = minimise(state, "critic", critic_loss)
-        state = track(state, "critic_target", "critic", cfg.tau)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
         losses = {"value_loss": v_loss, "policy_loss": pi_loss, "critic_loss": q_loss}
         means = {"target": y.mean(), "advantage": advantage.mean(), "weight": weight.mean()}
         return state, losses | means

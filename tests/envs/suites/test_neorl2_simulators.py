@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import neorl2_simulators
-from benchmarks.neorl2_simulators import WORLDS, Recorded, recorded, replay
-from envs.suites.neorl2 import DMSD, ENVS, Pipeline, SafetyHalfCheetah
+from benchmarks.neorl2_simulators import SIMULATORS, Recorded, recorded, replay
+from envs.suites.neorl2 import DMSD, Pipeline, SafetyHalfCheetah
+from envs.tasks import NATIVE
 from envs.vector import VectorEnv
 
 
@@ -25,7 +26,7 @@ def read(data_dir: Path, name: str, episode_length: int) -> dict[str, np.ndarray
 def build(task: str, num_envs: int, *, num_threads: int = 1) -> VectorEnv:
     if task == "neorl2/RocketRecovery":
         pytest.importorskip("Box2D", reason="RocketRecovery needs the extra [box2d]")
-    return ENVS[task](num_envs, num_threads=num_threads)
+    return NATIVE[task](num_envs, num_threads=num_threads)
 
 
 OPEN_LOOP = {  # largest error of an observation and of a reward; episodes (None: all)
@@ -59,7 +60,7 @@ def test_every_episode_is_reproduced_from_its_number(data_dir: Path, name: str) 
     if not path.exists():
         pytest.skip(f"{name} is not there")
     data = recorded(path, limits[2])
-    env, seeds = WORLDS[task].find(build(f"neorl2/{task}", len(data.lengths)), data)
+    env, seeds = SIMULATORS[task].find(build(f"neorl2/{task}", len(data.lengths)), data)
     errors = replay(env, seeds, data)
     env.close()
     assert errors.ends.all()
@@ -100,7 +101,7 @@ def test_a_replay_finds_what_is_wrong_and_nothing_else() -> None:
     assert np.argwhere(errors.rewards > 0).tolist() == [[1, 7]]
     assert errors.ends.tolist() == [True, True, False]
     assert np.isnan(errors.rewards[2]).tolist() == [False] * 61 + [True] * 39
-    one_step = replay(DMSD(3), range(3), data, WORLDS["DMSD"].force)
+    one_step = replay(DMSD(3), range(3), data, SIMULATORS["DMSD"].force)
     assert one_step.observations[0, 41, 1] > 0.1  # from the recorded position, not its own
     other_seeds = replay(DMSD(3), range(3, 6), record(range(3)))
     assert (other_seeds.starts.max(1) > 0).all()
@@ -215,7 +216,7 @@ def test_a_step_above_the_speed_limit_is_paid_minus_hundred_and_ends_nothing() -
     assert not step.terminated.any()
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", [n for n in NATIVE if n.startswith("neorl2/")])
 def test_neighbours_and_threads_change_nothing(name: str) -> None:
     """Environment 20 of 33, whose others begin, end and wait at other times, equals one alone."""
     me, alone, crowd = 20, build(name, 1), build(name, 33, num_threads=2)

@@ -11,8 +11,8 @@ from test_robomimic_layout import demos
 from test_zarr_layout import pusht
 
 from offline_rl.data.containers.raw import open_raw
-from offline_rl.data.formats import FORMATS, gather, recognise
 from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.formats.recognise import FORMATS, gather, recognise
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 

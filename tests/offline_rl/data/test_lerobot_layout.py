@@ -11,7 +11,7 @@ from made_layouts import fixed_lists, free_lists, lerobot, png
 
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
@@ -123,7 +123,7 @@ def test_videos_are_left_out_with_a_sentence(tmp_path: Path):
     video = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
     path = lerobot(tmp_path / "a", frames(), LENGTHS, features=video)
     assert "videos are not read: observation.images.top" in read(path).notes
-    warnings = [problem.sentence for problem in check(path)]
+    warnings = [problem.sentence for problem in validate(path)]
     assert any("videos are not read" in sentence for sentence in warnings)
     with pytest.raises(UserError, match=r"observation\.images\.top is a video"):
         read(path, observation_keys=["observation.images.top"])

@@ -12,7 +12,7 @@ import pytest
 from made_layouts import after, before, box, column, episodes, minari
 
 from offline_rl.data.read import read
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after episode_9
@@ -179,7 +179,7 @@ def test_pictures_beside_vectors_are_left_out_with_a_note(tmp_path: Path):
     assert read(folder, observation_keys=["view"]).observations.shape == (3, 32, 32, 3)
     with pytest.raises(UserError, match="mix pictures with other arrays"):
         read(folder, observation_keys=["state", "view"])
-    notes = [p.sentence for p in check(folder) if p.severity == "warning"]
+    notes = [p.sentence for p in validate(folder) if p.severity == "warning"]
     assert any("not observed: view" in note for note in notes)
 
 
@@ -238,7 +238,7 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
         read(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [p.severity for p in check(folder)] == ["error"]
+    assert [p.severity for p in validate(folder)] == ["error"]
 
 
 def test_discrete_actions_are_refused(tmp_path: Path):

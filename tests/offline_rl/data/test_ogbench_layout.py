@@ -7,7 +7,7 @@ import pytest
 from made_files import save
 
 from offline_rl.data.read import read
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -103,7 +103,7 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
     with pytest.raises(UserError, match=sentence) as caught:
         read(path)
     assert str(path) in str(caught.value)
-    assert [p.severity for p in check(path)] == ["error"]
+    assert [p.severity for p in validate(path)] == ["error"]
 
 
 def test_rewards_make_it_another_layout(tmp_path: Path):

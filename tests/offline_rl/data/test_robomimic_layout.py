@@ -10,7 +10,7 @@ from made_layouts import robomimic
 
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 Demo = dict[str, Any]
@@ -220,7 +220,7 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
         read(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [p.severity for p in check(path)] == ["error"]
+    assert [p.severity for p in validate(path)] == ["error"]
 
 
 def test_missing_demonstrations_are_noted_and_missing_rows_refused(tmp_path: Path):

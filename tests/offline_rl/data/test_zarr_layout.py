@@ -11,7 +11,7 @@ from made_layouts import Arrays, zarr, zipped
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 ENDS = [3, 7, 10]
@@ -131,7 +131,7 @@ def test_absent_chunks_are_the_fill_value_and_noted(tmp_path: Path):
     assert (data.observations[4:8] == 7).all()
     assert any("data/state: 1 chunks have no file" in note for note in data.notes)
     assert any(
-        "copied completely" in p.sentence for p in check(path, options=ReadOptions(**PIXELS))
+        "copied completely" in p.sentence for p in validate(path, options=ReadOptions(**PIXELS))
     )
 
 

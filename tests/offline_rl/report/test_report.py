@@ -10,7 +10,7 @@ from offline_rl.report.report import report, summary
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_json
-from offline_rl.utils.text import duration, span, spread, table
+from offline_rl.utils.text import duration, mean_std, span, table
 
 REFERENCE = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
 
@@ -31,6 +31,7 @@ def seed_folder(
     """Evaluated in two episodes at updates -> score; a score of s is a return of 100 + 2 s."""
     folder = SeedFolder(run_folder(str(out), task, algorithm, name), seed)
     settings = {"algorithm": algorithm, "task": task, "name": name, "dataset": None, "data": "ab12"}
+    settings |= {"num_updates": 4000}
     write_json(folder.config, {**settings, "hyper": {"beta": 3.0}, **(config or {})})
     write_json(folder.path / "environment.json", {"cores": 2, "gpu": None})
     for updates, score in scores.items():
@@ -84,6 +85,18 @@ def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path
     assert "Score 0 is a return of 100, 100 one of 300 (a paper). Environment: a stand-in." in text
     assert "line.npz" in text
     assert "cpu (2 cores), fp32, compiled" in text
+
+
+def test_updates_are_those_of_the_main_phase_in_results_of_any_age(tmp_path: Path) -> None:
+    """Before preliminary updates were told apart, a result counted them with the others."""
+    ages = {"old": {"num_updates": 5000}, "new": {"num_updates": 4000, "pretrain_updates": 1000}}
+    ages["new"] |= {"online_updates": 0}
+    for name, counts in ages.items():
+        seed_folder(tmp_path, 0, {0: 1.0}, name=name, **counts)
+        assert "4,000" in cells(report([tmp_path]), f"bc ({name})")
+    online = {"config": {"num_updates": 0}, "num_updates": 700, "num_env_steps": 800}
+    seed_folder(tmp_path / "sac", 0, {0: 1.0}, name="online", **online)
+    assert cells(report([tmp_path / "sac"]), "bc (online)")[4:6] == ["700", "800"]
 
 
 def test_the_last_evaluation_counts_and_not_the_best(tmp_path: Path) -> None:
@@ -244,11 +257,11 @@ def test_json_and_pictures_beside_the_runs_are_not_read(tmp_path: Path) -> None:
 
 
 def test_numbers_have_sensible_digits() -> None:
-    assert spread([]) == ""
-    assert spread([None, 2.0]) == "2.0"
-    assert spread([1.0, 3.0]) == "2.0 ± 1.0"
-    assert spread([0.25]) == "0.250"
-    assert spread([-2999.6, -3000.4]) == "-3,000 ± 0"
+    assert mean_std([]) == ""
+    assert mean_std([None, 2.0]) == "2.0"
+    assert mean_std([1.0, 3.0]) == "2.0 ± 1.0"
+    assert mean_std([0.25]) == "0.250"
+    assert mean_std([-2999.6, -3000.4]) == "-3,000 ± 0"
     assert span([3, 1, 2]) == "1–3"
     assert span([1000, 1000]) == "1,000"
     assert [duration(s) for s in (61.2, 600, 9000)] == ["61 s", "10 min", "2.5 h"]

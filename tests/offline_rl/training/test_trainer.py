@@ -14,8 +14,8 @@ import offline_rl
 import policies
 from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
-from offline_rl.generation.recipes import Recipe, build, learn, noisy
-from offline_rl.generation.store import roll_out
+from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
+from offline_rl.generation.store import record
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils.errors import UserError
@@ -202,28 +202,28 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
     )
     run = learn(plan, "test", str(tmp_path), False)
     made: dict = {}
-    replay = build(plan, "medium-replay", run, made)
+    replay = make_set(plan, "medium-replay", run, made)
     assert replay.num_rows == 300
-    whole = build(plan, "full-replay", run, made)
+    whole = make_set(plan, "full-replay", run, made)
     assert np.array_equal(whole.actions[:300], replay.actions)
     policy = policies.load(run.path / "medium.bundle")
-    medium, again = (roll_out(plan.task, 450, 7, partial(noisy, policy)) for _ in "ab")
+    medium, again = (record(plan.task, 450, 7, partial(noisy, policy)) for _ in "ab")
     assert medium.num_rows == 450
     assert np.array_equal(medium.actions, again.actions)
     assert medium.episode_lengths().tolist() == [200, 200, 50]
-    both = build(plan, "medium-expert", run, made)
-    first = build(plan, "medium", run, made)
+    both = make_set(plan, "medium-expert", run, made)
+    first = make_set(plan, "medium", run, made)
     assert np.array_equal(both.rewards[:400], first.rewards[:400])
     assert both.num_rows == 400 + 450
-    random = build(plan, "random", run, made)
+    random = make_set(plan, "random", run, made)
     assert abs(random.actions.mean()) < 0.1
 
     def upright(observations: np.ndarray) -> np.ndarray:
         return (observations[:, 0] > 0.5).astype(np.float32) - 1
 
     monkeypatch.setitem(SPARSE, "env:Pendulum-v1", upright)
-    paid = build(replace(plan, world="env:Pendulum-v1"), "medium-replay", run, {})
+    paid = make_set(replace(plan, environment="env:Pendulum-v1"), "medium-replay", run, {})
     assert np.array_equal(paid.rewards, upright(replay.next_observations))
     assert np.array_equal(paid.observations, replay.observations)
     with pytest.raises(UserError, match=r"rewards of Hopper-v4 .* qualities="):
-        build(replace(plan, world="Hopper-v4"), "medium-replay", run, {})
+        make_set(replace(plan, environment="Hopper-v4"), "medium-replay", run, {})

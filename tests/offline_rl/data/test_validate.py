@@ -7,7 +7,7 @@ import pytest
 from made_files import Arrays, save, steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
-from offline_rl.data.validate import check
+from offline_rl.data.validate import validate
 
 
 def short() -> Arrays:
@@ -19,7 +19,7 @@ def short() -> Arrays:
 
 
 def found(tmp_path: Path, arrays: Arrays, **options: int) -> list[tuple[str, str]]:
-    return [tuple(problem) for problem in check(save(tmp_path / "a.hdf5", arrays), **options)]
+    return [tuple(problem) for problem in validate(save(tmp_path / "a.hdf5", arrays), **options)]
 
 
 @pytest.mark.parametrize("arrays", [short(), with_next(short()), two_episodes()])
@@ -54,7 +54,7 @@ def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
     arrays = short()
     arrays["actions"] = np.array([{}] * 12, dtype=object)
     arrays["rewards"][1] = np.nan
-    problems = check(save(tmp_path / "a.npz", arrays))
+    problems = validate(save(tmp_path / "a.npz", arrays))
     assert [problem.severity for problem in problems] == ["error", "error"]
     assert "actions holds pickled" in problems[0].sentence
     assert "rewards has nan" in problems[1].sentence
@@ -65,7 +65,7 @@ def test_whatever_byte_of_an_arrays_header_is_damaged_it_is_said_or_read(tmp_pat
     whole, errors = path.read_bytes(), 0
     for k in range(30, 180):
         path.write_bytes(whole[:k] + bytes([whole[k] ^ 0x55]) + whole[k + 1 :])
-        errors += any(problem.severity == "error" for problem in check(path))
+        errors += any(problem.severity == "error" for problem in validate(path))
     assert errors > 75
 
 
@@ -73,7 +73,7 @@ def test_a_truncated_file_and_a_missing_one_are_one_error(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", short())
     path.write_bytes(path.read_bytes()[:3000])
     for broken in (path, tmp_path / "missing.hdf5"):
-        (problem,) = check(broken)
+        (problem,) = validate(broken)
         assert problem.severity == "error"
         assert str(broken) in problem.sentence
 
@@ -135,7 +135,7 @@ def test_a_data_set_in_memory_is_checked_too():
     data = Dataset.from_arrays(
         a["observations"], a["actions"], a["rewards"], a["terminals"], a["timeouts"], name="mine"
     )
-    (problem,) = check(data)
+    (problem,) = validate(data)
     assert problem.sentence.startswith("mine: observations: 1 of 3 columns")
 
 
@@ -143,4 +143,4 @@ def test_published_files_have_no_errors(data_dir: Path):
     path = data_dir / "neorl2" / "DMSD" / "DMSD-high-20000-val.npz"
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    assert check(path, max_episode_steps=100) == []
+    assert validate(path, max_episode_steps=100) == []

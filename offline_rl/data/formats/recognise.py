@@ -1,0 +1,39 @@
+"""Which layout a container is in, and what that layout makes of it."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+from offline_rl.data.containers.raw import Raw
+from offline_rl.data.formats import diffusion_policy, flat, lerobot, minari, ogbench, robomimic
+from offline_rl.data.formats.common import Found, ReadOptions
+from offline_rl.utils.errors import UserError
+
+FORMATS = (lerobot, diffusion_policy, minari, robomimic, ogbench, flat)  # the first that fits
+OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
+
+
+def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+    """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
+    layout = recognise(raw)
+    for name in OPTIONAL:
+        if getattr(options, name) and name not in layout.TAKES:
+            raise UserError(
+                f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
+            )
+    found: Found = layout.gather(raw, options, complain)
+    return found
+
+
+def recognise(raw: Raw) -> ModuleType:
+    """The first layout that fits. Raises UserError that says what each one missed."""
+    reasons = []
+    for layout in FORMATS:
+        reason = layout.missed(raw)
+        if reason is None:
+            return layout
+        reasons.append(f"{layout.NAME} ({reason})")
+    shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
+    raise UserError(
+        f"{raw.where}: a {raw.kind} container that holds {shown or 'nothing'}, in no layout known "
+        f"here. Tried: {'; '.join(reasons)}."
+    )
