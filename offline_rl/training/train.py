@@ -32,7 +32,7 @@ from offline_rl.training.plan import (
 from offline_rl.training.result import Result, environment, finish
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.training.sources import offline_source, streamed, streams
-from offline_rl.training.trackers import tracker
+from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -53,14 +53,16 @@ def train(
     o = plan.options
     runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
     path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
+    members = [
+        Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
+        for name, cfg in plan.settings.items()
+        for seed in plan.seeds
+    ]
+    if o.tracker == "wandb" and not all(m.folder.finished for m in members):
+        log_in(plan.wandb)
     with ExitStack() as locks:
         for run in runs.values():
             locks.enter_context(locked(run))
-        members = [
-            Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
-            for name, cfg in plan.settings.items()
-            for seed in plan.seeds
-        ]
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
                 member.folder.agree(member.description)
@@ -142,7 +144,12 @@ def train_group(
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
         tracker(
-            o.tracker, m.folder.path, str(m.folder.path), m.description, done.updates if done else 0
+            o.tracker,
+            m.folder,
+            f"{o.task}/{o.algorithm}/{m.description['name']}",
+            m.description,
+            plan.wandb,
+            done.updates if done else 0,
         )
         for m in members
     ]
