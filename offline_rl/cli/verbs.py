@@ -170,3 +170,21 @@ def report(arguments: Sequence[str]) -> None:
 
     folders = [a for a in arguments if "=" not in a]
     print(run(folders, **_parse([a for a in arguments if "=" in a])))
+
+
+def benchmark(arguments: Sequence[str]) -> None:
+    """Work off a suite of runs: many algorithms, tasks and seeds, in processes of low priority.
+
+    usage: offline-rl benchmark suite=<name or file> [algorithms=[…]] [tasks=[…]] [seeds=] [out=]
+           offline-rl benchmark plan=<folder>/plan.json        (any machine that shares the folder)
+
+      suite=     a file of configs/suite: which runs, in order of worth
+      out=       default: runs/<suite>        workers=  processes at a time; default: one a core
+      dry_run=true   only print the plan: what is done, and what the rest will take
+
+    The same command again skips what is finished and goes on with the rest.
+    """
+    _quiet()
+    from offline_rl.suite.benchmark import benchmark as run
+
+    print(run(**_parse(arguments)))
