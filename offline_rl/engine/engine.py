@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree
 from offline_rl.algorithms.common.base import Algorithm, State, check_stackable
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import captured, compiled
+from offline_rl.engine.work import Work, count
 from offline_rl.replay.batch import Source
 from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
@@ -212,32 +213,9 @@ class Engine:
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
 
-    def eager_seconds(self, calls: int = 3) -> float:
-        """Seconds per update of the uncompiled program."""
-        return self._seconds(self._build("update", False), calls) / self.algorithm.period
-
-    def choose_threads(self, cores: int) -> int:
-        """1 thread or `cores`, whichever runs the program faster; torch is left at that number."""
-        program, options = self.program(), sorted({1, cores})
-        seconds = dict.fromkeys(options, float("inf"))
-        for _ in range(3):
-            for threads in options:
-                torch.set_num_threads(threads)
-                seconds[threads] = min(seconds[threads], self._seconds(program, 5))
-        best = min(seconds, key=seconds.__getitem__)
-        torch.set_num_threads(best)
-        return best
-
-    def _seconds(self, program: Callable[[], Tensor], calls: int) -> float:
-        """Of one call."""
-        with self._untaught():
-            program()
-            started = time.perf_counter()
-            for _ in range(calls):
-                program()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            return (time.perf_counter() - started) / calls
+    def work(self) -> Work:
+        """What an update of the main phase costs, all seeds together."""
+        return count(self._trace("update")[0], self.algorithm.period)
 
     def stacked_policy(
         self, batch: int, *, explore: bool = False, device: torch.device | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -37,3 +37,14 @@ class TrainOptions:
     out: str = "runs"
     name: str = "default"
     tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """What `wandb.<field>` says of a run at Weights & Biases, with tracker=wandb."""
+
+    project: str = "offline_rl"
+    entity: str | None = None  # the account or team; default: yours
+    group: str | None = None  # what a run's seeds stand under; default: <task>/<algorithm>/<name>
+    tags: list[str] = field(default_factory=list)
+    mode: Literal["online", "offline", "disabled"] | None = None  # default: WANDB_MODE, or online

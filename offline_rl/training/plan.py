@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
 from math import inf, prod
@@ -15,7 +15,7 @@ from offline_rl.algorithms.common.base import Algorithm, check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
-from offline_rl.training.options import TrainOptions
+from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -24,27 +24,40 @@ from policies import Spec
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
 
+READING = (  # options that say how a file is read
+    *("action_scale", "action_range", "d4rl_compatible", "terminate_on_end"),
+    *("observation_keys", "subset"),
+)
+IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
+
 FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that is checked before anything is written."""
+class Resolved:
+    """What the keys alone decide: command line over per-task table over default."""
 
     options: TrainOptions
+    wandb: WandbOptions
     algorithm: type[Algorithm]
     settings: dict[str, Any]  # a run's name -> its hyper-parameters
     pattern: str | None  # of the algorithm's per-task table
     task: Task
-    dataset: Dataset | None
-    expert: Dataset | None  # what expert_dataset names
-    spec: Spec
     seeds: list[int]
 
     @property
     def cfg(self) -> Any:
         """The first run's; the others differ in what may be stacked."""
         return next(iter(self.settings.values()))
+
+
+@dataclass(frozen=True)
+class Plan(Resolved):
+    """Everything that is checked before anything is written."""
+
+    dataset: Dataset | None
+    expert: Dataset | None  # what expert_dataset names
+    spec: Spec
 
 
 @dataclass(frozen=True)
@@ -56,15 +69,14 @@ class Member:
     description: dict[str, Any]  # what makes two runs the same run
 
 
-def prepare(keys: Mapping[str, Any]) -> Plan:
-    """Options, then data; nothing is written."""
+def resolve(keys: Mapping[str, Any]) -> Resolved:
+    """The options, complete and checked; no data is looked at. Raises UserError."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
-    hyper = {k[10:]: v for k, v in keys.items() if k.startswith("algorithm.")}
-    options = build(TrainOptions, {k: v for k, v in keys.items() if not k.startswith("algorithm.")})
+    own, hyper, wandb = (part(keys, prefix) for prefix in ("", "algorithm.", "wandb."))
+    options = build(TrainOptions, own)
     algorithm = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
-        env = envs.make_vector(task, 1) if task.env_id else None
     except ValueError as error:
         raise UserError(str(error)) from None
     count = options.seeds
@@ -74,26 +86,36 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         )
     seeds = count if isinstance(count, list) else list(range(count))
     checks(options, algorithm, seeds)
+    if wandb and options.tracker != "wandb":
+        raise UserError(f"wandb.{next(iter(wandb))}= needs tracker=wandb")
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
+    built = build(WandbOptions, wandb, "wandb.")
+    return Resolved(options, built, algorithm, settings, pattern, task, seeds)
+
+
+def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The keys that begin with `prefix`, without it; for "" those of no group."""
+    if prefix:
+        return {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)}
+    return {k: v for k, v in keys.items() if not k.startswith(("algorithm.", "wandb."))}
+
+
+def prepare(keys: Mapping[str, Any]) -> Plan:
+    """Options, then data; nothing is written."""
+    given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
+    chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
+    options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
     hardware.device(options.device)
     dataset = expert = None
     if options.num_updates:
-        if options.dataset is None and task.card is None:
+        if options.dataset is None and chosen.task.card is None:
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
             )
-        source = options.dataset if options.dataset is not None else task
-        how: dict[str, Any] = {
-            "action_scale": options.action_scale,
-            "action_range": options.action_range,
-            "d4rl_compatible": options.d4rl_compatible,
-            "terminate_on_end": options.terminate_on_end,
-            "observation_keys": options.observation_keys,
-            "subset": options.subset,
-        }
-        dataset = load(source, options.data_dir, **how)
+        dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
         if "costs" in algorithm.needs and "costs" not in dataset.extras:
             raise UserError(
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
@@ -108,11 +130,12 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
         if options.expert_dataset is not None:
-            expert = load(options.expert_dataset, options.data_dir, **how)
-    spec = specification(task, env, dataset, expert)
+            expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
+    spec = specification(chosen.task, env, dataset, expert)
     if env is not None:
         env.close()
-    plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
+    known = vars(chosen) | {"settings": settings}
+    plan = Plan(**known, dataset=dataset, expert=expert, spec=spec)
     learner = algorithm(spec, plan.cfg)
     lengths = {"num_updates": options.num_updates}
     for name, updates in phases(plan, learner).items():
@@ -124,6 +147,16 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 f"give a multiple of {learner.period}"
             )
     return plan
+
+
+def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
+    """What `source` names, read as `options` say; or itself, known by what is in its arrays."""
+    how = {name: getattr(options, name) for name in READING}
+    if not isinstance(source, Dataset):
+        return load(source, options.data_dir, **how)
+    if told := [name for name, value in how.items() if value]:
+        raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
+    return replace(source, path=None, sha256=source.checksum())
 
 
 def phases(plan: Plan, learner: Algorithm) -> dict[str, int]:

@@ -6,7 +6,6 @@ written before the checks pass.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 import torch
 
 import envs
-from offline_rl.algorithms.common.registry import algorithm_yaml
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.options import TrainOptions
+from offline_rl.training.choices import choose, precision, stored
 from offline_rl.training.plan import (
     Member,
     Plan,
@@ -34,7 +32,7 @@ from offline_rl.training.plan import (
 from offline_rl.training.result import Result, environment, finish
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.training.sources import offline_source, streamed, streams
-from offline_rl.training.trackers import tracker
+from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -55,14 +53,16 @@ def train(
     o = plan.options
     runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
     path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
+    members = [
+        Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
+        for name, cfg in plan.settings.items()
+        for seed in plan.seeds
+    ]
+    if o.tracker == "wandb" and not all(m.folder.finished for m in members):
+        log_in(plan.wandb)
     with ExitStack() as locks:
         for run in runs.values():
             locks.enter_context(locked(run))
-        members = [
-            Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
-            for name, cfg in plan.settings.items()
-            for seed in plan.seeds
-        ]
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
                 member.folder.agree(member.description)
@@ -108,22 +108,22 @@ def train_group(
             streams=len(seeds),
             device=device,
         )
-    choices = stored_choices(folders) or first_choices(o, device)
+    done = common_checkpoint(folders)
+    begun = stored(folders[0].path) if done is not None else None
     engine = Engine(
         lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
         seeds,
         source,
         batch_size=plan.cfg.batch_size,
         device=device,
-        precision=choices["precision"],
-        compile=choices["compile"] is True,
+        precision=begun.precision if begun else precision(o, device),
         values=stacked([m.cfg for m in members]),
     )
-    if choices["compile"] is None:
-        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), horizon)
-        choices["compile"] = engine.compiled
-    if choices["threads"] is None:
-        choices["threads"] = engine.choose_threads(hardware.cores())
+    choices = begun or choose(o, engine, horizon)
+    engine.compiled = choices.compile
+    torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
+    if show and not begun:
+        print(choices)
     threads = min(hardware.cores(), 8)
     evaluation = (
         envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
@@ -136,7 +136,6 @@ def train_group(
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
-    done = common_checkpoint(folders)
     for member in members:
         folder = member.folder
         folder.agree(member.description)
@@ -145,7 +144,12 @@ def train_group(
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
         tracker(
-            o.tracker, m.folder.path, str(m.folder.path), m.description, done.updates if done else 0
+            o.tracker,
+            m.folder,
+            f"{o.task}/{o.algorithm}/{m.description['name']}",
+            m.description,
+            plan.wandb,
+            done.updates if done else 0,
         )
         for m in members
     ]
@@ -188,31 +192,3 @@ def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
     """The newest point that all seeds have."""
     common = set.intersection(*(set(f.checkpoints()) for f in folders))
     return max(common) if common else None
-
-
-def stored_choices(folders: Sequence[SeedFolder]) -> dict[str, Any] | None:
-    """What was chosen by measurement when the run began, to be used again when it resumes."""
-    path = folders[0].path / "environment.json"
-    if common_checkpoint(folders) is None or not path.is_file():
-        return None
-    if (choices := read_json(path).get("choices")) is None:
-        raise UserError(
-            f"{path} does not say how the run began; remove {path.parent} to begin anew"
-        )
-    torch.set_num_threads(choices["threads"])
-    return dict(choices)
-
-
-def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
-    """Precision, compilation and threads for this machine and run; None: to be measured."""
-    precision = o.precision
-    if precision == "auto":
-        passed = algorithm_yaml(o.algorithm).get("parity") or {}
-        precision = "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
-    compiled = {"auto": None, "always": True, "never": False}[o.compile]
-    if compiled is None and (missing := hardware.compiler_missing()):
-        print(f"not compiling: {missing}")
-        compiled = False
-    measure = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
-    threads = None if measure else torch.get_num_threads()
-    return {"precision": precision, "compile": compiled, "threads": threads}
