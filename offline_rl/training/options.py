@@ -12,7 +12,7 @@ from offline_rl.utils.options import Amount, Checked, Count, Positive
 class TrainOptions(Checked):
     """What `offline-rl train` takes. Hyper-parameters are `algorithm.<field>`."""
 
-    algorithm: str  # a method's name, such as iql
+    algorithm: str  # a method's name, such as iql; a file of your own, mine.py; or module:Class
     task: str  # see `offline-rl data list`; or env:<Gymnasium id>; or none, for no evaluation
     dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
     expert_dataset: str | None = None  # an expert's data beside the other, for recoil

@@ -22,6 +22,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
 from policies import Spec
+from policies.heads.head import kinds
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
 
@@ -115,6 +116,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         env.close()
     plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
     learner = algorithm(spec, plan.cfg)
+    if (head := type(learner.modules[learner.policy])) not in kinds().values():
+        raise UserError(
+            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
+            f"head of policies.heads: {', '.join(kinds())}"
+        )
     lengths = {"num_updates": options.num_updates}
     for name, updates in phases(plan, learner).items():
         lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
