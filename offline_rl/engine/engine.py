@@ -21,7 +21,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
-from offline_rl.algorithms.common.base import Algorithm, State, check_stackable
+from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import captured, compiled
 from offline_rl.engine.work import Work, count

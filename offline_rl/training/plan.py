@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
-from math import inf, prod
-from typing import Any
+from math import prod
+from typing import Any, get_type_hints
 
 import envs
 from envs import Task
-from offline_rl.algorithms.common.base import Algorithm, check_stackable
+from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
@@ -21,6 +22,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
 from policies import Spec
+from policies.heads.head import kinds
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
 
@@ -137,6 +139,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     known = vars(chosen) | {"settings": settings}
     plan = Plan(**known, dataset=dataset, expert=expert, spec=spec)
     learner = algorithm(spec, plan.cfg)
+    if (head := type(learner.modules[learner.policy])) not in kinds().values():
+        raise UserError(
+            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
+            f"head of policies.heads: {', '.join(kinds())}"
+        )
     lengths = {"num_updates": options.num_updates}
     for name, updates in phases(plan, learner).items():
         lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
@@ -169,11 +176,11 @@ def runs(
     options: TrainOptions, algorithm: type[Algorithm], hyper: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
     """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
-    numbers = {f.name for f in fields(algorithm.Config) if f.type in (float, "float")}
+    kinds = get_type_hints(algorithm.Config)
     lists = {
         k: coerce(v, list[float], f"algorithm.{k}")
         for k, v in hyper.items()
-        if k in numbers and isinstance(v, list)
+        if kinds.get(k) is float and isinstance(v, list)
     }
     try:
         check_stackable(algorithm.Config, lists)
@@ -195,17 +202,7 @@ def runs(
 
 
 def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:
-    """The options' ranges and what they need of one another."""
-    positive = ("batch_size", "eval_every", "eval_episodes", "checkpoint_every")
-    for name in positive:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value}: must be at least 1")
-    for name in ("num_updates", "num_env_steps", "pretrain_updates"):
-        if (getattr(options, name) or 0) < 0:
-            raise UserError(f"{name}={getattr(options, name)}: must be at least 0")
-    if not 0 < options.utd < inf:
-        raise UserError(f"utd={options.utd}: must be a number above 0")
+    """What the options need of one another."""
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:

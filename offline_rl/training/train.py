@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import envs
+from offline_rl.algorithms.common.registry import label
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
@@ -51,8 +52,9 @@ def train(
     """
     plan = prepare(keys)
     o = plan.options
-    runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
-    path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
+    method = run_folder(o.out, o.task, label(o.algorithm))
+    runs = {name: run_folder(str(method), name) for name in plan.settings}
+    path = next(iter(runs.values())) if len(runs) == 1 else method
     members = [
         Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
         for name, cfg in plan.settings.items()

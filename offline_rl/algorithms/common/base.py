@@ -8,8 +8,8 @@ next state.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +18,6 @@ from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.random import Random
 from policies.spec import Spec
@@ -112,7 +111,7 @@ class Algorithm:
         raise NotImplementedError
 
     def optimisers(self) -> dict[str, Adam]:
-        """An optimiser for each trained network."""
+        """An optimiser for each trained network; those of networks that are not there are idle."""
         raise NotImplementedError
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -148,7 +147,8 @@ class Algorithm:
             name: {k: v.detach().clone() for k, v in module.named_parameters()}
             for name, module in self.modules.items()
         }
-        optimiser = {name: adam.init(params[name]) for name, adam in self.optimisers().items()}
+        adams = {name: adam for name, adam in self.optimisers().items() if name in params}
+        optimiser = {name: adam.init(params[name]) for name, adam in adams.items()}
         return {"params": params, "optimiser": optimiser}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
@@ -190,19 +190,3 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
     old, new = state.params[target], state.params[source]
     moved = {k: torch.lerp(old[k], new[k], tau) for k in old}
     return replace(state, params={**state.params, target: moved})
-
-
-BUILD_TIME = frozenset({"dropout", "exploration_noise", "initial_alpha", "top_fraction"})
-
-
-def check_stackable(config: type, names: Iterable[str]) -> None:
-    """Raises ValueError for a field that cannot have one value per stacked seed.
-
-    Such are all but floats, those that networks or data are built from, and those of Preprocessing,
-    which shape the data that all seeds share.
-    """
-    shared = {f.name for f in fields(Preprocessing)}
-    for name in names:
-        own = {f.name: f.type for f in fields(config)}
-        if own.get(name) not in (float, "float") or name in BUILD_TIME | shared:
-            raise ValueError(f"{name} cannot be stacked: one value serves all seeds of a program")

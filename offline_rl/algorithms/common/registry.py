@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import inspect
 import re
+import sys
+import traceback
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.utils.errors import UserError
@@ -25,28 +32,114 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """The algorithm of `offline_rl/algorithms/<name>.py`. Raises UserError with near matches."""
-    from offline_rl.algorithms.common.base import Algorithm
+    """The algorithm of that name: ours, or one that somebody else wrote.
 
+    iql                 of offline_rl/algorithms/iql.py
+    mine.py             of that file; mine.py:Class where it holds several
+    package.module:Class   of an installed package
+
+    Raises UserError with near matches, or for what is no algorithm.
+    """
+    source, cls = split(name)
+    if source.endswith(".py"):
+        return checked(name, *found(name, load(Path(source).expanduser().resolve()), cls))
+    if cls:
+        try:
+            module = importlib.import_module(source)
+        except ImportError as error:
+            raise UserError(f"algorithm={name}: {error}") from None
+        return checked(name, *found(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))
-    module = importlib.import_module(f"offline_rl.algorithms.{name}")
-    own = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Algorithm)
-        and value.__module__ == module.__name__
-    ]
-    return own[-1]
+    (own,) = found(name, importlib.import_module(f"offline_rl.algorithms.{name}"), "")
+    return own
+
+
+def split(name: str) -> tuple[str, str]:
+    """Where an algorithm lies, and its class where that is named."""
+    source, _, cls = name.rpartition(":")
+    return (source, cls) if source else (name, "")
+
+
+def label(name: str) -> str:
+    """What runs of an algorithm are filed under: its own name, its file's, or its class's."""
+    source, cls = split(name)
+    return cls or (Path(source).stem if source.endswith(".py") else source)
+
+
+def origin(name: str) -> dict[str, str]:
+    """Where an algorithm that is not ours lies; its runs keep this."""
+    source, _ = split(name)
+    if source in algorithm_names():
+        return {}
+    file = Path(inspect.getfile(algorithm_class(name))).resolve()
+    return {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file of the user's; loaded again only where the file is another by now."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"algorithm={path}: {error.strerror}") from None
+    name = f"algorithm_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def found(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
+    """The algorithms that a module defines itself, or the one of its names that is asked for."""
+    from offline_rl.algorithms.common.base import Algorithm
+
+    kinds = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+    }
+    if cls and cls not in kinds:
+        raise UserError(f"algorithm={name}: {unknown('algorithm', cls, kinds)}")
+    if cls:
+        return [kinds[cls]]
+    return [value for value in kinds.values() if value.__module__ == module.__name__]
+
+
+def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
+    """The only one of `kinds`, with a Config of ours. Raises UserError."""
+    from offline_rl.algorithms.common.config import BaseConfig
+
+    if not kinds:
+        raise UserError(f"{name} holds no algorithm: give it a subclass of offline_rl's Algorithm")
+    if len(kinds) > 1:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"{name} holds {names}: say which, as in {name}:{kinds[-1].__name__}")
+    config = getattr(kinds[0], "Config", None)
+    if not (isinstance(config, type) and issubclass(config, BaseConfig)):
+        raise UserError(f"{name}: {kinds[0].__name__} has no Config, a dataclass on BaseConfig")
+    if not hasattr(config, "discount"):
+        raise UserError(f"{name}: {kinds[0].__name__}.Config has no discount, which batches need")
+    return kinds[0]
 
 
 def algorithm_yaml(name: str) -> dict[str, Any]:
-    """configs/algorithm/<name>.yaml; empty where an algorithm has none."""
+    """configs/algorithm/<name>.yaml; empty where an algorithm has none, as those of others."""
     from omegaconf import OmegaConf
 
-    path = share("configs") / "algorithm" / f"{name}.yaml"
-    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else None
+    path, ours = share("configs") / "algorithm" / f"{name}.yaml", name in algorithm_names()
+    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if ours and path.is_file() else None
     return loaded or {}
 
 
