@@ -5,17 +5,18 @@ their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
 Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
 Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
-         first `random_steps` actions are uniform; networks start as torch's do.
+         first actions (`Online.warm_up`) are uniform; networks start as torch's do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
@@ -50,12 +51,20 @@ class Config(Preprocessing):
     initial_alpha: float = 1.0  # > 0; read when the networks are built: one value for all seeds
     entropy_scale: float = 1.0  # target entropy is -entropy_scale * |A|
     hidden: tuple[int, ...] = (256, 256)
-    random_steps: int = 5_000  # environment steps with uniform actions before the first update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the paper's."""
+
+    warm_up: int = 5_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class SAC(Algorithm):
     Config = Config
     targets: ClassVar = {"critic_target": "critic"}
+    Online = Online
     online = True
 
     def networks(self) -> dict[str, nn.Module]:

@@ -11,10 +11,11 @@ Differs: nowhere known from the authors' code (sfujim/TD3:TD3.py), whose network
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.critics import Critic, regress, td3_target
 from offline_rl.algorithms.common.optim import Adam
@@ -36,12 +37,20 @@ class Config(Preprocessing):
     critic_lr: float = 3e-4
     hidden: tuple[int, ...] = (256, 256)
     exploration_noise: float = 0.1  # read when the policy is built: one value for all seeds
-    random_steps: int = 25_000  # environment steps with uniform actions before the first update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the authors' code's."""
+
+    warm_up: int = 25_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class TD3(Algorithm):
     Config = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
+    Online = Online
     online = True
 
     @property

@@ -25,7 +25,7 @@ class TrainOptions:
     num_updates: int = 1_000_000  # of the main phase, offline
     pretrain_updates: int | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: int = 0  # environment steps to learn from online
-    utd: float = 1.0  # updates per environment step, online
+    utd: float | None = None  # updates per environment step; default: the method's
     batch_size: int | None = None  # default: the algorithm's own, mostly 256
     eval_every: int = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: int = 10  # for each seed

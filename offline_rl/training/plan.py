@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import envs
 from envs import Task
-from offline_rl.algorithms.common.base import Algorithm, check_stackable
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
+from offline_rl.algorithms.common.base import Algorithm, Interaction, check_stackable
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
+from offline_rl.algorithms.common.schedule import Learn, Work
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
 from offline_rl.training.options import TrainOptions
@@ -40,6 +41,8 @@ class Plan:
     expert: Dataset | None  # what expert_dataset names
     spec: Spec
     seeds: list[int]
+    interaction: Interaction  # how it goes on in an environment
+    schedule: list[Work]
 
     @property
     def cfg(self) -> Any:
@@ -59,8 +62,12 @@ class Member:
 def prepare(keys: Mapping[str, Any]) -> Plan:
     """Options, then data; nothing is written."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
-    hyper = {k[10:]: v for k, v in keys.items() if k.startswith("algorithm.")}
-    options = build(TrainOptions, {k: v for k, v in keys.items() if not k.startswith("algorithm.")})
+    hyper, online = (
+        {k.removeprefix(p): v for k, v in keys.items() if k.startswith(p)}
+        for p in ("algorithm.", "online.")
+    )
+    rest = {k: v for k, v in keys.items() if not k.startswith(("algorithm.", "online."))}
+    options = build(TrainOptions, rest)
     algorithm = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
@@ -77,9 +84,15 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
+    if online and not options.num_env_steps:
+        raise UserError(f"online.{next(iter(online))} is of no use without num_env_steps=…")
+    if options.utd is not None:
+        online["utd"] = options.utd  # the two keys are one
+    first = next(iter(settings.values()))
+    how_online = interaction(options.algorithm, options.task, first, online)
     hardware.device(options.device)
     dataset = expert = None
-    if options.num_updates:
+    if options.num_updates or (options.num_env_steps and how_online.online.mixing):
         if options.dataset is None and task.card is None:
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
@@ -105,6 +118,8 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 "from: give data that has them, or an algorithm that needs none, as bc or recoil"
             )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+        completed = algorithm.complete(how_online.cfg, dataset)
+        how_online = replace(how_online, cfg=completed)
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
         if options.expert_dataset is not None:
@@ -112,24 +127,31 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     spec = specification(task, env, dataset, expert)
     if env is not None:
         env.close()
-    plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
-    learner = algorithm(spec, plan.cfg)
-    lengths = {"num_updates": options.num_updates}
-    for name, updates in phases(plan, learner).items():
-        lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
-    for name, updates in lengths.items():
-        if updates % learner.period:
+    learner = algorithm(spec, next(iter(settings.values())), interaction=how_online)
+    steps, pretrain = options.num_env_steps, options.pretrain_updates
+    schedule = learner.schedule(options.num_updates, steps, pretrain)
+    for work in schedule:
+        period = learner.at(work.phase).period
+        if isinstance(work, Learn) and work.updates % period:
+            key = "num_updates" if work.phase == "update" else work.phase
+            key = "pretrain_updates" if key == work.phase and pretrain is not None else key
             raise UserError(
-                f"{name}={updates}: {options.algorithm} repeats every {learner.period}; "
-                f"give a multiple of {learner.period}"
+                f"{key}={work.updates}: {options.algorithm} repeats every {period}; "
+                f"give a multiple of {period}"
             )
-    return plan
-
-
-def phases(plan: Plan, learner: Algorithm) -> dict[str, int]:
-    """The preliminary phases' lengths, in updates."""
-    given = plan.options.pretrain_updates
-    return {name: n if given is None else given for name, n in learner.phases.items()}
+    return Plan(
+        options,
+        algorithm,
+        settings,
+        pattern,
+        task,
+        dataset,
+        expert,
+        spec,
+        seeds,
+        how_online,
+        schedule,
+    )
 
 
 def runs(
@@ -171,8 +193,6 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
     for name in ("num_updates", "num_env_steps", "pretrain_updates"):
         if (getattr(options, name) or 0) < 0:
             raise UserError(f"{name}={getattr(options, name)}: must be at least 0")
-    if not 0 < options.utd < inf:
-        raise UserError(f"utd={options.utd}: must be a number above 0")
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:
@@ -229,6 +249,10 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
     made: dict[str, Any] = {"name": name, "data": data, "hyper": asdict(plan.settings[name])}
+    if plan.options.num_env_steps:
+        made["online"] = asdict(plan.interaction.online)
+        cfg = asdict(plan.interaction.cfg)
+        made["online"] |= {k: v for k, v in cfg.items() if v != made["hyper"][k]}
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

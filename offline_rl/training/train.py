@@ -9,31 +9,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
 import envs
 from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.mixtures import WithExpert
-from offline_rl.replay.streaming import Stream
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     Member,
     Plan,
     description,
     headline,
-    phases,
     prepare,
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
-from offline_rl.training.sources import offline_source, streamed, streams
+from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
@@ -88,31 +87,18 @@ def train_group(
     """Trains members that are at the same point, side by side."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
-    horizon = o.num_updates or int(o.num_env_steps * o.utd)  # updates, for schedules
+    utd = plan.interaction.online.utd
+    horizon = o.num_updates or int(o.num_env_steps * utd)  # updates, for schedules
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
-    source: ReplayBuffer | WithExpert | Stream
-    if data is not None and streams(plan, data, device):
-        source = streamed(plan, data, transform, seeds, device)
-    elif data is not None:
-        expert = plan.expert and transform.dataset(plan.expert)
-        source = offline_source(
-            plan.algorithm, plan.cfg, transform.dataset(data), expert, device=device
-        )
-    else:
-        source = ReplayBuffer(
-            plan.spec.observation_shape,
-            plan.spec.action_dim,
-            o.num_env_steps,
-            streams=len(seeds),
-            device=device,
-        )
+    sources = sources_of(plan, data, transform, seeds, device)
+    main = "update" if o.num_updates else ONLINE
     choices = stored_choices(folders) or first_choices(o, device)
     engine = Engine(
-        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
+        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
         seeds,
-        source,
+        sources,
         batch_size=plan.cfg.batch_size,
         device=device,
         precision=choices["precision"],
@@ -120,10 +106,10 @@ def train_group(
         values=stacked([m.cfg for m in members]),
     )
     if choices["compile"] is None:
-        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), horizon)
+        engine.compiled = hardware.compiling_pays(engine.eager_seconds(main), horizon)
         choices["compile"] = engine.compiled
     if choices["threads"] is None:
-        choices["threads"] = engine.choose_threads(hardware.cores())
+        choices["threads"] = engine.choose_threads(hardware.cores(), main)
     threads = min(hardware.cores(), 8)
     evaluation = (
         envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
@@ -132,10 +118,15 @@ def train_group(
     )
     collector = None
     if o.num_env_steps:
-        assert isinstance(source, ReplayBuffer)
-        env = envs.make_vector(plan.task, len(seeds))
-        random_steps = getattr(plan.cfg, "random_steps", 0)
-        collector = Collector(engine, env, source, transform, random_steps)
+        assert isinstance(sources.online, ReplayBuffer)
+        collector = Collector(
+            engine,
+            lambda: envs.make_vector(plan.task, 1),
+            sources.online,
+            transform,
+            plan.interaction.online,
+            partial(further_columns, plan.algorithm, plan.interaction.cfg),
+        )
     done = common_checkpoint(folders)
     for member in members:
         folder = member.folder
@@ -156,7 +147,7 @@ def train_group(
         transform,
         folders,
         trackers,
-        phases=phases(plan, engine.algorithm),
+        schedule=plan.schedule,
         evaluation=evaluation,
         collector=collector,
         watch=watch,
@@ -180,8 +171,9 @@ def train_group(
             t.close()
     for s, folder in enumerate(folders):
         finish(plan, trainer, s, folder, choices)
-    if evaluation is not None:
-        evaluation.close()
+    for made in (evaluation, collector):
+        if made is not None:
+            made.close()
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
