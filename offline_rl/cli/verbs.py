@@ -62,6 +62,32 @@ def train(arguments: Sequence[str]) -> None:
     print(result.path)
 
 
+def finetune(arguments: Sequence[str]) -> None:
+    """Go on from a run in its environment: each seed from its newest checkpoint.
+
+    usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
+
+      run=       a run of `train`; its folder is left as it is
+      algorithm=  default: the run's; another takes over the networks that it has too, by name
+      task=      default: the run's          name=from-<algorithm>   of the new run
+      utd=       updates for each environment step; default: the method's
+      online.<field>=   warm_up, warm_up_by, mixing, n_step, or a hyper-parameter that holds online
+      and the keys of `train`
+
+    The same command again continues an interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report.report import summary
+    from offline_rl.training.finetune import finetune as run
+
+    given = _parse(arguments)
+    if "run" not in given:
+        raise UserError("finetune: say what to go on from, with run=<folder>")
+    result = run(**given)
+    print(summary(result.path))
+    print(result.path)
+
+
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of a run, in a task's environment.
 

@@ -132,7 +132,7 @@ class Engine:
         for (own, _), program in self._programs.items():
             if own != phase or not program.calls:
                 continue
-            total = program.total.cpu().numpy()  # [S, metrics]
+            total = program.total.cpu().numpy().copy()  # [S, metrics]
             for j, name in enumerate(program.metrics):
                 sums.setdefault(name, []).append((total[:, j], program.calls))
             program.total.zero_()

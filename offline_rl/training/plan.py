@@ -16,6 +16,7 @@ from offline_rl.algorithms.common.registry import algorithm_class, algorithm_con
 from offline_rl.algorithms.common.schedule import Learn, Work
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
+from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
@@ -43,6 +44,7 @@ class Plan:
     seeds: list[int]
     interaction: Interaction  # how it goes on in an environment
     schedule: list[Work]
+    start: Start | None = None  # where it goes on from, if not from nothing
 
     @property
     def cfg(self) -> Any:
@@ -59,8 +61,8 @@ class Member:
     description: dict[str, Any]  # what makes two runs the same run
 
 
-def prepare(keys: Mapping[str, Any]) -> Plan:
-    """Options, then data; nothing is written."""
+def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
+    """Options, then data; nothing is written. start: where the run goes on from."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
     hyper, online = (
         {k.removeprefix(p): v for k, v in keys.items() if k.startswith(p)}
@@ -151,6 +153,7 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         seeds,
         how_online,
         schedule,
+        start,
     )
 
 
@@ -249,6 +252,8 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
     made: dict[str, Any] = {"name": name, "data": data, "hyper": asdict(plan.settings[name])}
+    if plan.start is not None:
+        made["start"] = plan.start.to_json()
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
         cfg = asdict(plan.interaction.cfg)

@@ -21,6 +21,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     Member,
@@ -38,19 +39,24 @@ from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_json, write_json
+from policies import Spec
 
 
 def train(
-    *, show: bool = True, watch: Callable[[Trainer], None] | None = None, **keys: Any
+    *,
+    show: bool = True,
+    watch: Callable[[Trainer], None] | None = None,
+    start: Start | None = None,
+    **keys: Any,
 ) -> Result:
     """Trains and evaluates. keys: the command line's; `algorithm.beta` may be `algorithm__beta`.
 
     A list given for a hyper-parameter that is a number makes one run for each of its values, named
-    after it; all of them train side by side. watch: called after each evaluation. The same call
-    again continues an interrupted run; on a finished one it does nothing. Raises UserError for
-    whatever the user can mend.
+    after it; all of them train side by side. watch: called after each evaluation. start: what
+    `finetune` goes on from. The same call again continues an interrupted run; on a finished one it
+    does nothing. Raises UserError for whatever the user can mend.
     """
-    plan = prepare(keys)
+    plan = prepare(keys, start)
     o = plan.options
     runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
     path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
@@ -88,10 +94,14 @@ def train_group(
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
     utd = plan.interaction.online.utd
-    horizon = o.num_updates or int(o.num_env_steps * utd)  # updates, for schedules
+    earlier = plan.start.num_updates if plan.start is not None else 0
+    horizon = o.num_updates or earlier or int(o.num_env_steps * utd)  # updates, for schedules
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
-    transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
+    if plan.start is None:
+        transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
+    else:
+        transform = begun_with(plan.start, seeds, plan.spec)
     sources = sources_of(plan, data, transform, seeds, device)
     main = "update" if o.num_updates else ONLINE
     choices = stored_choices(folders) or first_choices(o, device)
@@ -148,6 +158,7 @@ def train_group(
         folders,
         trackers,
         schedule=plan.schedule,
+        begun=plan.start.updates if plan.start is not None else 0,
         evaluation=evaluation,
         collector=collector,
         watch=watch,
@@ -155,6 +166,8 @@ def train_group(
     )
     if done is not None:
         trainer.resume(done)
+    elif plan.start is not None:
+        go_on(engine, plan.start)
     try:
         trainer.run()
     except torch.OutOfMemoryError as error:
@@ -174,6 +187,35 @@ def train_group(
     for made in (evaluation, collector):
         if made is not None:
             made.close()
+
+
+def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
+    """The transform of the run that is gone on from. Raises UserError where it does not fit."""
+    _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
+    transform = Transform.from_json(progress["transform"])
+    shape = transform.normaliser.mean.shape
+    if shape != spec.observation_shape:
+        raise UserError(
+            f"{start.run} learnt from observations {list(shape)}, the task has "
+            f"{list(spec.observation_shape)}: fine-tune it on its own task"
+        )
+    return transform
+
+
+def go_on(engine: Engine, start: Start) -> None:
+    """Puts every seed where its checkpoint stands. Raises UserError naming what differs."""
+    for s, seed in enumerate(engine.seeds):
+        path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
+        tensors, _ = start.folder(seed).load(start.checkpoints[seed][0])
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
+        try:
+            own = engine.seed_state(s)
+            if own.keys() != tensors.keys():
+                tensors = engine.algorithm.adopt(own, tensors)
+            engine.load_seed_state(s, tensors)
+        except ValueError as error:
+            remedy = "give the options of its networks, as algorithm.hidden=…, or its own algorithm"
+            raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:

@@ -57,12 +57,15 @@ class Trainer:
         trackers: list[Tracker],
         *,
         schedule: Sequence[Work],
+        begun: int = 0,
         evaluation: VectorEnv | None,
         collector: Collector | None = None,
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """schedule: what is done, in order. evaluation: S * episodes environments.
+        """schedule: what is done, in order. begun: updates of the run that this one goes on from.
+
+        evaluation: S * episodes environments.
 
         watch: called after each evaluation.
         """
@@ -70,7 +73,7 @@ class Trainer:
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.schedule = schedule
-        before = engine.updates  # of the run that this one goes on from
+        before = begun
         for work in schedule:
             engine.starts[work.phase] = before
             before += work.updates if isinstance(work, Learn) else 0

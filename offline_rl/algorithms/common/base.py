@@ -184,6 +184,25 @@ class Algorithm:
         parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
 
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.
+
+        All networks and the count of updates are the other's, as are the moments of optimisers that
+        it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
+        """
+        taken = dict(own)
+        for name, tensor in own.items():
+            found = other.get(name)
+            fits = found is not None and found.shape == tensor.shape
+            if not fits and not name.startswith("optimiser/"):
+                there = "is missing" if found is None else f"is {tuple(found.shape)}"
+                raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
+        kept = {n.split("/")[1] for n in own if n.startswith("optimiser/") and n not in other}
+        for name in own:
+            if name.split("/")[1] not in kept or not name.startswith("optimiser/"):
+                taken[name] = other[name]
+        return taken
+
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""
         params = {
