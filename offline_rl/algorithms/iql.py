@@ -43,8 +43,8 @@ class IQL(DualV):
         if not self.cfg.deterministic:
             return super().actor()
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        init = orthogonal_init()
-        return DeterministicActor(obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=init)
+        options = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
+        return DeterministicActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch, weight: Tensor) -> Tensor:
         """Eq. 7, or the squared error with the same weights."""
