@@ -35,6 +35,7 @@ FLOORS = [  # of offline_rl: a package imports from those before its own floor, 
     {"evaluation", "online"},
     {"training"},
     {"report", "generation"},
+    {"suite"},
     {"cli"},
 ]
 ALGORITHMS = registry.algorithm_names()

@@ -21,14 +21,13 @@ from torch import nn
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
 from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
-from offline_rl.replay.batch import Batch
+from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.sequences import Windows
 from offline_rl.utils.options import Amount, Count, Number, Positive, Share
 from policies.heads.decision_transformer import DecisionTransformer
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.replay.batch import Source
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class DT(Algorithm):
         """All rows, also those whose next observation is unknown: nobody looks at it."""
         return replace(paid(self.cfg, dataset), next_index=dataset.next_index.clip(min=0))
 
-    def source(self, source: Source) -> Source:
-        return Windows(source, self.cfg.window)
+    def source(self, phase: str, sources: Sources) -> Source:
+        return Windows(super().source(phase, sources), self.cfg.window)
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg

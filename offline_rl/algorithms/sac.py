@@ -5,17 +5,18 @@ their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
 Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
 Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
-         first `random_steps` actions are uniform; networks start as torch's do.
+         first actions (`Online.warm_up`) are uniform; networks start as torch's do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
@@ -52,12 +53,20 @@ class Config(BaseConfig):
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
     hidden: Sizes = (256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # between layers, of policy and critics
-    random_steps: Amount = 5_000  # environment steps with uniform actions before the first update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the paper's."""
+
+    warm_up: Amount = 5_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class SAC(Algorithm):
     Config = Config
     targets: ClassVar = {"critic_target": "critic"}
+    Online = Online
     online = True
 
     def networks(self) -> dict[str, nn.Module]:

@@ -11,10 +11,11 @@ Differs: nowhere known from the authors' code (sfujim/TD3:TD3.py), whose network
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
@@ -52,7 +53,14 @@ class Config(OfflineConfig):
     """Defaults: the authors' code's."""
 
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deviation of that on actions
-    random_steps: Amount = 25_000  # environment steps with uniform actions before the first update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the authors' code's."""
+
+    warm_up: Amount = 25_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class TD3(Algorithm):
@@ -60,6 +68,7 @@ class TD3(Algorithm):
 
     Config: ClassVar[type] = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
+    Online = Online
     online = True
 
     @property

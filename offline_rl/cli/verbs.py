@@ -35,6 +35,29 @@ def train(arguments: Sequence[str]) -> None:
     print(result.path)
 
 
+@takes("offline_rl.training.options:FinetuneOptions")
+def finetune(arguments: Sequence[str]) -> None:
+    """Go on from a run in its environment: each seed from its newest checkpoint.
+
+    usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
+
+    And the keys of `train`; what is not given is the other run's, which is left as it is. Another
+    algorithm= takes over the networks that it has too, by name. online.<name>= is warm_up,
+    warm_up_by, mixing, n_step, or a hyper-parameter that holds online. The same command again
+    continues an interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report.report import summary
+    from offline_rl.training.finetune import finetune as run
+
+    given = parse(arguments)
+    if "run" not in given:
+        raise UserError("finetune: say what to go on from, with run=<folder>")
+    result = run(**given)
+    print(summary(result.path))
+    print(result.path)
+
+
 @takes("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of a run, in a task's environment.
@@ -133,3 +156,18 @@ def report(arguments: Sequence[str]) -> None:
 
     folders = [a for a in arguments if "=" not in a]
     print(run(folders, **parse([a for a in arguments if "=" in a])))
+
+
+@takes("offline_rl.suite.options:BenchmarkOptions")
+def benchmark(arguments: Sequence[str]) -> None:
+    """Work off a suite of runs: many algorithms, tasks and seeds, in processes of low priority.
+
+    usage: offline-rl benchmark suite=<name or file> [key=value …]
+           offline-rl benchmark plan=<folder>/plan.json     (any machine that shares the folder)
+
+    The same command again skips what is finished and goes on with the rest.
+    """
+    _quiet()
+    from offline_rl.suite.benchmark import benchmark as run
+
+    print(run(**parse(arguments)))

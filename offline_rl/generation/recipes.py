@@ -156,7 +156,7 @@ def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
         eval_episodes=plan.eval_episodes,
         checkpoint_every=20_000,
         precision=plan.precision,
-        compile="always" if plan.compile else "never",  # not by measurement: the same bytes
+        compile="always" if plan.compile else "never",  # however short: the same bytes
         device="cpu",
         out=runs,
         name=f"recipe-{name}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from offline_rl.utils.options import Amount, Checked, Count, Positive
@@ -27,7 +27,7 @@ class TrainOptions(Checked):
     num_updates: Amount = 1_000_000  # of the main phase, offline
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online
-    utd: Positive = 1.0  # updates per environment step, online
+    utd: Positive | None = None  # updates for each environment step; default: the method's
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count = 10  # for each seed
@@ -39,3 +39,26 @@ class TrainOptions(Checked):
     out: str = "runs"  # the folder of all runs
     name: str = "default"  # of this run: <out>/<task>/<algorithm>/<name>/seed_<n>
     tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # where curves go
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """What `wandb.<field>` says of a run at Weights & Biases, with tracker=wandb."""
+
+    project: str = "offline_rl"
+    entity: str | None = None  # the account or team; default: yours
+    group: str | None = None  # what a run's seeds stand under; default: <task>/<algorithm>/<name>
+    tags: list[str] = field(default_factory=list)
+    mode: Literal["online", "offline", "disabled"] | None = None  # default: WANDB_MODE, or online
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(Checked):
+    """What `offline-rl finetune` takes beside the keys of `train`."""
+
+    run: str  # the folder above the seeds of a run of `train` or `finetune`
+    num_env_steps: Count  # of each seed
+    algorithm: str | None = None  # default: the run's
+    task: str | None = None  # default: the run's
+    utd: Positive | None = None  # updates for each environment step; default: the method's
+    name: str | None = None  # of the new run; default: from-<algorithm>

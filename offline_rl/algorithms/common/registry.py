@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
-    from offline_rl.algorithms.common.base import Algorithm
+    from offline_rl.algorithms.common.base import Algorithm, Interaction
 
 
 @cache
@@ -143,8 +144,10 @@ def algorithm_yaml(name: str) -> dict[str, Any]:
     return loaded or {}
 
 
-def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
+def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[str, Any]]:
     """The first pattern of the algorithm's per-task table that fits `task`, and its values.
+
+    table: `tuned`, or `online`, of what is different in an environment.
 
     Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes; its point mazes are
     those of maze2d-<maze>-v1. d4rl:<id> takes what <id> takes.
@@ -155,7 +158,7 @@ def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
         names.append(f"{task.replace('gym/pointmaze', 'maze2d')}-v1")
     elif task.startswith("gym/"):
         names.append(f"{task[4:]}-v2")
-    for pattern, values in (algorithm_yaml(name).get("tuned") or {}).items():
+    for pattern, values in (algorithm_yaml(name).get(table) or {}).items():
         if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
             return pattern, dict(values)
     return None, {}
@@ -174,3 +177,22 @@ def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[An
     """The algorithm's config for `task`, and the pattern of its table that was used."""
     pattern, values = tuned(name, task)
     return build(algorithm_class(name).Config, {**values, **given}, "algorithm."), pattern
+
+
+def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Interaction:
+    """How the algorithm goes on in an environment: `given` over its table over its defaults.
+
+    A name is a field of its `Online`, or of its config and then holds online alone.
+    """
+    from offline_rl.algorithms.common.base import Interaction
+
+    cls = algorithm_class(name)
+    values = {**tuned(name, task, "online")[1], **given}
+    own = {f.name for f in fields(cls.Online)}
+    known = own | {f.name for f in fields(cls.Config)}
+    for key in values:
+        if key not in known:
+            raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in known]))
+    changed = {k: v for k, v in values.items() if k not in own}
+    online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
+    return Interaction(online, build(cls.Config, asdict(cfg) | changed, "online."))
