@@ -4,7 +4,7 @@ V follows an upper expectile of Q over the actions in the data, Q bootstraps fro
 clones the data's actions weighted by exp(beta * advantage). No unseen action is ever valued.
 
 Paper:   Kostrikov, Nair, Levine, ICLR 2022, arXiv:2110.06169. Equation numbers are the paper's;
-         the order of the steps, eq. 6 and eq. 7 are in dual.py.
+         the order of the steps, eq. 6 and eq. 7 are in common/in_sample.py.
 Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:learner.py).
          `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py).
 """
