@@ -41,7 +41,7 @@ class Bundle:
     """What a bundle holds, verified."""
 
     spec: Spec
-    kind: str  # the class in policies.actors
+    kind: str  # the class in policies.heads
     arguments: dict[str, Any]  # and what it is built with
     weights: dict[str, np.ndarray]
     normaliser: Normaliser

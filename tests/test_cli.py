@@ -110,17 +110,26 @@ def test_every_verb_has_a_page_of_help(verb: str, capsys: pytest.CaptureFixture[
     assert f"usage: offline-rl {verb}" in capsys.readouterr().out
 
 
+def test_a_verb_whose_package_is_not_installed_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bench is a clone's; no wheel has it."""
+    monkeypatch.setattr("offline_rl.cli.main.find_spec", {"offline_rl": True}.get)
+    assert "train" in verbs()
+    assert "bench" not in verbs()
+
+
 @pytest.mark.parametrize("verb", sorted(verbs()))
 def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Read from the comments beside the fields; text wraps, the first word stays in its line."""
     main([verb, "--help"])
     out = capsys.readouterr().out
-    for name in verbs()[verb].load().options:
+    for prefix, name in verbs()[verb].load().options.items():
         module, _, cls = name.partition(":")
         for option in documented(getattr(import_module(module), cls)):
             assert option.meaning, option.name
             assert re.search(
-                rf"^  {option.name}=\S*\s+{re.escape(option.meaning.split()[0])}", out, re.M
+                rf"^  {prefix}{option.name}=\S*\s+{re.escape(option.meaning.split()[0])}", out, re.M
             )
 
 

@@ -58,9 +58,9 @@ def offline_rl(arguments: list[str], folder: Path) -> str:
 
 def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> None:
     code = (
-        "import offline_rl, policies, envs, real_robot, envs.paths, offline_rl.paths\n"
+        "import offline_rl, policies, envs, real_robot, envs.paths, offline_rl.utils.paths\n"
         "for m in (offline_rl, policies, envs, real_robot): print(m.__file__)\n"
-        "print(envs.paths.share('datasets'), offline_rl.paths.share('configs'), sep='\\n')"
+        "print(envs.paths.share('datasets'), offline_rl.utils.paths.share('configs'), sep='\\n')"
     )
     places = [Path(line) for line in here(["-c", code], elsewhere).splitlines()]
     for place in places:
@@ -80,7 +80,6 @@ def test_the_command_line_starts(elsewhere: Path) -> None:
     page = offline_rl(["--help"], elsewhere)
     for verb in ("train", "evaluate", "report", "data", "generate"):
         assert verb in page
-    assert "bench" not in page  # a clone's
     assert "neorl2/DMSD" in offline_rl(["data", "list"], elsewhere)
 
 

@@ -13,7 +13,7 @@ Differs: weights are capped and not normalised, the baseline is one action, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -25,6 +25,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import NonNegative, Positive
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import torch_init
+from policies.networks.mlp import Activation
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Config(BaseConfig):
     actor_lr: Rate = 3e-4  # learning rate of the policy
     critic_lr: Rate = 3e-4  # of the critics
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of policy and critics
     normalise_observations: bool = True
 
 
@@ -46,12 +48,12 @@ class AWAC(Algorithm):
     targets: ClassVar = {"critic_target": "critic"}
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, hidden = self.spec.observation_dim, self.spec.action_dim, self.cfg.hidden
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        head: dict[str, Any] = {"log_std_range": (-20.0, 2.0), "tanh_mean": False}
+        options: dict[str, Any] = {"activation": cfg.activation, "init": torch_init}
         return {
-            "policy": GaussianActor(
-                obs, act, hidden, log_std_range=(-20.0, 2.0), tanh_mean=False, init=torch_init
-            ),
-            "critic": Critic(obs, act, hidden),
+            "policy": GaussianActor(obs, act, cfg.hidden, **head, **options),
+            "critic": Critic(obs, act, cfg.hidden, **options),
         }
 
     def optimisers(self) -> dict[str, Adam]:

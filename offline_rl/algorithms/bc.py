@@ -20,6 +20,7 @@ from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction, Rat
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from policies.heads.deterministic import DeterministicActor
+from policies.networks.mlp import Activation
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -33,6 +34,7 @@ class Config(BaseConfig):
     top_of: Literal["trajectories", "timesteps"] = "trajectories"  # what the share is counted in
     lr: Rate = 3e-4  # learning rate
     hidden: Sizes = (256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers
     normalise_observations: bool = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 
@@ -54,10 +56,8 @@ class BC(Algorithm):
         return dataset.top_timesteps(fraction)
 
     def networks(self) -> dict[str, nn.Module]:
-        spec = self.spec
-        return {
-            "policy": DeterministicActor(spec.observation_dim, spec.action_dim, self.cfg.hidden)
-        }
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return {"policy": DeterministicActor(obs, act, cfg.hidden, activation=cfg.activation)}
 
     def optimisers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}

@@ -4,7 +4,7 @@ V follows an upper expectile of Q over the actions in the data, Q bootstraps fro
 clones the data's actions weighted by exp(beta * advantage). No unseen action is ever valued.
 
 Paper:   Kostrikov, Nair, Levine, ICLR 2022, arXiv:2110.06169. Equation numbers are the paper's;
-         the order of the steps, eq. 6 and eq. 7 are in dual.py.
+         the order of the steps, eq. 6 and eq. 7 are in common/in_sample.py.
 Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:learner.py).
          `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py).
 """
@@ -43,8 +43,8 @@ class IQL(DualV):
         if not self.cfg.deterministic:
             return super().actor()
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        init = orthogonal_init()
-        return DeterministicActor(obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=init)
+        options = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
+        return DeterministicActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch, weight: Tensor) -> Tensor:
         """Eq. 7, or the squared error with the same weights."""

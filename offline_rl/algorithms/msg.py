@@ -28,7 +28,7 @@ from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, NonNegative, Number, Range
 from policies.heads.gaussian import TanhGaussianActor
-from policies.networks.mlp import Scalar
+from policies.networks.mlp import Activation, Scalar
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Config(BaseConfig):
     critic_lr: Rate = 3e-4  # of the critics
     alpha_lr: Rate = 3e-4  # of the temperature
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of policy and critics
 
 
 class MSG(Algorithm):
@@ -59,9 +60,10 @@ class MSG(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        options = {"activation": cfg.activation}
         return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2)),
-            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.critics),
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **options),
+            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.critics, **options),
             "log_alpha": Scalar(0),
         }
 

@@ -14,7 +14,7 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -54,12 +54,13 @@ class ReBRAC(td3.TD3):
         return replace(dataset, next_index=np.where(dataset.truncated, -1, dataset.next_index))
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, hidden = self.spec.observation_dim, self.spec.action_dim, self.cfg.hidden
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         policy, critic = (uniform_output_init(bound, hidden_bias=0.1) for bound in (1e-3, 3e-3))
-        norm = {"layer_norm": True, "norm_after_relu": True}
+        options: dict[str, Any] = {"activation": cfg.activation}
+        norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True}
         return {
-            "policy": DeterministicActor(obs, act, hidden, init=policy),
-            "critic": Critic(obs, act, hidden, init=critic, **norm),
+            "policy": DeterministicActor(obs, act, cfg.hidden, init=policy, **options),
+            "critic": Critic(obs, act, cfg.hidden, init=critic, **norm, **options),
         }
 
     def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -75,10 +75,11 @@ class RLPD(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        shape = {"ensemble": cfg.critics, "layer_norm": True, "init": xavier_init}
+        options: dict[str, Any] = {"activation": cfg.activation, "init": xavier_init}
+        shape: dict[str, Any] = {"ensemble": cfg.critics, "layer_norm": True}
         return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, init=xavier_init),
-            "critic": Critic(obs, act, cfg.hidden, **shape),
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, **options),
+            "critic": Critic(obs, act, cfg.hidden, **shape, **options),
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 

@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Number, Positive
 from policies.heads.gaussian import TanhGaussianActor
-from policies.networks.mlp import Scalar
+from policies.networks.mlp import Activation, Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class Config(BaseConfig):
     initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature at the start
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
     hidden: Sizes = (256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of policy and critics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,8 @@ class SAC(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden),
-            "critic": Critic(obs, act, cfg.hidden),
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, activation=cfg.activation),
+            "critic": Critic(obs, act, cfg.hidden, activation=cfg.activation),
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 

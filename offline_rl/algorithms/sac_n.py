@@ -13,7 +13,7 @@ Differs: temperature, policy and critics are stepped one after the other, each w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import Init, fan_out_init, torch_init, uniform_output_init
-from policies.networks.mlp import Scalar
+from policies.networks.mlp import Activation, Scalar
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Config(BaseConfig):
     layer_norm: bool = False  # in the critics
     init: Literal["edac", "fan_out"] = "edac"  # how networks start: see `networks`
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of policy and critics
 
 
 class SACN(Algorithm):
@@ -64,17 +65,12 @@ class SACN(Algorithm):
         inits: tuple[Init, Init] = torch_init, fan_out_init  # tinkoff-ai/lb-sac:lb_sac/networks.py
         if cfg.init == "edac":  # snu-mllab/EDAC:lifelong_rl/models/networks.py
             inits = uniform_output_init(1e-3, 0.1), uniform_output_init(3e-3, 0.1)
-        actor, critic = inits
+        policy: dict[str, Any] = {"activation": cfg.activation, "init": inits[0]}
+        critic: dict[str, Any] = {"activation": cfg.activation, "init": inits[1]}
+        critic |= {"ensemble": cfg.critics, "layer_norm": cfg.layer_norm}
         return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), init=actor),
-            "critic": Critic(
-                obs,
-                act,
-                cfg.hidden,
-                ensemble=cfg.critics,
-                layer_norm=cfg.layer_norm,
-                init=critic,
-            ),
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **policy),
+            "critic": Critic(obs, act, cfg.hidden, **critic),
             "log_alpha": Scalar(0),
         }
 

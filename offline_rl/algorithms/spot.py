@@ -55,11 +55,12 @@ class SPOT(td3.TD3):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         small = cfg.small_outputs
         actor, critic = (uniform_output_init(w) if small else torch_init for w in (1e-3, 3e-3))
+        options = {"activation": cfg.activation}
         return {
             "policy": DeterministicActor(
-                obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=actor
+                obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=actor, **options
             ),
-            "critic": Critic(obs, act, cfg.hidden, init=critic),
+            "critic": Critic(obs, act, cfg.hidden, init=critic, **options),
             "vae": VAE(obs, act, cfg.vae_hidden),
         }
 

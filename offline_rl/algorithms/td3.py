@@ -30,6 +30,7 @@ from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, NonNegative
 from policies.heads.deterministic import DeterministicActor
+from policies.networks.mlp import Activation
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class OfflineConfig(BaseConfig):
     actor_lr: Rate = 3e-4  # learning rate of the policy
     critic_lr: Rate = 3e-4  # of the critics
     hidden: Sizes = (256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of policy and critics
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,10 @@ class TD3(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        noise, options = cfg.exploration_noise, {"activation": cfg.activation}
         return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, noise=cfg.exploration_noise),
-            "critic": Critic(obs, act, cfg.hidden),
+            "policy": DeterministicActor(obs, act, cfg.hidden, noise=noise, **options),
+            "critic": Critic(obs, act, cfg.hidden, **options),
         }
 
     def optimisers(self) -> dict[str, Adam]:

@@ -34,8 +34,11 @@ class TD3BC(td3.TD3):
     online = False
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, hidden = self.spec.observation_dim, self.spec.action_dim, self.cfg.hidden
-        return {"policy": DeterministicActor(obs, act, hidden), "critic": Critic(obs, act, hidden)}
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return {
+            "policy": DeterministicActor(obs, act, cfg.hidden, activation=cfg.activation),
+            "critic": Critic(obs, act, cfg.hidden, activation=cfg.activation),
+        }
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
         """Eq. 3 and 5: the paper's lambda divides by the batch's mean |Q|."""

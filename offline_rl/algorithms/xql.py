@@ -7,9 +7,9 @@ IQL: Q bootstraps from V, the policy clones by advantage.
 Paper:   Garg, Hejna, Geist, Ermon, ICLR 2023, arXiv:2301.02328. Equation numbers are those of
          Div99/XQL:docs/extreme_q_learning.pdf; its beta is `temperature` here.
 Differs: nowhere known from the authors' code (Div99/XQL:offline), which differs from the paper in
-         Huber's error for eq. 14 and in gumbel_loss's clipping and rescaling (dual.py), but for
-         LayerNorm's epsilon. Scores published for XQL are each run's best evaluation; expect less
-         of the last.
+         Huber's error for eq. 14 and in the clipping and rescaling of common/in_sample.py's
+         gumbel_loss, but for LayerNorm's epsilon. Scores published for XQL are each run's best
+         evaluation; expect less of the last.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
 def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
     """The page of a verb; with `algorithm=` among the arguments also that method's keys."""
     parts = [inspect.cleandoc(command.__doc__ or "")]
-    for name in getattr(command, "options", ()):
+    given = dict(a.split("=", 1) for a in arguments if "=" in a)
+    for prefix, name in getattr(command, "options", {}).items():
         module, _, cls = name.partition(":")
         options = documented(getattr(import_module(module), cls))
-        parts.append(keys(options))
-        given = dict(a.split("=", 1) for a in arguments if "=" in a)
+        parts.append(keys(options, prefix))
         if "algorithm" in given and "algorithm" in (option.name for option in options):
             parts.append(method(given["algorithm"], given.get("task", "")))
     return "\n\n".join(parts)
@@ -34,11 +34,16 @@ def method(algorithm: str, task: str) -> str:
     """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
     from offline_rl.algorithms.common.registry import algorithm_class, tuned
 
+    cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
     table = f", by the row {pattern} of its table for task={task}" if pattern else ""
-    title = f"hyper-parameters of {algorithm}{table}:"
-    options = documented(algorithm_class(algorithm).Config)
-    return f"{title}\n\n{keys(options, 'algorithm.', values)}"
+    parts = [f"hyper-parameters of {algorithm}{table}:"]
+    parts.append(keys(documented(cls.Config), "algorithm.", values))
+    if cls.online:
+        _, values = tuned(algorithm, task, "online")
+        parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
+        parts.append(keys(documented(cls.Online), "online.", values))
+    return "\n\n".join(parts)
 
 
 def keys(

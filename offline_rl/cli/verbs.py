@@ -15,7 +15,10 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-@takes("offline_rl.training.options:TrainOptions")
+@takes(
+    "offline_rl.training.options:TrainOptions",
+    wandb="offline_rl.training.options:WandbOptions",
+)
 def train(arguments: Sequence[str]) -> None:
     """Train policies on a task's data, evaluate them and write policy bundles.
 

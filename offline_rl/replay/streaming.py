@@ -2,7 +2,7 @@
 
 The data stays in its (memory-mapped) arrays. The batches of the next `AHEAD` updates are gathered
 by a thread of the host while the device works through the present ones. Which rows an update draws
-is a function of the seed and the update alone (`random.py`), so the batches are those that a
+is a function of the seed and the update alone (`utils/random.py`), so the batches are those that a
 `ReplayBuffer` of the same data would have given, to the bit.
 """
 

@@ -45,10 +45,10 @@ class TrainOptions(Checked):
 class WandbOptions:
     """What `wandb.<field>` says of a run at Weights & Biases, with tracker=wandb."""
 
-    project: str = "offline_rl"
+    project: str = "offline_rl"  # where runs are filed
     entity: str | None = None  # the account or team; default: yours
     group: str | None = None  # what a run's seeds stand under; default: <task>/<algorithm>/<name>
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)  # of each seed's run
     mode: Literal["online", "offline", "disabled"] | None = None  # default: WANDB_MODE, or online
 
 

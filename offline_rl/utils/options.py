@@ -151,11 +151,14 @@ def comments(cls: type) -> dict[str, str]:
     }
 
 
-def takes(*options: str) -> Callable[[T], T]:
-    """Marks a verb with its keys' dataclasses, "module:Class", which its page of --help shows."""
+def takes(options: str, **groups: str) -> Callable[[T], T]:
+    """Marks a verb with its keys' dataclasses, "module:Class", which its page of --help shows.
+
+    groups: those of keys with a prefix, as `wandb.project`.
+    """
 
     def mark(command: T) -> T:
-        command.options = options  # type: ignore[attr-defined]
+        command.options = {"": options} | {f"{k}.": v for k, v in groups.items()}  # type: ignore[attr-defined]
         return command
 
     return mark

@@ -21,7 +21,7 @@ class DecisionTransformer(nn.Module):
     """Acts as the data did where such a return followed (Chen et al., arXiv:2106.01345).
 
     A step's three tokens share a learnt embedding of its place in the episode; there is no other
-    position. Memory (see `policies.actors.Recurrent`): the last `window` steps; the return to go
+    position. Memory (see `heads.head.Recurrent`): the last `window` steps; the return to go
     starts at `target_return` and falls by each reward.
     """
 

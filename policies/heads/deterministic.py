@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, torch_init
-from policies.networks.mlp import MLP
+from policies.networks.mlp import MLP, Activation
 
 
 class DeterministicActor(nn.Module):
@@ -20,6 +20,7 @@ class DeterministicActor(nn.Module):
         actions: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         noise: float = 0.1,
         dropout_rate: float = 0.0,
         init: Init = torch_init,
@@ -27,7 +28,8 @@ class DeterministicActor(nn.Module):
         """noise: deviation of the exploration's. dropout_rate: in training alone."""
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
-        self.trunk = MLP(observations, actions, hidden, init=init)
+        self.arguments |= {"activation": activation}
+        self.trunk = MLP(observations, actions, hidden, activation=activation, init=init)
         self.noise, self.dropout_rate = noise, dropout_rate
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, orthogonal_init, torch_init
-from policies.networks.mlp import MLP
+from policies.networks.mlp import MLP, Activation
 
 
 class GaussianActor(nn.Module):
@@ -26,6 +26,7 @@ class GaussianActor(nn.Module):
         actions: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         log_std_range: Sequence[float] = (-5.0, 2.0),
         tanh_mean: bool = True,
         dropout_rate: float = 0.0,
@@ -36,11 +37,13 @@ class GaussianActor(nn.Module):
             "observations": observations,
             "actions": actions,
             "hidden": [*hidden],
+            "activation": activation,
             "log_std_range": [*log_std_range],
             "tanh_mean": tanh_mean,
         }
         self.tanh_mean = tanh_mean
-        self.trunk = MLP(observations, actions, hidden, init=init or orthogonal_init())
+        init = init or orthogonal_init()
+        self.trunk = MLP(observations, actions, hidden, activation=activation, init=init)
         self.log_std = nn.Parameter(torch.zeros(actions))
         self.log_std_range = (log_std_range[0], log_std_range[1])
         self.dropout_rate = dropout_rate
@@ -80,6 +83,7 @@ class TanhGaussianActor(nn.Module):
         actions: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         log_std_range: Sequence[float] = (-20.0, 2.0),
         affine: Sequence[float] | None = None,
         init: Init = torch_init,
@@ -89,10 +93,11 @@ class TanhGaussianActor(nn.Module):
             "observations": observations,
             "actions": actions,
             "hidden": [*hidden],
+            "activation": activation,
             "log_std_range": [*log_std_range],
             "affine": None if affine is None else [*affine],
         }
-        self.trunk = MLP(observations, 2 * actions, hidden, init=init)
+        self.trunk = MLP(observations, 2 * actions, hidden, activation=activation, init=init)
         self.log_std_range = (log_std_range[0], log_std_range[1])
         self.affine = None if affine is None else nn.Parameter(torch.tensor([*affine]))
 

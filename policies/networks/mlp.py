@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
+from torch.nn.functional import elu, gelu, layer_norm, silu
 
 from policies.networks.init import Init, torch_init
 
+Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "elu": elu,
+    "gelu": gelu,
+    "silu": silu,
+    "tanh": torch.tanh,
+}
+
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between; `ensemble` members side by side where it is not None.
+    """Linear layers, activations between; `ensemble` members side by side where it is not None.
 
     The matrix products run in `compute_dtype` (set by the engine), everything else in float32, and
     so does the output layer: bfloat16's 8 bits would lose the difference of two values near 100.
@@ -31,18 +41,20 @@ class MLP(nn.Module):
         outputs: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         ensemble: int | None = None,
         layer_norm: bool = False,
-        norm_after_relu: bool = False,
+        norm_after_activation: bool = False,
         inner: bool = False,
         init: Init = torch_init,
     ) -> None:
-        """layer_norm: in each hidden layer, before its ReLU or after it.
+        """layer_norm: in each hidden layer, before its activation or after it.
 
         inner: a part of a larger network, whose last layer is computed like the others.
         """
         super().__init__()
-        self.norm_after_relu, self.inner = norm_after_relu, inner
+        self.activation, self.inner = activation, inner
+        self.norm_after_activation = norm_after_activation
         sizes, self.ensemble, members = [inputs, *hidden, outputs], ensemble, ensemble or 1
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for layer, (fan_in, out) in enumerate(pairwise(sizes)):
@@ -64,10 +76,10 @@ class MLP(nn.Module):
     ) -> Tensor:
         """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
 
-        dropout: applied after each hidden ReLU where given (training only).
+        dropout: applied after each activation where given (training only).
         own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
         """
-        last = len(self.weights) - 1
+        last, activate = len(self.weights) - 1, ACTIVATIONS[self.activation]
         slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -76,10 +88,10 @@ class MLP(nn.Module):
             # a lone product and a sum of its own type would become one slower call of the library
             flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
             if layer < last:
-                flat = flat.relu() if self.norm_after_relu else flat
+                flat = activate(flat) if self.norm_after_activation else flat
                 if len(self.norms):
                     flat = self.norms[layer](flat.float())
-                flat = flat if self.norm_after_relu else flat.relu()
+                flat = flat if self.norm_after_activation else activate(flat)
                 flat = flat if dropout is None else dropout(flat)
         members = () if self.ensemble is None else (self.ensemble,)
         return flat.float().reshape(*members, *rows, flat.shape[-1])

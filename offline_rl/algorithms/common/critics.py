@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimise
 from offline_rl.replay.batch import Batch
 from policies.networks.init import Init, torch_init
-from policies.networks.mlp import MLP
+from policies.networks.mlp import MLP, Activation
 
 
 class Critic(nn.Module):
@@ -22,9 +23,10 @@ class Critic(nn.Module):
         actions: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         ensemble: int = 2,
         layer_norm: bool = False,
-        norm_after_relu: bool = False,
+        norm_after_activation: bool = False,
         init: Init = torch_init,
     ) -> None:
         super().__init__()
@@ -32,9 +34,10 @@ class Critic(nn.Module):
             observations + actions,
             1,
             hidden,
+            activation=activation,
             ensemble=ensemble,
             layer_norm=layer_norm,
-            norm_after_relu=norm_after_relu,
+            norm_after_activation=norm_after_activation,
             init=init,
         )
 
@@ -55,11 +58,13 @@ class Value(nn.Module):
         observations: int,
         hidden: Sequence[int],
         *,
+        activation: Activation = "relu",
         layer_norm: bool = False,
         init: Init = torch_init,
     ) -> None:
         super().__init__()
-        self.net = MLP(observations, 1, hidden, layer_norm=layer_norm, init=init)
+        options: dict[str, Any] = {"activation": activation, "layer_norm": layer_norm}
+        self.net = MLP(observations, 1, hidden, init=init, **options)
 
     def forward(self, observations: Tensor) -> Tensor:
         """[..., O] -> [...]."""

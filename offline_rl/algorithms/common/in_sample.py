@@ -12,7 +12,7 @@ arXiv:2302.08560; the order of steps is ikostrikov/implicit_q_learning:learner.p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -32,6 +32,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import orthogonal_init
+from policies.networks.mlp import Activation
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class DualConfig(BaseConfig):
     value_updates: Count = 1  # steps of V on each batch
     layer_norm: bool = False  # in V
     hidden: Sizes = (256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # between layers, of all networks
     clip_actions: ActionClip = 1 - 1e-5  # of the data, to +- this, as the authors do
 
 
@@ -60,17 +62,18 @@ class DualV(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        init = orthogonal_init()
+        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
         return {
             "policy": self.actor(),
-            "critic": Critic(obs, act, cfg.hidden, init=init),
-            "value": Value(obs, cfg.hidden, layer_norm=cfg.layer_norm, init=init),
+            "critic": Critic(obs, act, cfg.hidden, **options),
+            "value": Value(obs, cfg.hidden, layer_norm=cfg.layer_norm, **options),
         }
 
     def actor(self) -> nn.Module:
         """The policy's network."""
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        return GaussianActor(obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=orthogonal_init())
+        options: dict[str, Any] = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
+        return GaussianActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
 
     def optimisers(self) -> dict[str, Adam]:
         schedule = cosine(self.num_updates) if self.cfg.decay_actor_lr else None

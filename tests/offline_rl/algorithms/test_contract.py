@@ -1,7 +1,7 @@
 """One suite over every algorithm file: what the engine and the trainer rely on."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import get_args, get_type_hints
 
@@ -18,10 +18,11 @@ from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import offline_source
-from offline_rl.utils.options import Range, build, coerce, documented, ranges
+from offline_rl.utils.options import Checked, Range, build, coerce, documented, ranges
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
 from policies import Spec
+from policies.networks.mlp import MLP
 
 SPEC = Spec((5,), 2)
 SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
@@ -296,8 +297,24 @@ def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: st
         with pytest.raises(ValueError, match=f"{field}=nan is not"):
             config(**{field: math.nan})
     for field in stackable(config):
-        values = torch.tensor([math.nan, -1e300])
-        assert replace(config(), **{field: values}) is not None
+        stacked = config()
+        object.__setattr__(stacked, field, torch.tensor([math.nan, -1e300]))
+        Checked.__post_init__(stacked)
+
+
+@every_algorithm
+def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
+    """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
+    cls = algorithm_class(name)
+    if not hasattr(cls.Config, "activation"):
+        assert name in ("cql", "cal_ql", "mcq", "decision_transformer")
+        return
+    modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules
+    inside = {k: [m for m in net.modules() if isinstance(m, MLP)] for k, net in modules.items()}
+    found = {k: {block.activation for block in blocks} for k, blocks in inside.items() if blocks}
+    assert found.pop("vae", {"relu"}) == {"relu"}
+    assert set.union(*found.values()) == {"tanh"}
+    assert modules["policy"].arguments["activation"] == "tanh"
 
 
 @every_algorithm

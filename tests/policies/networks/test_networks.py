@@ -1,22 +1,26 @@
 """The blocks against torch's own, and the independence of an ensemble's members."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 from policies.networks.init import orthogonal_init
-from policies.networks.mlp import MLP
+from policies.networks.mlp import MLP, Activation
+
+BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiLU()}
+BETWEEN |= {"tanh": nn.Tanh()}
 
 
 def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
-    """nn.Linear, nn.LayerNorm and nn.ReLU with the parameters of (a member of) `net`."""
+    """nn.Linear, nn.LayerNorm and the activation with the parameters of (a member of) `net`."""
 
     def of(p: torch.Tensor) -> torch.Tensor:
         return p.detach() if member is None else p.detach()[member]
 
-    layers: list[nn.Module] = []
+    layers, between = list[nn.Module](), BETWEEN[net.activation]
     for count, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
         linear = nn.Linear(*of(weight).shape)
         linear.weight.data, linear.bias.data = of(weight).T, of(bias).flatten()
@@ -25,9 +29,9 @@ def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
             norm = nn.LayerNorm(linear.out_features)
             norm.weight.data = of(net.norms[count].weight).flatten()
             norm.bias.data = of(net.norms[count].bias).flatten()
-            layers += [nn.ReLU(), norm] if net.norm_after_relu else [norm, nn.ReLU()]
+            layers += [between, norm] if net.norm_after_activation else [norm, between]
         elif count < len(net.weights) - 1:
-            layers.append(nn.ReLU())
+            layers.append(between)
     return nn.Sequential(*layers)
 
 
@@ -36,7 +40,7 @@ def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
 def test_members_are_independent_networks(rows, layer_norm):
     torch.manual_seed(0)
     after = layer_norm == "after"
-    net = MLP(3, 2, (8, 6), ensemble=2, layer_norm=bool(layer_norm), norm_after_relu=after)
+    net = MLP(3, 2, (8, 6), ensemble=2, layer_norm=bool(layer_norm), norm_after_activation=after)
     with torch.no_grad():
         for p in net.parameters():
             p += 0.1 * torch.randn_like(p)  # gains and shifts of the members differ
@@ -53,6 +57,13 @@ def test_a_single_network_has_no_ensemble_axis():
     net = MLP(3, 2, (8,), layer_norm=True)
     x = torch.randn(5, 3)
     assert net(x).shape == (5, 2)
+    torch.testing.assert_close(net(x), by_torch(net)(x))
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_layers_meet_by_the_activation_that_is_asked_for(activation):
+    assert set(BETWEEN) == set(get_args(Activation))
+    net, x = MLP(3, 2, (8, 8), activation=activation, layer_norm=True), torch.randn(5, 3)
     torch.testing.assert_close(net(x), by_torch(net)(x))
 
 
