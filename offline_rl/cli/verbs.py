@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ def train(arguments: Sequence[str]) -> None:
     """Train policies on a task's data, evaluate them and write policy bundles.
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
+           offline-rl train experiment=<name or file> [key=value …]
+           … --cfg job      print what would be run, complete, as YAML
+           … -m             run each of several values: algorithm=iql,cql seeds=range(0,3)
 
       algorithm=        a file in offline_rl/algorithms: bc iql cql td3_bc sac td3 …
       task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
@@ -54,12 +58,19 @@ def train(arguments: Sequence[str]) -> None:
     The same command again continues an interrupted run. The last line printed is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
-    from offline_rl.training.train import train as run
+    from offline_rl.cli.compose import compose, shown
+    from offline_rl.training.launch import launch, merge
 
-    result = run(**_parse(arguments))
-    print(summary(result.path))
-    print(result.path)
+    command = compose(arguments)
+    if command.shown:
+        print("---\n".join(map(shown, merge(command.jobs))), end="")
+        return
+    from offline_rl.report.report import report as table
+
+    paths = launch(command.jobs)
+    made = os.path.commonpath(paths)
+    print(table(paths, out=made))
+    print(made)
 
 
 def evaluate(arguments: Sequence[str]) -> None:

@@ -34,11 +34,6 @@ class ReportOptions:
     out: str | None = None  # default: the first folder
 
 
-def summary(run_folder: Path) -> str:
-    """The report of one run, written into its own folder."""
-    return report([run_folder])
-
-
 def report(folders: Sequence[str | Path], **keys: Any) -> str:
     """Tables of all runs at any depth below `folders`; writes report.md and curves.png into `out=`.
 
