@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks.algorithms import code_lines
+from docs.generate.algorithms import code_lines
 from envs import cards
 from offline_rl.algorithms.common import registry
 from offline_rl.generation.recipes import Agent, Recipe

@@ -17,7 +17,7 @@ from offline_rl.utils.options import coerce, overrides, plain_values, unknown
 from offline_rl.utils.paths import config, group
 from offline_rl.utils.trees import flatten
 
-BATCH_SIZE = {"batch_size", "algorithm.batch_size"}  # two words for one thing
+TWINS = ({"batch_size", "algorithm.batch_size"}, {"utd", "online.utd"})  # two words for one thing
 FLAGS = ("-m", "--multirun", "-c", "--cfg", "--help")
 
 
@@ -90,8 +90,9 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
         return job
     path = config("experiment", str(name))
     preset = experiment(path)
-    if job.keys() & BATCH_SIZE:
-        preset = {key: value for key, value in preset.items() if key not in BATCH_SIZE}
+    for words in TWINS:
+        if job.keys() & words:
+            preset = {key: value for key, value in preset.items() if key not in words}
     merged = {"name": path.stem, **preset, **job}
     if "algorithm" in merged:
         check(path, preset, str(merged["algorithm"]))
@@ -119,11 +120,12 @@ def check(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.options import TrainOptions, WandbOptions
 
-    own: dict[str, type] = {"": TrainOptions, "wandb.": WandbOptions}
-    own["algorithm."] = algorithm_class(algorithm).Config
+    method = algorithm_class(algorithm)
+    own: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
+    own += [("online.", method.Online), ("online.", method.Config), ("algorithm.", method.Config)]
     kinds = {
         prefix + name: kind
-        for prefix, options in own.items()
+        for prefix, options in own
         for name, kind in get_type_hints(options).items()
     }
     for key, value in preset.items():
@@ -146,9 +148,12 @@ def shown(job: Mapping[str, Any]) -> str:
     for field in fields(run.cfg):
         values = list(dict.fromkeys(getattr(cfg, field.name) for cfg in run.settings.values()))
         hyper[field.name] = values[0] if len(values) == 1 else values
-    options = asdict(run.options)
-    del options["batch_size"]  # the algorithm's
+    options = {k: v for k, v in asdict(run.options).items() if k not in ("batch_size", "utd")}
     tree = {**options, "algorithm": {"name": options["algorithm"], **hyper}}
+    if run.options.num_env_steps:
+        then = asdict(run.interaction.cfg).items()
+        tree["online"] = asdict(run.interaction.online)
+        tree["online"] |= {k: v for k, v in then if v != getattr(run.cfg, k)}
     if run.options.tracker == "wandb":
         tree["wandb"] = asdict(run.wandb)
     text = OmegaConf.to_yaml(OmegaConf.create(tree))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from offline_rl.report.report import report
+from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, write_plan
 from offline_rl.suite.queue import work_off
 from offline_rl.utils import hardware
@@ -16,28 +16,12 @@ from offline_rl.utils.options import build
 from offline_rl.utils.text import duration, table
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
-    """What `offline-rl benchmark` takes."""
-
-    suite: str | None = None  # a file of configs/suite, or one of yours (.yaml)
-    plan: str | None = None  # instead: a plan.json, made by another command or machine
-    algorithms: list[str] = field(default_factory=list)  # only these of the suite
-    tasks: list[str] = field(default_factory=list)  # likewise
-    seeds: int | list[int] | None = None  # instead of the suite's
-    out: str | None = None  # default: runs/<suite>
-    workers: int | None = None  # processes at a time; default: one a core
-    dry_run: bool = False  # only print the plan
-
-
 def benchmark(*, show: bool = True, **keys: Any) -> str:
     """Works off a suite and reports on it; the same command again goes on. Raises UserError."""
     options = build(BenchmarkOptions, keys)
     workers = options.workers if options.workers is not None else hardware.cores()
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
-    if workers < 1:
-        raise UserError(f"workers={workers}: must be at least 1")
     if options.plan is not None:
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)

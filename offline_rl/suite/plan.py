@@ -20,10 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import envs
-from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import checks, runs
+from offline_rl.training.plan import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_json
@@ -153,17 +150,7 @@ def _list(value: Any) -> list[Any]:
 
 def check(keys: Mapping[str, Any]) -> None:
     """What `train` would refuse without having read its data. Raises UserError."""
-    hyper = {k.removeprefix("algorithm."): v for k, v in keys.items() if k.startswith("algorithm.")}
-    rest = {k: v for k, v in keys.items() if not k.startswith("algorithm.")}
-    options = build(TrainOptions, rest)
-    algorithm = algorithm_class(options.algorithm)
-    try:
-        envs.task(options.task)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    seeds = options.seeds if isinstance(options.seeds, list) else list(range(options.seeds))
-    checks(options, algorithm, seeds)
-    if len(runs(options, algorithm, hyper)[0]) > 1:
+    if len(resolve(keys).settings) > 1:
         raise UserError("one cell is one run: give a cell for each value of a hyper-parameter")
 
 

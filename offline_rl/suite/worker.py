@@ -1,4 +1,4 @@
-"""One cell in a process of its own: the keys of `train` as JSON on standard input, its niceness as argument."""
+"""One cell in a process of its own: `train`'s keys as JSON on standard input; and a niceness."""
 
 from __future__ import annotations
 

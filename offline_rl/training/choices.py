@@ -53,9 +53,9 @@ def precision(o: TrainOptions, device: torch.device) -> Precision:
     return "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
 
 
-def choose(o: TrainOptions, engine: Engine, updates: int) -> Choices:
+def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
     """For so many updates of `engine`, whose work is counted, on this machine."""
-    work, device = engine.work(), engine.device.type
+    work, device = engine.work(phase), engine.device.type
     size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} products an update"
     if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()

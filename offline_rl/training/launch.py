@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.algorithms.common.registry import label as algorithm_label
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import check_stacked, prepare, run_name
 from offline_rl.training.run_folder import run_folder
@@ -67,7 +68,8 @@ def together(jobs: list[Job]) -> list[Job]:
     differing = [k for k in keys if any(j.get(k) != jobs[0].get(k) or k not in j for j in jobs)]
     lists = [k for k in differing if stacks(k, jobs)]
     for job in jobs:
-        words = {k.split(".")[-1]: text(job[k]) for k in differing if k in job and k not in lists}
+        words = {k: text(job[k]) for k in differing if k in job and k not in lists}
+        words = {k.removeprefix("algorithm."): word for k, word in words.items()}
         job["name"] = run_name(job.get("name", DEFAULTS["name"]), words)
         job["seeds"] = seeds(job)
         job |= {key: as_list(job[key]) for key in lists if key in job}
@@ -101,7 +103,8 @@ def folder(job: Mapping[str, Any], name: str | None = None) -> Path:
     """The job's run folder, or that of a run of another name beside it."""
     known = {**DEFAULTS, **job}
     name = str(known["name"]) if name is None else name
-    return run_folder(str(known["out"]), str(known["task"]), str(known["algorithm"]), name)
+    method = algorithm_label(str(known["algorithm"]))
+    return run_folder(str(known["out"]), str(known["task"]), method, name)
 
 
 def folders(job: Job) -> list[Path]:

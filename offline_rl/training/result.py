@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.registry import label, origin
 from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
@@ -38,6 +39,7 @@ def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
         "dataset": None if data is None else data.path,
         "dataset_sha256": None if data is None else data.sha256,
         "choices": asdict(choices),
+        "algorithm": origin(plan.options.algorithm),
     }
 
 
@@ -51,15 +53,15 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())
     result = {
-        "algorithm": o.algorithm,
+        "algorithm": label(o.algorithm),
         "task": o.task,
         "dataset": None if data is None else data.path or data.name,
         "dataset_sha256": None if data is None else data.sha256,
         "seed": folder.seed,
         "seeds_stacked": len(trainer.folders),
         "num_updates": o.num_updates,
-        "pretrain_updates": sum(trainer.phases.values()),
-        "online_updates": trainer.engine.updates - trainer.offline_updates,
+        "pretrain_updates": trainer.updates("pretrain"),
+        "online_updates": trainer.updates("online"),
         "num_env_steps": trainer.env_steps,
         "seconds": round(progress.wall_seconds, 3),
         "compile_seconds": round(trainer.engine.compile_seconds, 3),

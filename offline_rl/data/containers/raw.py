@@ -11,7 +11,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,8 +19,9 @@ from typing import Any, Literal, TypeVar
 import h5py
 import numpy as np
 
-from offline_rl.data.containers import parquet, zarr_v2
+from offline_rl.data.containers import parquet, zarr
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
@@ -50,15 +51,6 @@ def open_raw(path: Path) -> Iterator[Raw]:
         yield raw
 
 
-def checksum(path: Path, kind: str = "sha256") -> str:
-    """The file's SHA-256 (or MD5) in hexadecimal, read in blocks."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def checksum_of(files: Sequence[Path]) -> str:
     """One file's SHA-256; of several that of their lines "<SHA-256>  <path below their folder>"."""
     if len(files) == 1:
@@ -80,11 +72,9 @@ def _common(paths: Sequence[tuple[str, ...]]) -> list[str]:
 def _folder(path: Path) -> AbstractContextManager[Raw]:
     if (path / "meta" / "info.json").is_file():
         return _parquet(path)
-    if (path / ".zgroup").is_file():
+    if any(zarr.is_root(f.name) for f in path.iterdir()):
         files = tuple(f for f in path.rglob("*") if f.is_file())
-        return _zarr(zarr_v2.folder(path), files, path)
-    if (path / "zarr.json").is_file():
-        raise UserError(f"{path}: Zarr format 3; format 2 is read. Save it with zarr_format=2.")
+        return _zarr(zarr.folder(path), files, path)
     for inner in (path, path / "data"):
         if (inner / "main_data.hdf5").is_file():
             return _file(inner / "main_data.hdf5", str(path))
@@ -95,7 +85,8 @@ def _folder(path: Path) -> AbstractContextManager[Raw]:
             )
     raise UserError(
         f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "
-        f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup. Name the data file in it."
+        f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup or zarr.json. "
+        f"Name the data file in it."
     )
 
 
@@ -104,8 +95,8 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
     start = _first_bytes(path)
     if start.startswith(b"PK"):
         with _opened(zipfile.ZipFile, path, "a ZIP archive") as file:
-            if any(name.endswith(".zgroup") for name in file.namelist()):
-                with _zarr(zarr_v2.archive(where, file), (path,), path.parent) as raw:
+            if any(zarr.is_root(name) for name in file.namelist()):
+                with _zarr(zarr.archive(where, path, file), (path,), path.parent) as raw:
                     yield raw
                 return
         with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
@@ -133,7 +124,7 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
 
 
 @contextmanager
-def _zarr(group: zarr_v2.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
+def _zarr(group: zarr.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
     notes: list[str] = []
 
     def get(key: str) -> np.ndarray:
@@ -144,9 +135,10 @@ def _zarr(group: zarr_v2.Group, files: tuple[Path, ...], folder: Path) -> Iterat
             )
         return group.get(key)
 
-    keys = group.keys()
-    read, shape = _guarded(group.where, keys, get), _guarded(group.where, keys, group.shape)
-    yield Raw(group.where, "Zarr", keys, read, shape, files, folder, notes=notes)
+    with closing(group):
+        keys = group.keys()
+        read, shape = _guarded(group.where, keys, get), _guarded(group.where, keys, group.shape)
+        yield Raw(group.where, "Zarr", keys, read, shape, files, folder, notes=notes)
 
 
 @contextmanager

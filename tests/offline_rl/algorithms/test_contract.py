@@ -1,6 +1,9 @@
 """One suite over every algorithm file: what the engine and the trainer rely on."""
 
+import math
+from dataclasses import fields, replace
 from functools import cache
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -8,13 +11,14 @@ import torch
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.config import stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import offline_source
-from offline_rl.utils.options import build, coerce
+from offline_rl.utils.options import Range, build, coerce, documented, ranges
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
 from policies import Spec
@@ -280,6 +284,51 @@ def test_seeds_at_different_updates_are_refused():
     e.load_seed_state(1, state)
     with pytest.raises(ValueError, match=r"\[0, 2.* updates"):
         _ = e.updates
+
+
+@every_algorithm
+def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: str):
+    config = algorithm_class(name).Config
+    hints = get_type_hints(config)
+    numbers = {f.name for f in fields(config) if {int, float} & set(parts(hints[f.name]))}
+    assert set(ranges(config)) == numbers
+    for field in sorted(numbers):
+        with pytest.raises(ValueError, match=f"{field}=nan is not"):
+            config(**{field: math.nan})
+    for field in stackable(config):
+        values = torch.tensor([math.nan, -1e300])
+        assert replace(config(), **{field: values}) is not None
+
+
+@every_algorithm
+def test_help_tells_what_every_option_means(name: str):
+    options = documented(algorithm_class(name).Config)
+    assert [option.name for option in options if not option.meaning] == []
+    assert {option.name for option in options} == {
+        f.name for f in fields(algorithm_class(name).Config)
+    }
+
+
+def parts(hint: object) -> list[object]:
+    """The types that a type is made of."""
+    return [p for arg in get_args(hint) for p in parts(arg)] or [hint]
+
+
+@pytest.mark.parametrize(
+    ("given", "inside", "outside", "words"),
+    [
+        (Range(0, 1), (0, 0.5, 1), (-1e-9, 2, math.inf), "between 0 and 1"),
+        (Range(0, below=1), (0, 0.999), (1, -1), "at least 0 and below 1"),
+        (Range(above=0, high=1), (1e-9, 1), (0, 1.1), "above 0 and at most 1"),
+        (Range(1), (1, 10**30), (0, math.inf), "at least 1"),
+        (Range(), (-1e300, 1e300), (math.inf, -math.inf), "finite"),
+        (Range(-math.inf, math.inf), (-math.inf, math.inf), (math.nan,), "a number"),
+    ],
+)
+def test_a_range_holds_its_numbers_and_says_which(given, inside, outside, words):
+    assert all(x in given for x in inside)
+    assert not any(x in given for x in (*outside, math.nan))
+    assert str(given) == words
 
 
 @pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])

@@ -162,18 +162,14 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_we_read_what_zarr_writes(tmp_path: Path, archive: bool):
+@pytest.mark.parametrize("version", [2, 3])
+def test_we_read_what_zarr_writes(tmp_path: Path, archive: bool, version: int):
     zarr, arrays = library("zarr"), pusht()
-    library("numcodecs")
-    version = {"zarr_format": 2} if int(zarr.__version__.split(".")[0]) > 2 else {}
-    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w", **version)
-    for key, array in arrays.items():
-        stored = group.create(
-            key, shape=array.shape, chunks=(4, *array.shape[1:]), dtype=array.dtype
-        )
-        stored[:] = array
-    assert arrays["meta/episode_ends"].tolist() == ENDS
     path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    for key, array in arrays.items():
+        group.create_array(key, data=array, chunks=(4, *array.shape[1:]))
+    assert arrays["meta/episode_ends"].tolist() == ENDS
     path = zipped(path, tmp_path / "a.zarr.zip") if archive else path
     assert_is_pusht(read(path, action_range=[0, 512]), arrays)
 

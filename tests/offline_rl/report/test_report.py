@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offline_rl.report.report import report
+from offline_rl.report.report import report, summary
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_json
@@ -113,7 +113,7 @@ def test_wall_time_is_that_of_all_seeds_and_a_stacked_group_counts_once(tmp_path
 
 def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: Path) -> None:
     folder = seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}).path.parent
-    text = report([folder])
+    text = summary(folder)
     assert text.splitlines()[-2:] == [str(folder / "curves.png"), str(folder / "report.md")]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.md").read_text()
@@ -121,7 +121,7 @@ def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: P
     assert "![Learning curves](curves.png)" in page
     assert sorted(f.name for f in folder.iterdir()) == ["curves.png", "report.md", "seed_0"]
     before = (folder / "curves.png").read_bytes()
-    assert report([folder]) == text
+    assert summary(folder) == text
     assert (folder / "curves.png").read_bytes() == before
 
 
