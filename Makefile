@@ -21,8 +21,7 @@ $(READY): requirements.lock pyproject.toml
 
 # The embedded data set, three seeds side by side; under five minutes on two cores.
 demo: setup
-	$(BIN)/offline-rl train algorithm=iql task=gym/hopper-medium-replay seeds=3 \
-		num_updates=20000 eval_every=2500 out=runs name=demo
+	$(BIN)/offline-rl train experiment=demo
 
 test: lint
 	$(PYTEST) -m "not slow"

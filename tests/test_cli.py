@@ -299,6 +299,24 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     assert {"train/policy_loss", "eval/return", "time/updates_per_second"} <= logged <= documented
 
 
+def test_several_values_are_several_runs_and_one_table(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*train(algorithm="td3_bc,bc", task="none", seeds="range(0,2)"), "-m"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2: none bc default" in out
+    assert out.splitlines()[-1] == str(Path("runs", "none"))
+    assert len(list(folder.glob("runs/none/*/default/seed_*/result.json"))) == 4
+    assert "td3_bc" in (folder / "runs" / "none" / "report.md").read_text()
+
+
+def test_a_job_that_is_shown_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(folder)
+    assert main([*train(), "--cfg", "job"]) == 0
+    assert "num_updates: 20\n" in capsys.readouterr().out
+    assert tree(folder) == before
+
+
 def test_a_run_without_an_environment_says_so_once(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

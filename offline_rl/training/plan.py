@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
@@ -190,23 +190,34 @@ def runs(
         for k, v in hyper.items()
         if kinds.get(k) is float and isinstance(v, list)
     }
-    try:
-        check_stackable(algorithm.Config, lists)
-    except ValueError as error:
-        raise UserError(f"algorithm.{error}") from None
-    if "discount" in lists and "mc_returns" in algorithm.needs:
-        raise UserError("algorithm.discount cannot be stacked: the data's returns depend on it")
+    check_stacked(algorithm, lists)
     settings, pattern = dict[str, Any](), None
     task = options.task
     if task == "none" and options.dataset in envs.cards():
         task = options.dataset  # its settings hold without its environment too
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
-        name = "-".join([options.name, *(f"{k}_{v}" for k, v in chosen.items())])
-        settings[name], pattern = algorithm_config(options.algorithm, task, {**hyper, **chosen})
+        given, name = {**hyper, **chosen}, run_name(options.name, chosen)
+        settings[name], pattern = algorithm_config(options.algorithm, task, given)
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
     return settings, pattern
+
+
+def check_stacked(algorithm: type[Algorithm], names: Iterable[str]) -> None:
+    """Raises UserError for a hyper-parameter that has one value for all seeds of a program."""
+    names = list(names)
+    try:
+        check_stackable(algorithm.Config, names)
+    except ValueError as error:
+        raise UserError(f"algorithm.{error}") from None
+    if "discount" in names and "mc_returns" in algorithm.needs:
+        raise UserError("algorithm.discount cannot be stacked: the data's returns depend on it")
+
+
+def run_name(name: str, chosen: Mapping[str, Any]) -> str:
+    """The name of a run among others that differ from it in what was `chosen`."""
+    return "-".join([str(name), *(f"{key}_{value}" for key, value in chosen.items())])
 
 
 def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:

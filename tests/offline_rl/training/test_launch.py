@@ -1,0 +1,103 @@
+"""Many jobs: as few programs as may be, a folder of its own for each run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_data import save_small
+
+from offline_rl.training.launch import launch, merge
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
+
+IQL = {"algorithm": "iql", "task": "none"}
+
+
+def swept(**values: list[Any]) -> list[dict[str, Any]]:
+    """The product, as Hydra makes it."""
+    found: list[dict[str, Any]] = [dict(IQL)]
+    for key, choices in values.items():
+        found = [{**job, key.replace("__", "."): choice} for job in found for choice in choices]
+    return found
+
+
+def test_one_job_stays_as_it_is() -> None:
+    assert merge([{**IQL, "seeds": 3}]) == [{**IQL, "seeds": 3}]
+
+
+def test_seeds_and_numbers_become_one_program() -> None:
+    found = merge(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]]))
+    assert found == [{**IQL, "name": "default", "algorithm.beta": [1, 3, 10], "seeds": [0, 1, 2]}]
+
+
+def test_what_cannot_be_stacked_is_a_run_of_its_own_with_a_name_that_says_in_what() -> None:
+    found = merge(swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64]))
+    assert [(job["name"], job["seeds"], job["batch_size"]) for job in found] == [
+        ("default-hidden_8-batch_size_32", [0, 1], 32),
+        ("default-hidden_8-batch_size_64", [0, 1], 64),
+        ("default-hidden_16-16-batch_size_32", [0, 1], 32),
+        ("default-hidden_16-16-batch_size_64", [0, 1], 64),
+    ]
+
+
+def test_what_has_a_folder_of_its_own_needs_no_name() -> None:
+    jobs = [{**IQL, "algorithm": name, "seeds": [s]} for name in ("iql", "cql") for s in (0, 1)]
+    assert merge(jobs) == [
+        {**IQL, "algorithm": name, "name": "default", "seeds": [0, 1]} for name in ("iql", "cql")
+    ]
+
+
+def test_only_a_whole_product_is_stacked() -> None:
+    """Beta 3 with seed 0 alone: stacked with beta 1, it would also train with seed 1."""
+    jobs = [*swept(algorithm__beta=[1], seeds=[[0], [1]]), {**IQL, "algorithm.beta": 3}]
+    assert [(job["algorithm.beta"], job["seeds"]) for job in merge(jobs)] == [
+        ([1], [0, 1]),
+        ([3], [0]),
+    ]
+
+
+def test_a_number_that_data_or_networks_are_built_from_is_not_stacked() -> None:
+    assert [j["name"] for j in merge(swept(algorithm__dropout=[0.0, 0.1]))] == [
+        "default-dropout_0.0",
+        "default-dropout_0.1",
+    ]
+    assert len(merge(swept(algorithm__reward_scale=[1.0, 2.0]))) == 2
+
+
+def test_the_same_job_twice_is_done_once() -> None:
+    assert merge([IQL, IQL, {**IQL, "seeds": 2}]) == [{**IQL, "name": "default", "seeds": [0, 1]}]
+
+
+def test_two_jobs_for_one_folder_are_refused() -> None:
+    """The first one's stacked value is called as the second one calls itself."""
+    first = {**IQL, "algorithm.beta": [1.0, 3.0]}
+    with pytest.raises(UserError, match=r"two jobs would write .*default-beta_3\.0"):
+        merge([first, {**IQL, "name": "default-beta_3.0"}])
+
+
+def test_jobs_are_trained_and_named_as_the_lists_are(tmp_path: Path) -> None:
+    data = save_small(tmp_path / "small.npz")
+    common = {"task": "none", "dataset": str(data), "num_updates": 4, "tracker": "none"}
+    common |= {"compile": "never", "algorithm.hidden": [8], "out": str(tmp_path / "runs")}
+    jobs = [
+        {**common, "algorithm": "td3_bc", "algorithm.alpha": alpha, "seeds": [seed]}
+        for alpha in (1, 2.5)
+        for seed in (0, 1)
+    ]
+    jobs.append({**common, "algorithm": "bc"})
+    paths = launch(jobs, show=False)
+    runs = tmp_path / "runs" / "none"
+    assert paths == [runs / "td3_bc", runs / "bc" / "default"]
+    for alpha in (1.0, 2.5):
+        for seed in (0, 1):
+            here = runs / "td3_bc" / f"default-alpha_{alpha}" / f"seed_{seed}"
+            assert read_json(here / "config.json")["hyper"]["alpha"] == alpha
+            assert read_json(here / "result.json")["seeds_stacked"] == 4
+
+
+def test_a_mistake_in_the_last_job_is_found_before_the_first_begins(tmp_path: Path) -> None:
+    data = save_small(tmp_path / "small.npz")
+    good = {"algorithm": "bc", "task": "none", "dataset": str(data), "out": str(tmp_path / "runs")}
+    with pytest.raises(UserError, match=r"none td3_bc default: unknown option '\w+\.alhpa'"):
+        launch([good, {**good, "algorithm": "td3_bc", "algorithm.alhpa": 1}], show=False)
+    assert not (tmp_path / "runs").exists()
