@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
 from offline_rl.algorithms.common.base import Algorithm, State, check_stackable
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import captured, compiled
+from offline_rl.engine.trace import traced
 from offline_rl.replay.batch import Source
 from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
@@ -179,7 +179,7 @@ class Engine:
 
         if phase not in self._traced:
             with self._untaught(), torch.no_grad():
-                graph = make_fx(stacked)(leaves, inputs)
+                graph = traced(stacked, leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
             self._traced[phase] = graph
