@@ -41,6 +41,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     return own[-1]
 
 
+@cache
 def algorithm_yaml(name: str) -> dict[str, Any]:
     """configs/algorithm/<name>.yaml; empty where an algorithm has none."""
     from omegaconf import OmegaConf
