@@ -92,7 +92,7 @@ def online() -> dict[str, str]:
         "seeds": 2,
         "num_updates": 0,
         "algorithm.hidden": [16, 16],
-        "algorithm.random_steps": 50,
+        "online.warm_up": 50,
         "batch_size": 32,
         "num_env_steps": 300,
         "eval_every": 150,

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from offline_rl.training.result import Result
     from offline_rl.training.train import train
 
-__all__ = ["Dataset", "Result", "UserError", "__version__", "train"]
+__all__ = ["Dataset", "Result", "UserError", "__version__", "finetune", "train"]
 
 _LAZY = {
     "train": "offline_rl.training.train",
+    "finetune": "offline_rl.training.finetune",
     "Result": "offline_rl.training.result",
     "Dataset": "offline_rl.data",
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks.algorithms import code_lines
+from docs.generate.algorithms import code_lines
 from envs import cards
 from offline_rl.algorithms.common import registry
 from offline_rl.generation.recipes import Agent, Recipe
@@ -35,6 +35,7 @@ FLOORS = [  # of offline_rl: a package imports from those before its own floor, 
     {"evaluation", "online"},
     {"training"},
     {"report", "generation"},
+    {"suite"},
     {"cli"},
 ]
 ALGORITHMS = registry.algorithm_names()

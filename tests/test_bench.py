@@ -10,7 +10,7 @@ import torch
 from benchmarks.speed import bench
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS
-from benchmarks.speed.ours import engine, flops
+from benchmarks.speed.ours import engine
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 
@@ -82,7 +82,7 @@ def test_products_of_an_update_are_counted():
     batch, width = learner.batch_size, learner.algorithm.cfg.hidden
     sizes = [OBS, *width, ACT]
     layers = [2 * batch * a * b for a, b in zip(sizes, sizes[1:], strict=False)]
-    assert flops(learner) == 3 * sum(layers) - layers[0]
+    assert learner.work().flops == 3 * sum(layers) - layers[0]
 
 
 @pytest.mark.parametrize("algorithm", ["rebrac", "recoil", "decision_transformer"])

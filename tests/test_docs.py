@@ -5,19 +5,25 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import algorithms, datasets, dual, locomotion, neorl2
+from benchmarks import dual, locomotion, neorl2
 from benchmarks.evidence import budget, kept
+from docs.generate import algorithms, datasets
 from offline_rl.algorithms.common.registry import algorithm_config
 
 
 def test_the_algorithms_page_is_that_of_this_code_and_these_results():
     made = algorithms.page()
-    assert Path("docs/algorithms.md").read_text() == made, "run python -m benchmarks.algorithms"
+    assert Path("docs/algorithms.md").read_text() == made, "run python -m docs.generate.algorithms"
+
+
+def test_the_readmes_table_is_that_of_these_algorithms():
+    text = Path("README.md").read_text()
+    assert algorithms.readme(text) == text, "run python -m docs.generate.algorithms"
 
 
 def test_the_datasets_page_is_that_of_these_cards():
     assert Path("docs/datasets.md").read_text() == datasets.page(), (
-        "run python -m benchmarks.datasets"
+        "run python -m docs.generate.datasets"
     )
 
 

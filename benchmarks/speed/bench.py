@@ -12,19 +12,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.speed.eager import BASELINES
+from benchmarks.speed.options import BenchOptions
 from offline_rl.algorithms.common.registry import algorithm_names
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -48,36 +46,6 @@ compilation, or loading it from the cache of an earlier run. Cores {cores}, {fac
 
 Measured in blocks, at a commit: {measured}.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What `offline-rl bench` takes."""
-
-    algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])
-    seeds: list[int] = field(default_factory=lambda: [1, 8])
-    precisions: list[Literal["fp32", "tf32", "bf16"]] = field(
-        default_factory=lambda: ["fp32", "bf16"]
-    )
-    device: str = "auto"
-    blocks: int = 7
-    seconds: float = 2.0  # of a block
-    corl: str | None = None  # checkouts of the peers
-    jax_corl: str | None = None
-    unifloral: str | None = None
-    d3rlpy: bool = False  # installed for `python`
-    python: str = sys.executable  # the interpreter that has the peers' packages
-    profile: bool = False
-    out: str = "speed"
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what would fail, or mean nothing, after hours of measuring."""
-        if not self.algorithms or not self.precisions or min(self.seeds, default=0) < 1:
-            raise ValueError("give an algorithm, a seed and a precision at least; seeds from 1")
-        if self.blocks < 1 or not 0 < self.seconds < inf:
-            raise ValueError(f"blocks={self.blocks} and seconds={self.seconds} measure nothing")
-        if shutil.which(self.python) is None:
-            raise ValueError(f"python={self.python} is no program")
 
 
 class Contender:

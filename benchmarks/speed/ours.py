@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays
 from benchmarks.speed.eager import BASELINES, Buffer
@@ -56,9 +55,11 @@ def ours(
     """The engine's own loop."""
     learner = engine(algorithm, seeds, precision, device, compile)
     period = learner.algorithm.period
-    clock.facts = {"flops": flops(learner)}
+    work = learner.work()
+    clock.facts = {"flops": work.flops / seeds}
     if device == "cpu":
-        clock.facts["threads"] = learner.choose_threads(hardware.cores())
+        clock.facts["threads"] = work.threads(hardware.cores(), precision)
+        torch.set_num_threads(clock.facts["threads"])
     learner.program()
     clock.facts["compile_seconds"] = learner.compile_seconds
     if profile:
@@ -67,14 +68,6 @@ def ours(
     while True:
         learner.run(period)
         clock.tick(period, wait)
-
-
-def flops(learner: Engine) -> float:
-    """Of the matrix products of one update of one seed, counted on the traced graph."""
-    graph, leaves, inputs = learner._trace("update")
-    with learner._untaught(), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        graph(leaves, inputs)
-    return counter.get_total_flops() / len(learner.seeds) / learner.algorithm.period
 
 
 def shares(learner: Engine) -> dict[str, float]:

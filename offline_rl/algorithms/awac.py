@@ -18,25 +18,26 @@ from typing import ClassVar
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
+from offline_rl.algorithms.common.config import BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic, regress
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import NonNegative, Positive
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import torch_init
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
-    temperature: float = 1 / 3  # > 0 (lambda): large clones, small trusts the advantage
-    max_weight: float = 100.0  # cap on exp(advantage / temperature)
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256, 256)
+    temperature: Positive = 1 / 3  # lambda: large clones, small trusts the advantage
+    max_weight: NonNegative = 100.0  # cap on exp(advantage / temperature)
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critic that enters its target each update
+    actor_lr: Rate = 3e-4  # learning rate of the policy
+    critic_lr: Rate = 3e-4  # of the critics
+    hidden: Sizes = (256, 256, 256)  # units of each hidden layer
     normalise_observations: bool = True
 
 

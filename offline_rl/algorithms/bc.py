@@ -11,13 +11,13 @@ Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
 from policies.heads.deterministic import DeterministicActor
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
-    top_fraction: float = 1.0  # in (0, 1]: share of the data to clone; chosen once, for all seeds
+    top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to clone
     top_of: Literal["trajectories", "timesteps"] = "trajectories"  # what the share is counted in
-    lr: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256)
+    lr: Rate = 3e-4  # learning rate
+    hidden: Sizes = (256, 256)  # units of each hidden layer
     normalise_observations: bool = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 

@@ -24,7 +24,10 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms import cql
 from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.config import Rate, Sizes
+from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import NonNegative
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
 
@@ -37,13 +40,13 @@ class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
     tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
-    weight: float = 5.0
+    weight: NonNegative = 5.0
     max_target_backup: bool = True
-    policy_lr: float = 1e-4
-    policy_hidden: tuple[int, ...] = (256, 256)
-    critic_hidden: tuple[int, ...] = (256, 256)
+    policy_lr: Rate = 1e-4
+    policy_hidden: Sizes = (256, 256)
+    critic_hidden: Sizes = (256, 256)
     normalise_observations: bool = False
-    clip_actions: float = 0.99999
+    clip_actions: ActionClip = 0.99999
 
 
 class CalQL(cql.CQL):

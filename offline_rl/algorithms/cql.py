@@ -22,19 +22,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import (
-    Algorithm,
-    Metrics,
-    State,
-    minimise,
-    minimise_with,
-    soft_update,
-)
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
+from offline_rl.algorithms.common.config import BaseConfig, Bound, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import temper
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Count, NonNegative, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
@@ -43,26 +37,26 @@ Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
-    weight: float = 10.0  # >= 0: of the penalty (alpha in eq. 4)
+    weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
     variant: Variant = "H"  # see soft_maximum below
-    samples: int = 10  # actions drawn from each proposal in each state (N)
-    temperature: float = 1.0  # > 0, of the soft maximum
-    gap: float | None = None  # learn a factor on `weight` that keeps the penalty here; null: none
+    samples: Count = 10  # actions drawn from each proposal in each state (N)
+    temperature: Positive = 1.0  # of the soft maximum
+    gap: NonNegative | None = None  # a factor on `weight`, learnt, keeps the penalty here
     gap_after_weight: bool = False  # see `excess`; only with a gap
-    clip_diff_min: float = -inf  # bounds of the penalty of one sample
-    clip_diff_max: float = inf
+    clip_diff_min: Bound = -inf  # least penalty of one sample
+    clip_diff_max: Bound = inf  # and its greatest
     max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
     backup_entropy: bool = False  # entropy in the target, as in SAC
-    bc_updates: int = 0  # preliminary updates in which the policy clones while the critics learn
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
-    policy_lr: float = 3e-5  # also of the temperature alpha
-    critic_lr: float = 3e-4  # also of the Lagrange multiplier
-    policy_hidden: tuple[int, ...] = (256, 256, 256)
-    critic_hidden: tuple[int, ...] = (256, 256, 256)
+    bc_updates: Amount = 0  # preliminary updates in which the policy clones while the critics learn
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critic that enters its target each update
+    policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
+    critic_lr: Rate = 3e-4  # of the critics and of the Lagrange multiplier
+    policy_hidden: Sizes = (256, 256, 256)  # units of each hidden layer, of the policy
+    critic_hidden: Sizes = (256, 256, 256)  # of the critics
     normalise_observations: bool = True
 
     def __post_init__(self) -> None:
@@ -87,14 +81,12 @@ class CQL(Algorithm):
             "critic": Critic(obs, act, cfg.critic_hidden, init=orthogonal_init(last_gain=1e-2)),
             "log_alpha": Scalar(0),
         }
-        if cfg.gap is not None:
-            networks["log_multiplier"] = Scalar(0 if cfg.gap_after_weight else 1)
-        return networks
+        multiplier = {"log_multiplier": Scalar(0 if cfg.gap_after_weight else 1)}
+        return networks if cfg.gap is None else networks | multiplier
 
     def optimisers(self) -> dict[str, Adam]:
         policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
-        adams = {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
-        return {name: adams[name] for name in self.modules if name in adams}
+        return {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
 
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False
@@ -118,8 +110,7 @@ class CQL(Algorithm):
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [2, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [2]
-            pushed = self.pushed(q, batch)
-            z = soft_maximum(pushed, log_density, cfg.variant, cfg.temperature)  # [2, B]
+            z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
             return (td + factor * self.excess(bounded.mean(1))).sum(), (td.sum(), bounded.mean(1))
 
@@ -131,9 +122,9 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean()
+            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean(), ()
 
-        state, _ = minimise(state, "log_multiplier", multiplier_loss)
+        state, _, _ = minimise_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
 
     clone = partialmethod(update, clone=True)  # the preliminary phase, as in the authors' code

@@ -19,36 +19,36 @@ import numpy as np
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
-from offline_rl.data.transform import Preprocessing
-from offline_rl.replay.batch import Batch
+from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.sequences import Windows
+from offline_rl.utils.options import Amount, Count, Number, Positive, Share
 from policies.heads.decision_transformer import DecisionTransformer
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
-    from offline_rl.replay.batch import Source
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: the authors' code's. They train for 100,000 updates."""
 
-    target_return: float | None = None  # raw, to aim at; null: that of the data's best episode
-    return_scale: float | None = None  # divides returns; null: the data's largest, by size
+    target_return: Number | None = None  # raw, to aim at; null: that of the data's best episode
+    return_scale: Positive | None = None  # divides returns; null: the data's largest, by size
     counted: bool = False  # the data's rewards count what is done so far, and acting pays it once
-    window: int = 20  # steps seen at once (K)
-    size: int = 128  # of an embedding
-    layers: int = 3
-    heads: int = 1
-    episode_steps: int = 1000  # places in an episode that are told apart
-    dropout: float = 0.1  # in [0, 1)
-    lr: float = 1e-4
-    weight_decay: float = 1e-4
-    max_norm: float = 0.25  # > 0, of the gradient
-    warm_up_updates: int = 10_000  # over which lr rises
+    window: Count = 20  # steps seen at once (K)
+    size: Count = 128  # of an embedding; a multiple of heads
+    layers: Count = 3  # of attention
+    heads: Count = 1  # of attention, in each layer
+    episode_steps: Count = 1000  # places in an episode that are told apart
+    dropout: Dropout = 0.1  # in the transformer, while it learns
+    lr: Rate = 1e-4  # learning rate
+    weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
+    max_norm: Positive = 0.25  # of the gradient, which is clipped to it
+    warm_up_updates: Amount = 10_000  # over which lr rises
     normalise_observations: bool = True
-    batch_size: int = 64  # windows
+    batch_size: Count = 64  # windows
     discount: ClassVar[float] = 1.0  # returns to go are plain sums
 
     def __post_init__(self) -> None:
@@ -56,7 +56,9 @@ class Config(Preprocessing):
         if self.size % self.heads:
             raise ValueError(f"heads={self.heads} does not divide size={self.size}")
         if self.normalise_returns or (self.reward_scale, self.reward_shift) != (1, 0):
-            raise ValueError("returns are told as they are when acting: use return_scale instead")
+            raise ValueError(
+                "normalise_returns and reward_… change what acting is told: use return_scale"
+            )
 
 
 class DT(Algorithm):
@@ -77,8 +79,8 @@ class DT(Algorithm):
         """All rows, also those whose next observation is unknown: nobody looks at it."""
         return replace(paid(self.cfg, dataset), next_index=dataset.next_index.clip(min=0))
 
-    def source(self, source: Source) -> Source:
-        return Windows(source, self.cfg.window)
+    def source(self, phase: str, sources: Sources) -> Source:
+        return Windows(super().source(phase, sources), self.cfg.window)
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg

@@ -20,13 +20,14 @@ from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.common.base import Metrics, Network, State
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import NonNegative
 
 
 @dataclass(frozen=True)
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/edac/halfcheetah."""
 
-    eta: float = 1.0  # >= 0: weight of the penalty; 0 is SAC-N
+    eta: NonNegative = 1.0  # weight of the penalty; 0 is SAC-N
 
 
 class EDAC(sac_n.SACN):

@@ -15,14 +15,17 @@ Differs: the released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from offline_rl.algorithms import xql
+from offline_rl.algorithms.common.config import Expectile
 from offline_rl.algorithms.common.in_sample import gumbel_loss
+from offline_rl.utils.options import Count, Positive
 
+Divergence = Literal["chi_square", "total_variation", "reverse_kl"]
 Conjugate = Literal["one_sided", "two_sided", "released"]
 
 
@@ -30,12 +33,11 @@ Conjugate = Literal["one_sided", "two_sided", "released"]
 class Config(xql.Config):
     """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
 
-    divergence: Literal["chi_square", "total_variation", "reverse_kl"] = "chi_square"
+    divergence: Divergence = "chi_square"  # which f
     conjugate: Conjugate = "one_sided"  # see `conjugate`; of all but reverse_kl
-    lam: float = 0.8  # in [0.5, 1): towards 1 V is the best action's; of all but reverse_kl
-    temperature: float = 1.0  # Q - V is divided by it: of one-sided total_variation a mere factor
-    batch_size: int = 1024
-    ranges: ClassVar = {"lam": (0.5, 0.999999)}
+    lam: Expectile = 0.8  # towards 1 V is the best action's; of all but reverse_kl
+    temperature: Positive = 1.0  # divides Q - V: of one-sided total_variation a mere factor
+    batch_size: Count = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Network, State
+from offline_rl.algorithms.common.config import Expectile
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV
 from offline_rl.replay.batch import Batch
 from policies.heads.deterministic import DeterministicActor
@@ -26,7 +27,7 @@ from policies.networks.init import orthogonal_init
 class Config(DualConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
-    expectile: float = 0.7  # in [0.5, 1): 0.5 is the data's average action, towards 1 its best
+    expectile: Expectile = 0.7  # 0.5 is the data's average action, towards 1 its best
     deterministic: bool = False  # a policy without deviation, trained by a weighted squared error
 
 

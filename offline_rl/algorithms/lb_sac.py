@@ -22,13 +22,14 @@ from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.common.base import Metrics, Network, State
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count
 
 
 @dataclass(frozen=True)
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac; the rates are those of a batch of 256."""
 
-    batch_size: int = 10_000
+    batch_size: Count = 10_000
     init: Literal["edac", "fan_out"] = "fan_out"
 
 

@@ -27,32 +27,33 @@ from offline_rl.algorithms.common.base import (
     minimise_with,
     soft_update,
 )
+from offline_rl.algorithms.common.config import BaseConfig, Discount, Fraction, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vae import VAE
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: the authors' code's; `bellman_share` is tuned for each data set."""
 
-    bellman_share: float = 0.7  # in (0, 1] (lambda): of the critics' loss; the rest is pseudo
-    samples: int = 10  # actions of the VAE in each state, of which the best one counts
-    policy_samples: int = 10  # actions of the policy in each state that are drawn to it
-    alpha: float | None = None  # temperature; null: learnt, towards an entropy of -|A|
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
-    actor_lr: float = 3e-4  # also of the temperature
-    critic_lr: float = 3e-4
-    vae_lr: float = 1e-3
-    policy_hidden: tuple[int, ...] = (400, 400)
-    critic_hidden: tuple[int, ...] = (400, 400)
-    vae_hidden: tuple[int, ...] = (750, 750)
+    bellman_share: Fraction = 0.7  # lambda: of the critics' loss; the rest is pseudo
+    samples: Count = 10  # actions of the VAE in each state, of which the best one counts
+    policy_samples: Count = 10  # actions of the policy in each state that are drawn to it
+    alpha: NonNegative | None = None  # temperature; null: learnt, towards an entropy of -|A|
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critic that enters its target each update
+    actor_lr: Rate = 3e-4  # learning rate of the policy and of the temperature
+    critic_lr: Rate = 3e-4  # of the critics
+    vae_lr: Rate = 1e-3  # of the VAE
+    policy_hidden: Sizes = (400, 400)  # units of each hidden layer, of the policy
+    critic_hidden: Sizes = (400, 400)  # of the critics
+    vae_hidden: Sizes = (750, 750)  # of the VAE
 
 
 class MCQ(Algorithm):
@@ -72,8 +73,7 @@ class MCQ(Algorithm):
         actor, critic, vae = (
             Adam(lr) for lr in (self.cfg.actor_lr, self.cfg.critic_lr, self.cfg.vae_lr)
         )
-        adams = {"policy": actor, "log_alpha": actor, "critic": critic, "vae": vae}
-        return {name: adams[name] for name in self.modules if name in adams}
+        return {"policy": actor, "log_alpha": actor, "critic": critic, "vae": vae}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """The authors' order: VAE; temperature; critics; policy; each with what is new by then."""

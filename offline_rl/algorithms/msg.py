@@ -16,37 +16,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
+from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_optimisers, soft_policy_loss, temper
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, NonNegative, Number, Range
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: the authors' README, the one setting they published."""
 
-    critics: int = 64  # N >= 2
-    beta: float = -8.0  # <= 0: deviations below the mean that the policy climbs
-    conservatism: float = 0.1  # >= 0: weight of Q at the policy's actions less Q at the data's
+    critics: Ensemble = 64  # N
+    beta: Annotated[float, Range(high=0)] = -8.0  # deviations below the mean that the policy climbs
+    conservatism: NonNegative = 0.1  # weight of Q at the policy's actions less Q at the data's
     random_weights: bool = True  # errors weighted by U[0, 2], afresh for each critic and sample
-    target_entropy: float = 0.0
-    bc_updates: int = 50_000  # preliminary updates in which the policy clones
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critics that enters their targets each update
-    actor_lr: float = 3e-5
-    critic_lr: float = 3e-4
-    alpha_lr: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256, 256)
-    ranges: ClassVar = {"beta": (-1e9, 0)}
+    target_entropy: Number = 0.0  # what the temperature aims at
+    bc_updates: Amount = 50_000  # preliminary updates in which the policy clones
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critics that enters their targets each update
+    actor_lr: Rate = 3e-5  # learning rate of the policy
+    critic_lr: Rate = 3e-4  # of the critics
+    alpha_lr: Rate = 3e-4  # of the temperature
+    hidden: Sizes = (256, 256, 256)  # units of each hidden layer
 
 
 class MSG(Algorithm):

@@ -14,16 +14,17 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
-from offline_rl.algorithms.common.critics import Critic, regress, td3_target
-from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
+from offline_rl.algorithms import td3
+from offline_rl.algorithms.common.base import Metrics, Network, State
+from offline_rl.algorithms.common.config import Rate, Sizes
+from offline_rl.algorithms.common.critics import Critic
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import uniform_output_init
 
@@ -32,30 +33,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(td3.OfflineConfig):
     """Defaults: the paper's for locomotion; the two weights are tuned for each data set."""
 
-    policy_bc: float = 0.01  # >= 0 (beta 1): weight of the squared distance in the policy's loss
-    critic_bc: float = 0.01  # >= 0 (beta 2): and in the critics' target
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the networks that enters their targets
-    policy_noise: float = 0.2  # >= 0: deviation of the noise on the target's action
-    noise_clip: float = 0.5  # >= 0: and its largest size
-    policy_delay: int = 2  # critic updates per actor and target update
-    actor_lr: float = 1e-3
-    critic_lr: float = 1e-3
-    batch_size: int = 1024
-    hidden: tuple[int, ...] = (256, 256, 256)
+    policy_bc: NonNegative = 0.01  # beta 1: weight of the squared distance in the policy's loss
+    critic_bc: NonNegative = 0.01  # beta 2: and in the critics' target
+    actor_lr: Rate = 1e-3
+    critic_lr: Rate = 1e-3
+    batch_size: Count = 1024
+    hidden: Sizes = (256, 256, 256)
 
 
-class ReBRAC(Algorithm):
+class ReBRAC(td3.TD3):
     Config = Config
-    targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
+    online = False
     needs = ("next_actions",)
-
-    @property
-    def period(self) -> int:
-        return self.cfg.policy_delay
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """Without transitions whose next action nobody took."""
@@ -70,28 +62,14 @@ class ReBRAC(Algorithm):
             "critic": Critic(obs, act, hidden, init=critic, **norm),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
+    def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:
+        """Less the distance from the data's next actions, a sum over dimensions, not a mean."""
+        assert batch.next_actions is not None
+        return q - self.cfg.critic_bc * (next_actions - batch.next_actions).square().sum(-1)
 
-    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The critics; every `policy_delay`-th time then the actor and both targets."""
-        s, a, cfg = batch.observations, batch.actions, self.cfg
-
-        def penalty(next_a):  # sums over action dimensions, not means
-            return cfg.critic_bc * (next_a - batch.next_actions).square().sum(-1)  # [B]
-
-        y = td3_target(state, batch, cfg.policy_noise, cfg.noise_clip, penalty)  # [B]
-        state, metrics = regress(state, batch, y)
-        if i != cfg.policy_delay - 1:
-            return state, metrics
-
-        def policy_loss(policy):  # Q's scale divided out, as in TD3+BC
-            pi = policy(s)
-            q = state.critic(s, pi).amin(0)  # [B]
-            distance = (pi - a).square().sum(-1)
-            return cfg.policy_bc * distance.mean() - q.mean() / q.detach().abs().mean()
-
-        state, policy_value = minimise(state, "policy", policy_loss)
-        state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
-        return state, metrics | {"policy_loss": policy_value}
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The distance from the data's actions, and Q with its scale divided out as in TD3+BC."""
+        pi = policy(batch.observations)
+        q = state.critic(batch.observations, pi).amin(0)  # [B]
+        distance = (pi - batch.actions).square().sum(-1)
+        return self.cfg.policy_bc * distance.mean() - q.mean() / q.detach().abs().mean(), {}

@@ -22,18 +22,19 @@ from torch import Tensor
 from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_loss
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative, Positive, Share
 
 
 @dataclass(frozen=True)
 class Config(DualConfig):
     """Defaults: the authors' example, hopper-random."""
 
-    objective: Literal["bounded", "mixture"] = "bounded"
-    temperature: float = 5.0  # > 0, as XQL's; tuned by raising it until Q stays finite
-    max_clip: float = 7.0  # (Q - V) / temperature above this is ignored
-    reward_gap: float = 2.0  # > 0: `bounded` charges this for each step of the other data
-    mixture: float = 0.1  # in (0, 1): share of the expert in `mixture`, beta in the paper
-    batch_size: int = 1024  # of the other data, and of the expert's
+    objective: Literal["bounded", "mixture"] = "bounded"  # of Q: the released one, the paper's
+    temperature: Positive = 5.0  # as XQL's; tuned by raising it until Q stays finite
+    max_clip: NonNegative = 7.0  # (Q - V) / temperature above this is ignored
+    reward_gap: Positive = 2.0  # `bounded` charges this for each step of the other data
+    mixture: Share = 0.1  # share of the expert in `mixture`, beta in the paper
+    batch_size: Count = 1024  # of the other data, and of the expert's
 
     def __post_init__(self) -> None:
         super().__post_init__()

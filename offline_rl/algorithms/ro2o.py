@@ -24,24 +24,25 @@ from offline_rl.algorithms.common.base import Metrics, Network, State
 from offline_rl.algorithms.common.entropy import least, soft_q
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative, Share
 
 
 @dataclass(frozen=True)
 class Config(sac_n.Config):
     """Defaults: the authors' README for walker2d-medium."""
 
-    samples: int = 20  # perturbed states for each state (n)
-    q_noise: float = 0.01  # their largest distance in each dimension: for the critics' smoothness,
-    policy_noise: float = 0.01  # for the policy's,
-    ood_noise: float = 0.01  # and for the uncertainty
-    q_smoothness: float = 1e-4  # >= 0: weights of these three (eta_1,
-    policy_smoothness: float = 1.0  # eta_3,
-    uncertainty: float = 0.1  # eta_2)
-    pessimism: float = 1.0  # deviations by which Q is lowered, at the start (alpha),
-    min_pessimism: float = 0.1  # at the end,
-    pessimism_decay: float = 5e-7  # and the fall with each update
+    samples: Count = 20  # perturbed states for each state (n)
+    q_noise: NonNegative = 0.01  # their largest distance, for the critics' smoothness
+    policy_noise: NonNegative = 0.01  # the same for the policy's
+    ood_noise: NonNegative = 0.01  # the same for the uncertainty
+    q_smoothness: NonNegative = 1e-4  # weight of the critics' smoothness (eta_1)
+    policy_smoothness: NonNegative = 1.0  # weight of the policy's (eta_3)
+    uncertainty: NonNegative = 0.1  # weight of the uncertainty (eta_2)
+    pessimism: NonNegative = 1.0  # deviations by which Q is lowered, at the start (alpha)
+    min_pessimism: NonNegative = 0.1  # and at the end
+    pessimism_decay: Share = 5e-7  # how much it falls with each update
     bound: Literal["min", "lcb"] = "min"  # what the policy climbs: least critic, or mean - 4 std
-    cloning: float = 0.0  # >= 0: weight of the policy's squared distance from the data
+    cloning: NonNegative = 0.0  # weight of the policy's squared distance from the data
     independent: bool = False  # each critic has its own target, not the least one's
     normalise_observations: bool = True
 

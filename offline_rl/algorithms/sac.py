@@ -5,17 +5,18 @@ their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
 Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
 Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
-         first `random_steps` actions are uniform; networks start as torch's do.
+         first actions (`Online.warm_up`) are uniform; networks start as torch's do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
@@ -24,6 +25,7 @@ from offline_rl.algorithms.common.base import (
     minimise_with,
     soft_update,
 )
+from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
     soft_optimisers,
@@ -32,30 +34,38 @@ from offline_rl.algorithms.common.entropy import (
     temper,
 )
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Number, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: the paper's, table 1."""
 
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    alpha_lr: float = 3e-4
-    initial_alpha: float = 1.0  # > 0; read when the networks are built: one value for all seeds
-    entropy_scale: float = 1.0  # target entropy is -entropy_scale * |A|
-    hidden: tuple[int, ...] = (256, 256)
-    random_steps: int = 5_000  # environment steps with uniform actions before the first update
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critic that enters its target each update
+    actor_lr: Rate = 3e-4  # learning rate of the policy
+    critic_lr: Rate = 3e-4  # of the critics
+    alpha_lr: Rate = 3e-4  # of the temperature
+    initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature at the start
+    entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
+    hidden: Sizes = (256, 256)  # units of each hidden layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the paper's."""
+
+    warm_up: Amount = 5_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class SAC(Algorithm):
     Config = Config
     targets: ClassVar = {"critic_target": "critic"}
+    Online = Online
     online = True
 
     def networks(self) -> dict[str, nn.Module]:

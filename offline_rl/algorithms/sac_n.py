@@ -25,6 +25,7 @@ from offline_rl.algorithms.common.base import (
     minimise_with,
     soft_update,
 )
+from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
     soft_optimisers,
@@ -33,7 +34,6 @@ from offline_rl.algorithms.common.entropy import (
     temper,
 )
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import Init, fan_out_init, torch_init, uniform_output_init
@@ -41,18 +41,18 @@ from policies.networks.mlp import Scalar
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL:configs/offline/sac_n/halfcheetah."""
 
-    critics: int = 10  # N >= 2: more are more careful, and slower
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critics that enters their targets each update
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    alpha_lr: float = 3e-4
+    critics: Ensemble = 10  # N: more are more careful, and slower
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critics that enters their targets each update
+    actor_lr: Rate = 3e-4  # learning rate of the policy
+    critic_lr: Rate = 3e-4  # of the critics
+    alpha_lr: Rate = 3e-4  # of the temperature
     layer_norm: bool = False  # in the critics
     init: Literal["edac", "fan_out"] = "edac"  # how networks start: see `networks`
-    hidden: tuple[int, ...] = (256, 256, 256)
+    hidden: Sizes = (256, 256, 256)  # units of each hidden layer
 
 
 class SACN(Algorithm):

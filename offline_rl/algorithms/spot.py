@@ -13,58 +13,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import (
-    Algorithm,
-    Metrics,
-    Network,
-    State,
-    minimise,
-    minimise_with,
-    soft_update,
-)
-from offline_rl.algorithms.common.critics import Critic, regress, td3_target
+from offline_rl.algorithms import td3
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimise
+from offline_rl.algorithms.common.config import Dropout, Rate, Sizes
+from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vae import VAE
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, NonNegative
 from offline_rl.utils.random import Random
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import torch_init, uniform_output_init
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class Config(td3.OfflineConfig):
     """Defaults: the authors' code's for locomotion; `support_weight` is tuned for each data set."""
 
-    support_weight: float = 1.0  # >= 0 (lambda): weight of the density term in the actor's loss
-    kl_weight: float = 0.5  # >= 0 (beta): of the KL term, when the VAE learns and when it judges
-    dropout: float = 0.1  # in [0, 1), of the policy; read when it is built
+    support_weight: NonNegative = 1.0  # lambda: weight of the density term in the actor's loss
+    kl_weight: NonNegative = 0.5  # beta: of the KL term, when the VAE learns and when it judges
+    dropout: Dropout = 0.1  # of the policy, while it learns
     small_outputs: bool = False  # output layers uniform in +-0.001 (policy) and +-0.003 (critics)
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the networks that enters their targets
-    policy_noise: float = 0.2  # >= 0: deviation of the noise on the target's action
-    noise_clip: float = 0.5  # >= 0: and its largest size
-    policy_delay: int = 2  # critic updates per actor and target update
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256)
-    vae_updates: int = 100_000  # preliminary updates
-    vae_lr: float = 1e-3
-    vae_hidden: tuple[int, ...] = (750, 750)
+    vae_updates: Amount = 100_000  # preliminary updates
+    vae_lr: Rate = 1e-3  # of the VAE
+    vae_hidden: Sizes = (750, 750)  # of the VAE
     normalise_observations: bool = True
 
 
-class SPOT(Algorithm):
+class SPOT(td3.TD3):
     Config = Config
-    targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-
-    @property
-    def period(self) -> int:
-        return self.cfg.policy_delay
+    online = False
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -73,22 +54,17 @@ class SPOT(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         small = cfg.small_outputs
-        inits = [uniform_output_init(w) if small else torch_init for w in (1e-3, 3e-3)]
+        actor, critic = (uniform_output_init(w) if small else torch_init for w in (1e-3, 3e-3))
         return {
             "policy": DeterministicActor(
-                obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=inits[0]
+                obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=actor
             ),
-            "critic": Critic(obs, act, cfg.hidden, init=inits[1]),
+            "critic": Critic(obs, act, cfg.hidden, init=critic),
             "vae": VAE(obs, act, cfg.vae_hidden),
         }
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg = self.cfg
-        return {
-            "policy": Adam(cfg.actor_lr),
-            "critic": Adam(cfg.critic_lr),
-            "vae": Adam(cfg.vae_lr),
-        }
+        return super().optimisers() | {"vae": Adam(self.cfg.vae_lr)}
 
     def unlikelihood(self, vae: Network, s: Tensor, a: Tensor, random: Random) -> Tensor:
         """The negative evidence lower bound, times kl_weight / (2 |A|) but for a constant; [B].
@@ -108,21 +84,11 @@ class SPOT(Algorithm):
         state, vae_value = minimise(state, "vae", vae_loss)
         return state, {"vae_loss": vae_value}
 
-    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The critics; every `policy_delay`-th time then the actor and both targets."""
-        s, cfg = batch.observations, self.cfg
-        y = td3_target(state, batch, cfg.policy_noise, cfg.noise_clip)  # [B]
-        state, metrics = regress(state, batch, y)
-        if i != cfg.policy_delay - 1:
-            return state, metrics
-
-        def policy_loss(policy):  # the VAE judges and does not learn
-            pi = policy(s, state.random)
-            q = state.critic(s, pi)[0]  # [B]
-            unlikely = self.unlikelihood(state.vae, s, pi, state.random).mean()
-            return cfg.support_weight * unlikely - q.mean() / q.detach().abs().mean(), unlikely
-
-        state, policy_value, unlikely = minimise_with(state, "policy", policy_loss)
-        state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
-        return state, metrics | {"policy_loss": policy_value, "unlikelihood": unlikely}
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Q, its scale divided out, and the density term; the VAE judges and does not learn."""
+        s = batch.observations
+        pi = policy(s, state.random)
+        q = state.critic(s, pi)[0]  # [B]
+        unlikely = self.unlikelihood(state.vae, s, pi, state.random).mean()
+        loss = self.cfg.support_weight * unlikely - q.mean() / q.detach().abs().mean()
+        return loss, {"unlikelihood": unlikely}

@@ -11,37 +11,62 @@ Differs: nowhere known from the authors' code (sfujim/TD3:TD3.py), whose network
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
-from offline_rl.algorithms.common.critics import Critic, regress, td3_target
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    Network,
+    State,
+    minimise_with,
+    soft_update,
+)
+from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount, Rate, Sizes, Tau
+from offline_rl.algorithms.common.critics import Critic, regress
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Count, NonNegative
 from policies.heads.deterministic import DeterministicActor
 
 
 @dataclass(frozen=True)
-class Config(Preprocessing):
+class OfflineConfig(BaseConfig):
+    """What those that learn from data alone take too. Defaults: the authors' code's."""
+
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the networks that enters their targets
+    policy_noise: NonNegative = 0.2  # deviation of the noise on the target's action
+    noise_clip: NonNegative = 0.5  # and its largest size
+    policy_delay: Count = 2  # critic updates per actor and target update
+    actor_lr: Rate = 3e-4  # learning rate of the policy
+    critic_lr: Rate = 3e-4  # of the critics
+    hidden: Sizes = (256, 256)  # units of each hidden layer
+
+
+@dataclass(frozen=True)
+class Config(OfflineConfig):
     """Defaults: the authors' code's."""
 
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the networks that enters their targets
-    policy_noise: float = 0.2  # >= 0: deviation of the noise on the target's action
-    noise_clip: float = 0.5  # >= 0: and its largest size
-    policy_delay: int = 2  # critic updates per actor and target update
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    hidden: tuple[int, ...] = (256, 256)
-    exploration_noise: float = 0.1  # read when the policy is built: one value for all seeds
-    random_steps: int = 25_000  # environment steps with uniform actions before the first update
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deviation of that on actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the authors' code's."""
+
+    warm_up: Amount = 25_000
+    warm_up_by: Literal["policy", "random"] = "random"
 
 
 class TD3(Algorithm):
-    Config = Config
+    """A subclass changes the networks, the critics' target or the actor's loss."""
+
+    Config: ClassVar[type] = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
+    Online = Online
     online = True
 
     @property
@@ -60,16 +85,37 @@ class TD3(Algorithm):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """The critics; every `policy_delay`-th time then the actor and both targets."""
-        s, cfg = batch.observations, self.cfg
-        y = td3_target(state, batch, cfg.policy_noise, cfg.noise_clip)  # [B]
-        state, metrics = regress(state, batch, y)
+        cfg = self.cfg
+        state, metrics = regress(state, batch, self.target(state, batch))
         if i != cfg.policy_delay - 1:
             return state, metrics
+        now = state
 
         def policy_loss(policy):
-            return -state.critic(s, policy(s))[0].mean()
+            return self.policy_loss(policy, now, batch)
 
-        state, policy_value = minimise(state, "policy", policy_loss)
+        state, policy_value, further = minimise_with(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
-        return state, metrics | {"policy_loss": policy_value}
+        return state, metrics | further | {"policy_loss": policy_value}
+
+    def target(self, state: State, batch: Batch) -> Tensor:
+        """r + discount * min_i Q_i(s', a'), a' the target policy's action under clipped noise; [B].
+
+        A policy that learns under dropout has it here too.
+        """
+        s2, cfg = batch.next_observations, self.cfg
+        noise = cfg.policy_noise * state.random.normal(batch.actions.shape)
+        noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip)
+        next_a = (state.policy_target(s2, state.random) + noise).clamp(-1, 1)
+        next_q = state.critic_target(s2, next_a).amin(0)  # [B]
+        return batch.rewards + batch.discount * self.next_value(next_q, batch, next_a)
+
+    def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:
+        """What the target makes of the worth q [B] of the next actions [B, A]; [B]."""
+        return q
+
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+        """What the actor descends on, 0-d, and metrics."""
+        s = batch.observations
+        return -state.critic(s, policy(s))[0].mean(), {}

@@ -23,17 +23,18 @@ from torch import Tensor
 from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_loss
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, NonNegative, Positive
 
 
 @dataclass(frozen=True)
 class Config(DualConfig):
     """Defaults: Div99/XQL:offline/reproduce/mujoco/mujoco_consistent.sh."""
 
-    temperature: float = 2.0  # > 0, in units of Q: how far below the maximum V stays
-    max_clip: float = 7.0  # (Q - V) / temperature above this is ignored
-    random_actions: int = 0  # uniform actions that V also sees, for each of the data's
+    temperature: Positive = 2.0  # in units of Q: how far below the maximum V stays
+    max_clip: NonNegative = 7.0  # (Q - V) / temperature above this is ignored
+    random_actions: Amount = 0  # uniform actions that V also sees, for each of the data's
     noise: bool = False  # V sees the data's actions under clipped noise, deviation 0.1, at most 0.5
-    huber: float = 20.0  # error of Q from which on its loss grows linearly
+    huber: Positive = 20.0  # error of Q from which on its loss grows linearly
     layer_norm: bool = True
 
 

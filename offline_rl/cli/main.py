@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"unknown verb {verb!r}; did you mean {' or '.join(near)}?")
         command = known[verb].load()
         if any(a in ("-h", "--help") for a in rest):
-            print(command.__doc__.strip())
+            from offline_rl.cli.help import page
+
+            print(page(command, rest))
             return 0
         with interruptible():
             command(rest)

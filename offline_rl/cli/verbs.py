@@ -1,17 +1,11 @@
-"""The command line's verbs. A docstring is that verb's --help page."""
+"""The command line's verbs. A docstring, and what it `takes`, are that verb's --help page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from offline_rl.utils.errors import UserError
-
-
-def _parse(arguments: Sequence[str]) -> dict[str, Any]:
-    from offline_rl.utils.options import parse
-
-    return parse(arguments)
+from offline_rl.utils.options import parse, takes
 
 
 def _quiet() -> None:
@@ -21,75 +15,76 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
+@takes("offline_rl.training.options:TrainOptions")
 def train(arguments: Sequence[str]) -> None:
     """Train policies on a task's data, evaluate them and write policy bundles.
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
+           offline-rl train algorithm=<name> [task=<task>] --help    its hyper-parameters as well
 
-      algorithm=        a file in offline_rl/algorithms: bc iql cql td3_bc sac td3 …
-      task=             hopper-medium-v2, gym/hopper-medium-replay, neorl2/DMSD, env:<Gymnasium id>,
-                        none (train without evaluation); see `offline-rl data list`
-      dataset=          a file or card instead of the task's own data; minari:<id> or
-                        lerobot:<repository>, as those libraries keep it
-      expert_dataset=   an expert's data beside the other, for recoil
-      action_scale=     the data's actions are divided by it, to lie in [-1, 1]
-      action_range=     or [low,high], what -1 and 1 stand for; numbers, or one list each
-      observation_keys= [state,…] the file's arrays that make an observation, in this order
-      subset=           a split that the file names, such as train
-      d4rl_compatible=false     exactly the transitions of D4RL's qlearning_dataset;
-                        terminate_on_end=true: with that option of its own
-      data_dir=         where data lies; default: OFFLINE_RL_DATA, else the user's cache folder
-      seeds=1           a count or a list such as [7,42]; they train side by side
-      num_updates=1000000       updates of the main phase   pretrain_updates=  of preliminary phases
-      num_env_steps=0   environment steps to learn from online, with utd=1 updates for each
-      batch_size=       default: the algorithm's, mostly 256
-      eval_every=10000    eval_episodes=10    checkpoint_every=10000
-      device=auto       auto, cpu, cuda     precision=auto      auto, fp32, tf32, bf16
-      compile=auto      auto, always, never
-      stream=auto       auto, always, never: the data stays outside the device's memory
-      out=runs          name=default        tracker=tensorboard (or wandb, none)
-      algorithm.<hyper-parameter>=…         for example algorithm.alpha=1.0; a list such as
-                        algorithm.alpha=[0.5,2.5] makes a run for each value, side by side
-
-    The same command again continues an interrupted run. The last line printed is the run's folder.
+    Hyper-parameters are algorithm.<name>=…, for example algorithm.alpha=1.0; a list such as
+    algorithm.alpha=[0.5,2.5] makes a run for each value, side by side. The same command again
+    continues an interrupted run. The last line printed is the run's folder.
     """
     _quiet()
     from offline_rl.report.report import summary
     from offline_rl.training.train import train as run
 
-    result = run(**_parse(arguments))
+    result = run(**parse(arguments))
     print(summary(result.path))
     print(result.path)
 
 
+@takes("offline_rl.training.options:FinetuneOptions")
+def finetune(arguments: Sequence[str]) -> None:
+    """Go on from a run in its environment: each seed from its newest checkpoint.
+
+    usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
+
+    And the keys of `train`; what is not given is the other run's, which is left as it is. Another
+    algorithm= takes over the networks that it has too, by name. online.<name>= is warm_up,
+    warm_up_by, mixing, n_step, or a hyper-parameter that holds online. The same command again
+    continues an interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report.report import summary
+    from offline_rl.training.finetune import finetune as run
+
+    given = parse(arguments)
+    if "run" not in given:
+        raise UserError("finetune: say what to go on from, with run=<folder>")
+    result = run(**given)
+    print(summary(result.path))
+    print(result.path)
+
+
+@takes("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of a run, in a task's environment.
 
-    usage: offline-rl evaluate run=<bundle, seed folder or its parent> [task=<task>] [episodes=100]
-
-      task=      default: the task the policy was trained on
-      target_return=  what policies that aim at a return aim at; default: what they were built with
-      json=true  print numbers for machines instead of a table
+    usage: offline-rl evaluate run=<bundle, seed folder or its parent> [key=value …]
     """
     _quiet()
     from offline_rl.evaluation.evaluate import evaluate as run
 
-    print(run(**_parse(arguments)))
+    print(run(**parse(arguments)))
 
 
+@takes("offline_rl.generation.options:GenerateOptions")
 def generate(arguments: Sequence[str]) -> None:
     """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
 
-    usage: offline-rl generate recipe=<name> [out=<folder>] [qualities=[medium-replay,medium,…]]
+    usage: offline-rl generate recipe=<name> [key=value …]
 
     The learner is checkpointed: the same command continues an interrupted recipe.
     """
     _quiet()
     from offline_rl.generation.recipes import generate as run
 
-    print(run(**_parse(arguments)))
+    print(run(**parse(arguments)))
 
 
+@takes("offline_rl.data.convert:Options")
 def data(arguments: Sequence[str]) -> None:
     """List, describe, check, download and convert datasets.
 
@@ -101,17 +96,7 @@ def data(arguments: Sequence[str]) -> None:
 
     An interrupted download is continued by the same command; files that are there are left alone.
     A file may also be a folder; its layout is told by what it holds: docs/formats.md.
-
-      data_dir=           where the cards' files lie
-      action_scale=       the size of an action that 1 stands for
-      action_range=       [low,high], numbers or a list each: what -1 and 1 stand for
-      observation_keys=   [state,…] the arrays that make an observation, in this order
-      subset=             a split that the file names, such as train
-      max_episode_steps=  where a file has no time-outs     d4rl_compatible=false   infos=false
-    of convert
-      format=             d4rl (.hdf5), npz (.npz) or minari (a folder); default: by the ending
-      dataset_id=         Minari's name of the set, which the folder's path ends with
-      drop_unusable=false leave out time-out rows without a next observation
+    data_dir= is where the cards' files lie; the other keys are those of info, check and convert.
     """
     from dataclasses import asdict
 
@@ -132,7 +117,7 @@ def data(arguments: Sequence[str]) -> None:
         )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
-    options = _parse([a for a in rest if "=" in a])
+    options = parse([a for a in rest if "=" in a])
     data_dir = options.pop("data_dir", None)
     least, most = actions[action]
     if not least <= len(names) <= most or (options and action in ("list", "download")):
@@ -159,14 +144,30 @@ def data(arguments: Sequence[str]) -> None:
         print(f"{names[0]}: no errors, {len(problems)} warnings")
 
 
+@takes("offline_rl.report.options:ReportOptions")
 def report(arguments: Sequence[str]) -> None:
     """Learning curves and a table of finished and running runs.
 
     usage: offline-rl report <run folder> [<run folder> …] [out=<folder>]
 
-    Writes report.md and curves.png into out= (default: the first folder) and prints the table.
+    Writes report.md and curves.png and prints the table.
     """
     from offline_rl.report.report import report as run
 
     folders = [a for a in arguments if "=" not in a]
-    print(run(folders, **_parse([a for a in arguments if "=" in a])))
+    print(run(folders, **parse([a for a in arguments if "=" in a])))
+
+
+@takes("offline_rl.suite.options:BenchmarkOptions")
+def benchmark(arguments: Sequence[str]) -> None:
+    """Work off a suite of runs: many algorithms, tasks and seeds, in processes of low priority.
+
+    usage: offline-rl benchmark suite=<name or file> [key=value …]
+           offline-rl benchmark plan=<folder>/plan.json     (any machine that shares the folder)
+
+    The same command again skips what is finished and goes on with the rest.
+    """
+    _quiet()
+    from offline_rl.suite.benchmark import benchmark as run
+
+    print(run(**parse(arguments)))

@@ -21,9 +21,9 @@ BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 class Options(ReadOptions):
     """How a data set is to be read and written."""
 
-    format: Format | None = None
-    dataset_id: str | None = None
-    drop_unusable: bool = False
+    format: Format | None = None  # of convert; default: by the ending, .hdf5, .npz or a folder
+    dataset_id: str | None = None  # of convert: Minari's name, which the folder's path ends with
+    drop_unusable: bool = False  # of convert: leave out time-outs without a next observation
 
 
 def convert(

@@ -9,6 +9,7 @@
 stopped (time limit, end of file): the task would have gone on, so the value bootstraps.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ import numpy as np
 from offline_rl.data.faults import FLAGS, faults
 from offline_rl.utils.errors import UserError
 
+ARRAYS = ("observations", "next_index", "actions", "rewards", "terminated", "truncated")
 NO_REWARDS = "no rewards are stored: all are 0"  # the note of whoever reads such a file
 
 
@@ -238,6 +240,15 @@ class Dataset:
             truncated=truncated,
             extras={key: array[rows] for key, array in self.extras.items()},
         )
+
+    def checksum(self) -> str:
+        """SHA-256 of all arrays, with their names, types and shapes."""
+        arrays = {**{name: getattr(self, name) for name in ARRAYS}, **self.extras}
+        digest = hashlib.sha256()
+        for name, array in sorted(arrays.items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def summary(self) -> Summary:
         lengths, returns = self.episode_lengths(), self.episode_returns()

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.load import data_folder, load
+from offline_rl.utils.files import checksum
 
 if TYPE_CHECKING:
     from envs.cards import Card, File

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.data.cache import cached
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 
 if TYPE_CHECKING:
     from envs.cards import Card, File

@@ -6,99 +6,31 @@ every checkpoint. Scores are always computed from raw rewards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import Checked, Number, Range
 from policies.normaliser import Normaliser
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 
-RANGES = {  # of the fields that algorithms' configs share: (name or its ending, low, high)
-    "discount": (0, 0.999999),
-    "tau": (0, 1),
-    "expectile": (0.5, 0.999999),
-    "beta": (0, 1e9),
-    "alpha": (0, 1e9),
-    "lr": (0, 1e3),
-    "clip_actions": (1e-3, 1),
-    "top_fraction": (1e-9, 1),
-    "dropout": (0, 0.999),
-    "policy_delay": (1, 1e6),
-    "value_updates": (1, 1e6),
-    "batch_size": (1, 1e9),
-    "critics": (2, 1e6),
-    "samples": (1, 1e6),
-    "hidden": (1, 1e6),
-    "noise": (0, 1e3),
-    "clip": (0, 1e3),
-    "updates": (0, 1e12),
-    "steps": (0, 1e12),
-    "temperature": (1e-9, 1e9),
-    "initial_alpha": (1e-9, 1e9),
-    "huber": (1e-9, 1e9),
-    "lam": (0, 1),
-    "eta": (0, 1e9),
-    "mixture": (0, 1),
-    "gap": (0, 1e9),
-    "reward_gap": (1e-9, 1e9),
-    "conservatism": (0, 1e9),
-    "smoothness": (0, 1e9),
-    "uncertainty": (0, 1e9),
-    "pessimism": (0, 1e9),
-    "cloning": (0, 1e9),
-    "decay": (0, 1),
-    "max_norm": (1e-9, 1e9),
-    "return_scale": (1e-9, 1e9),
-    "weight": (0, 1e9),
-    "bc": (0, 1e9),
-    "share": (1e-9, 1),
-    "window": (1, 1e6),
-    "episode_steps": (1, 1e6),
-    "size": (1, 1e6),
-    "layers": (1, 1e6),
-    "heads": (1, 1e6),
-}
+ActionClip = Annotated[float, Range(1e-3, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """The options that every algorithm's config has; the defaults leave the data as it is."""
+class Preprocessing(Checked):
+    """What a transform is made of; the defaults leave the data as it is."""
 
     normalise_observations: bool = False  # z-score with the offline data's statistics
-    normalise_returns: bool = (
-        False  # rewards * 1000 / (best - worst episode return); then the next two
-    )
-    reward_scale: float = 1.0  # rewards * scale + shift
-    reward_shift: float = 0.0
-    clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
-    batch_size: int = 256  # transitions in an update; `batch_size=` on the command line is the same
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {}  # an algorithm's own, before RANGES
-
-    def __post_init__(self) -> None:
-        """Raises ValueError naming a field that is not a number or out of range."""
-        known = RANGES | self.ranges
-        for name, value in vars(self).items():
-            low, high = known.get(name) or known.get(name.rsplit("_", 1)[-1]) or (-inf, inf)
-            numbers = value if isinstance(value, tuple) else (value,)
-            plain = [x for x in numbers if isinstance(x, int | float) and not isinstance(x, bool)]
-            if not all(low <= x <= high for x in plain):  # nan never is
-                raise ValueError(f"{name}={value} is not between {low:g} and {high:g}")
-
-    def refuse_unread(self, choice: str, *names: str) -> None:
-        """Raises ValueError for a field of `names` that was set: `choice` does not read it."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in names:
-            value, default = getattr(self, name), defaults[name]
-            if not isinstance(value, int | float | str) or value != default:  # or stacked
-                chosen = f"{choice}={getattr(self, choice)}"
-                remedy = f"set it to its default, {default}, also where a table set it"
-                raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")
+    normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
+    reward_scale: Number = 1.0  # rewards * scale + shift
+    reward_shift: Number = 0.0  # see reward_scale
+    clip_actions: ActionClip = 1.0  # actions of the data are clipped to +- this
 
 
 def range_of_returns(dataset: Dataset) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +21,14 @@ from torch.func import vmap
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
-from offline_rl.algorithms.common.base import Algorithm, State, check_stackable
+from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.config import check_stackable
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import captured, compiled
 from offline_rl.engine.trace import traced
-from offline_rl.replay.batch import Source
+from offline_rl.engine.work import Work, count
+from offline_rl.replay.batch import Source, Sources
 from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
@@ -33,6 +37,18 @@ from policies.networks.precision import set_compute_dtype
 Precision = Literal["fp32", "tf32", "bf16"]
 Compile = Literal["auto", "always", "never"]
 COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
+UNROLLED = 4  # places of a period that one program has at most
+Places = tuple[int, ...]  # of a period
+
+
+@dataclass
+class Program:
+    """One or more updates of all seeds as a call, and what its metrics came to."""
+
+    run: Callable[[], Tensor]  # -> the metrics' means [S, metrics]
+    metrics: list[str]
+    total: Tensor  # of the calls since it was last asked for, [S, metrics]
+    calls: int = 0
 
 
 class Engine:
@@ -42,7 +58,7 @@ class Engine:
         self,
         make: Callable[[int], Algorithm],
         seeds: Sequence[int],
-        source: Source,
+        sources: Source | Sources,
         *,
         batch_size: int = 256,
         device: torch.device | str = "cpu",
@@ -52,6 +68,7 @@ class Engine:
     ) -> None:
         """make(s): the algorithm of the s-th seed; initialised by that seed alone.
 
+        sources: what the phases learn from; a lone one is the offline data.
         values: float fields of the config with one value for each seed, trained side by side.
         """
         torch.set_flush_denormal(True)  # dead units' moments decay to numbers 100 times slower
@@ -59,7 +76,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
-        self.compile_seconds, self.metric_names = 0.0, dict[str, list[str]]()
+        self.compile_seconds = 0.0
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
@@ -68,15 +85,15 @@ class Engine:
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
-        self.source = self.algorithm.source(source)
+        self.sources = sources if isinstance(sources, Sources) else Sources(offline=sources)
         check_stackable(type(self.algorithm.cfg), values or {})
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        self._traced: dict[str, GraphModule] = {}
-        self._programs: dict[str, Callable[[], Tensor]] = {}
-        self._totals: dict[str, Tensor] = {}
-        self._calls: dict[str, int] = {}
+        self.starts: dict[str, int] = {}  # phase -> updates before it, where there are any
+        self._phases: dict[str, tuple[Algorithm, Source]] = {}
+        self._traced: dict[tuple[str, Places], GraphModule] = {}
+        self._programs: dict[tuple[str, Places], Program] = {}
 
     @property
     def updates(self) -> int:
@@ -86,28 +103,43 @@ class Engine:
             raise ValueError(f"seeds {self.seeds} have done {done} updates: not to be stacked")
         return done[0]
 
+    def at(self, phase: str) -> tuple[Algorithm, Source]:
+        """The algorithm as it is in a phase, and what it learns from then."""
+        if phase not in self._phases:
+            algorithm = self.algorithm.at(phase)
+            self._phases[phase] = algorithm, algorithm.source(phase, self.sources)
+        return self._phases[phase]
+
+    def period(self, phase: str = "update") -> int:
+        """Updates after which a phase's sequence of work repeats."""
+        return self.at(phase)[0].period
+
     def run(self, num_updates: int, phase: str = "update") -> None:
-        """num_updates more updates of every seed; a multiple of the algorithm's period."""
-        period = self.algorithm.period
+        """num_updates more updates of every seed; a multiple of the phase's period."""
+        period = self.period(phase)
         if num_updates % period:
             raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
-        program, ready = self.program(phase), getattr(self.source, "ready", None)
+        cycle, ready = self.programs(phase), getattr(self.at(phase)[1], "ready", None)
         first = self.updates if ready else 0
         for done in range(0, num_updates, period):
             if ready:
                 ready(first + done)
-            self._totals[phase] += program()
-        self._calls[phase] += num_updates // period
+            for program in cycle:
+                program.total += program.run()
+                program.calls += 1
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
         """The mean of each metric since it was last asked for, per seed. Waits for the device."""
-        calls, total = self._calls.get(phase, 0), self._totals.get(phase)
-        if total is None or not calls:
-            return {}
-        mean = (total / calls).cpu().numpy()  # [S, metrics]
-        total.zero_()
-        self._calls[phase] = 0
-        return {name: mean[:, j] for j, name in enumerate(self.metric_names[phase])}
+        sums: dict[str, list[Any]] = {}
+        for (own, _), program in self._programs.items():
+            if own != phase or not program.calls:
+                continue
+            total = program.total.cpu().numpy().copy()  # [S, metrics]
+            for j, name in enumerate(program.metrics):
+                sums.setdefault(name, []).append((total[:, j], program.calls))
+            program.total.zero_()
+            program.calls = 0
+        return {name: sum(t for t, _ in x) / sum(n for _, n in x) for name, x in sums.items()}
 
     def finite(self) -> np.ndarray:
         """Whether all of a seed's parameters are numbers, [S]. Waits for the device."""
@@ -115,45 +147,58 @@ class Engine:
         sound = torch.stack([x.reshape(len(x), -1).isfinite().all(1) for x in leaves])
         return sound.all(0).cpu().numpy()
 
-    def program(self, phase: str = "update") -> Callable[[], Tensor]:
-        """One period of updates as a call without arguments; -> the metrics' means [S, metrics]."""
-        if phase not in self._programs:
-            started = time.perf_counter()
-            self._programs[phase] = self._build(phase, self.compiled)
-            self._totals[phase] = torch.zeros(
-                len(self.seeds), len(self.metric_names[phase]), device=self.device
-            )
-            self._calls[phase] = 0
-            self.compile_seconds += time.perf_counter() - started
-        return self._programs[phase]
+    def programs(self, phase: str = "update") -> list[Program]:
+        """What makes one period: a program of all its places, or one a place where it is long.
 
-    def _one_seed(self, phase: str) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
-        """A period of updates of one seed: (state, values, data) -> (state, metrics)."""
+        Places with the same work, as the algorithm says by `alike`, share a program.
+        """
+        algorithm, _ = self.at(phase)
+        places = [tuple(range(algorithm.period))]
+        if algorithm.period > UNROLLED:
+            places = [(algorithm.alike(i),) for i in range(algorithm.period)]
+        for own in places:
+            if (phase, own) not in self._programs:
+                started = time.perf_counter()
+                run = self._build(phase, own, self.compiled)
+                names: list[str] = self._traced[phase, own].meta["metrics"]
+                total = torch.zeros(len(self.seeds), len(names), device=self.device)
+                self._programs[phase, own] = Program(run, names, total)
+                self.compile_seconds += time.perf_counter() - started
+        return [self._programs[phase, own] for own in places]
+
+    def _one_seed(
+        self, phase: str, places: Places, names: list[str]
+    ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
+        """Updates of one seed at `places`: (state, values, data) -> (state, metrics by `names`)."""
+        now, source = self.at(phase)
+        start = self.starts.get(phase, 0)
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
-            algorithm = self.algorithm.with_values(values)
+            algorithm = now.with_values(values)
+            work = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimiser, counters = tree["params"], tree["optimiser"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
-            for i in range(algorithm.period):
-                random = Random(counters["seed"], update + i)
-                batch = self.source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimiser, random)
-                state, metrics = getattr(algorithm, phase)(state, batch, i)
+            for done, i in enumerate(places):
+                random = Random(counters["seed"], update + done)
+                batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
+                state = State(algorithm, params, optimiser, random, update + done - start)
+                state, metrics = work(state, batch, i)
                 params, optimiser = state.params, state.optimiser
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
-            self.metric_names[phase] = sorted(sums)
-            means = [torch.stack(sums[name]).mean() for name in sorted(sums)]
-            counters = {"seed": counters["seed"], "update": update + algorithm.period}
+            names[:] = sorted(sums)
+            means = [torch.stack(sums[name]).mean() for name in names]
+            counters = {"seed": counters["seed"], "update": update + len(places)}
             tree = {"params": params, "optimiser": optimiser, "counters": counters}
             return tree, torch.stack(means)
 
         return program
 
-    def _trace(self, phase: str) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
-        """The period's graph and what it is called with: the state's leaves, values and data."""
-        one, leaves, form = self._one_seed(phase), *tree_flatten(self.state)
-        inputs, inputs_form = tree_flatten((self.values, self.source.tensors()))
+    def _trace(self, phase: str, places: Places) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
+        """The places' graph and what it is called with: the state's leaves, values and data."""
+        names: list[str] = []
+        one, leaves, form = self._one_seed(phase, places, names), *tree_flatten(self.state)
+        inputs, inputs_form = tree_flatten((self.values, self.at(phase)[1].tensors()))
 
         def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
             tree = tree_unflatten(leaves, form)
@@ -177,16 +222,17 @@ class Engine:
                     old.copy_(value)
             return metrics
 
-        if phase not in self._traced:
+        if (phase, places) not in self._traced:
             with self._untaught(), torch.no_grad():
                 graph = traced(stacked, leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
-            self._traced[phase] = graph
-        return self._traced[phase], leaves, inputs
+            graph.meta["metrics"] = names
+            self._traced[phase, places] = graph
+        return self._traced[phase, places], leaves, inputs
 
-    def _build(self, phase: str, compile: bool) -> Callable[[], Tensor]:
-        graph, leaves, inputs = self._trace(phase)
+    def _build(self, phase: str, places: Places, compile: bool) -> Callable[[], Tensor]:
+        graph, leaves, inputs = self._trace(phase, places)
         run: Callable[..., Tensor] = graph
         with self._untaught(), torch.no_grad():
             if compile:
@@ -212,32 +258,10 @@ class Engine:
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
 
-    def eager_seconds(self, calls: int = 3) -> float:
-        """Seconds per update of the uncompiled program."""
-        return self._seconds(self._build("update", False), calls) / self.algorithm.period
-
-    def choose_threads(self, cores: int) -> int:
-        """1 thread or `cores`, whichever runs the program faster; torch is left at that number."""
-        program, options = self.program(), sorted({1, cores})
-        seconds = dict.fromkeys(options, float("inf"))
-        for _ in range(3):
-            for threads in options:
-                torch.set_num_threads(threads)
-                seconds[threads] = min(seconds[threads], self._seconds(program, 5))
-        best = min(seconds, key=seconds.__getitem__)
-        torch.set_num_threads(best)
-        return best
-
-    def _seconds(self, program: Callable[[], Tensor], calls: int) -> float:
-        """Of one call."""
-        with self._untaught():
-            program()
-            started = time.perf_counter()
-            for _ in range(calls):
-                program()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            return (time.perf_counter() - started) / calls
+    def work(self, phase: str = "update") -> Work:
+        """What an update of a phase costs, all seeds together."""
+        places = tuple(range(min(self.period(phase), UNROLLED)))
+        return count(self._trace(phase, places)[0], len(places))
 
     def stacked_policy(
         self, batch: int, *, explore: bool = False, device: torch.device | None = None

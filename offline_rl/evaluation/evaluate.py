@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
+from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
@@ -24,22 +25,9 @@ from policies import Normaliser, Policy, Spec, bundle
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """What `offline-rl evaluate` takes."""
-
-    run: str  # a bundle, a seed's folder or its parent
-    task: str | None = None  # default: the one the policy was trained on
-    episodes: int = 100  # of each bundle; episode k always starts from the same seed
-    target_return: float | None = None  # for policies that aim at one; default: the bundle's
-    json: bool = False  # numbers for machines instead of a table
-
-
 def evaluate(**keys: Any) -> str:
     """Plays every bundle of a run: a table, or with `json=True` a JSON object. Raises UserError."""
     options = build(EvaluateOptions, keys)
-    if options.episodes < 1:
-        raise UserError(f"episodes={options.episodes}: must be at least 1")
     paths = bundles(Path(options.run))
     try:
         task = envs.task(options.task or trained_on(paths))

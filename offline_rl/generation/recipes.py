@@ -28,6 +28,7 @@ import policies
 from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
+from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, script
 from offline_rl.generation.store import Act, record, store
 from offline_rl.training.run_folder import SeedFolder
@@ -66,16 +67,6 @@ class Recipe(Agent):
     medium_after: int  # environment steps before which no policy counts as medium
     rows: int = 1_000_000  # of random, medium and expert
     environment: str | None = None  # where they are recorded; default: in the task's environment
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
-    """What `offline-rl generate` takes."""
-
-    recipe: str
-    out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
-    runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
-    qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
 
 
 def generate(*, show: bool = True, **keys: Any) -> str:
@@ -165,7 +156,7 @@ def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
         eval_episodes=plan.eval_episodes,
         checkpoint_every=20_000,
         precision=plan.precision,
-        compile="always" if plan.compile else "never",  # not by measurement: the same bytes
+        compile="always" if plan.compile else "never",  # however short: the same bytes
         device="cpu",
         out=runs,
         name=f"recipe-{name}",

@@ -10,10 +10,9 @@ import numpy as np
 
 import envs
 from offline_rl.data import Dataset
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.writers.d4rl import write
 from offline_rl.utils import hardware
-from offline_rl.utils.files import write_json
+from offline_rl.utils.files import checksum, write_json
 
 BATCH = 50  # episodes side by side
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see record_episodes

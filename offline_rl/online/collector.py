@@ -2,62 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from envs import VectorEnv
+from envs.adapters import SUCCESS
+from envs.vector import Step
+from offline_rl.algorithms.common.schedule import Online
+from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.utils.errors import UserError
 
-EPISODES = (
-    1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below the evaluation's
-)
+EPISODES = 1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below evaluation's
+MISHAPS = 5  # episodes in a row that an environment may break
+Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 
 
 class Collector:
-    """Steps one environment per seed with the exploring policy and appends to the buffer."""
+    """Steps an environment of each seed with the exploring policy and appends to the buffer.
+
+    An environment that raises, or answers what is no number, is made anew and begins its next
+    episode; what it gave of the broken one is never learnt from.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        env: VectorEnv,
+        make: Callable[[], VectorEnv],
         buffer: ReplayBuffer,
         transform: Transform,
-        random_steps: int,
+        online: Online,
+        columns: Columns,
+        say: Callable[[str], None] = print,
     ) -> None:
-        """random_steps: environment steps with uniform actions at the start."""
-        self.engine, self.env, self.buffer, self.transform = engine, env, buffer, transform
-        self.random_steps, self.steps = random_steps, 0
+        """make: one environment. columns: what the buffer further needs, of a whole episode.
+
+        say: told of every mishap.
+        """
+        self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
+        self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
-        self.episodes = np.zeros(env.num_envs, int)
-        self.began = np.zeros(env.num_envs, int)  # the step at which the running episode began
-        self._returns = np.zeros(env.num_envs)
+        count = len(engine.seeds)
+        self.envs = [make() for _ in range(count)]
+        self.episodes = np.zeros(count, int)
+        self.lengths = np.zeros(count, int)  # of the running episodes
+        self.mishaps = np.zeros(count, int)  # broken episodes since the last whole one
+        self._returns = np.zeros(count)
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
-        self.finished: list[list[float]] = [[] for _ in range(env.num_envs)]  # returns, per seed
-        self._observations = np.zeros((env.num_envs, *env.observation_shape), np.float32)
-        self._reset(np.arange(env.num_envs))
+        self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
+        self.success: list[list[bool]] = [[] for _ in range(count)]  # where the environment tells
+        shape = self.envs[0].observation_shape
+        self._observations = np.zeros((count, *shape), np.float32)
+        for s in range(count):
+            self._reset(s)
 
-    def _seed(self, stream: int) -> int:
-        return EPISODES * (self.engine.seeds[stream] + 1) + int(self.episodes[stream])
-
-    def _reset(self, streams: np.ndarray) -> None:
-        seeds = [self._seed(s) for s in streams]
-        self._observations[streams] = self.env.reset(seeds, streams)
-        self._returns[streams], self.began[streams] = 0, self.steps
+    def _reset(self, s: int) -> None:
+        seed = EPISODES * (self.engine.seeds[s] + 1) + int(self.episodes[s])
+        self._observations[s] = self.envs[s].reset([seed])[0]
+        self._returns[s] = self.lengths[s] = 0
 
     def _actions(self, observations: np.ndarray) -> np.ndarray:
         """[S, *obs] normalised -> [S, A]."""
-        if self.steps < self.random_steps:
+        if self.steps < self.online.warm_up and self.online.warm_up_by == "random":
+            size = self.envs[0].action_dim
             draws = [
-                np.random.default_rng((seed, self.steps)).uniform(-1, 1, self.env.action_dim)
+                np.random.default_rng((seed, self.steps)).uniform(-1, 1, size)
                 for seed in self.engine.seeds
             ]
             return np.asarray(draws, np.float32)
-        device = self.engine.device
-        batch = torch.from_numpy(observations[:, None]).to(device)
+        batch = torch.from_numpy(observations[:, None]).to(self.engine.device)
         actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
         if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
             self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
@@ -68,38 +86,90 @@ class Collector:
         """One environment step of every stream."""
         observations = self.transform.normaliser(self._observations)
         actions = self._actions(observations)
-        step = self.env.step(actions)
-        rewards = self.transform.rewards(step.rewards)
-        after = self.transform.normaliser(step.observations)
-        self.buffer.append(observations, actions, rewards, step.terminated, step.truncated, after)
+        streams, steps = list[int](), list[Step]()
+        for s, env in enumerate(self.envs):
+            try:
+                step = env.step(actions[[s]])
+                if not (np.isfinite(step.observations).all() and np.isfinite(step.rewards).all()):
+                    raise ValueError("an observation or a reward is no number")
+            except Exception as error:
+                self._mishap(s, error)
+                continue
+            streams.append(s)
+            steps.append(step)
+        if streams:
+            self._append(np.asarray(streams), steps, observations, actions)
         self.steps += 1
-        self._returns += step.rewards
-        self._observations = step.observations.copy()
-        over = np.flatnonzero(step.terminated | step.truncated)
-        for s in over:
-            self.finished[s].append(float(self._returns[s]))
-        self.episodes[over] += 1
-        if len(over):
-            self._reset(over)
+        for s, step in zip(streams, steps, strict=True):
+            self._returns[s] += step.rewards[0]
+            self.lengths[s] += 1
+            self._observations[s] = step.observations[0]
+            if step.terminated[0] or step.truncated[0]:
+                self._end(s, step)
+
+    def _append(
+        self, streams: np.ndarray, steps: list[Step], observations: np.ndarray, actions: np.ndarray
+    ) -> None:
+        after = np.concatenate([step.observations for step in steps])
+        rewards = np.concatenate([step.rewards for step in steps])
+        rows = {
+            "observations": observations[streams],
+            "actions": actions[streams],
+            "rewards": self.transform.rewards(rewards),
+            "terminated": np.concatenate([step.terminated for step in steps]),
+            "truncated": np.concatenate([step.truncated for step in steps]),
+            "next_observations": self.transform.normaliser(after),
+        }
+        self.buffer.append(streams, rows)
+
+    def _end(self, s: int, step: Step) -> None:
+        """An episode is whole."""
+        if self.buffer.columns:
+            self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
+        self.finished[s].append(float(self._returns[s]))
+        told = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
+        self.success[s] += [any(told)] if told else []
+        self.mishaps[s] = 0
+        self.episodes[s] += 1
+        self._reset(s)
+
+    def _mishap(self, s: int, error: Exception) -> None:
+        """Drops the running episode and begins the next in a new environment."""
+        seed, length = self.engine.seeds[s], int(self.lengths[s])
+        self.mishaps[s] += 1
+        what = f"seed {seed}: the environment broke in step {length} of an episode ({error!r})"
+        if self.mishaps[s] >= MISHAPS:
+            raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
+        self.say(f"{what}; the episode is dropped and the next begins")
+        self.buffer.drop(s, length)
+        self.envs[s].close()
+        self.envs[s] = self.make()
+        self.episodes[s] += 1
+        self._reset(s)
+
+    def close(self) -> None:
+        """The environments."""
+        for env in self.envs:
+            env.close()
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside the buffer."""
-        return {
-            "steps": self.steps,
-            "episodes": self.episodes.tolist(),
-            "began": self.began.tolist(),
-        }
+        counts = ("episodes", "lengths", "mishaps")
+        return {"steps": self.steps} | {name: getattr(self, name).tolist() for name in counts}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken: replays running episodes' actions."""
         self.steps = state["steps"]
-        self.episodes[:], began = state["episodes"], state["began"]
-        actions = self.buffer.data["actions"].cpu().numpy()
-        for s in range(self.env.num_envs):
-            only = np.asarray([s])
-            self._reset(only)
-            self.began[s] = began[s]
-            for t in range(began[s], self.steps):
-                step = self.env.step(actions[only, t % self.buffer.capacity], only)
+        if "began" in state:  # before format 3 of checkpoints
+            state["lengths"] = [self.steps - began for began in state["began"]]
+        self.mishaps[:] = state.get("mishaps", 0)
+        for s, (episode, length) in enumerate(
+            zip(state["episodes"], state["lengths"], strict=True)
+        ):
+            self.episodes[s] = episode
+            self._reset(s)
+            for action in self.buffer.newest(s, length).actions if length else ():
+                step = self.envs[s].step(action[None])
                 self._returns[s] += step.rewards[0]
                 self._observations[s] = step.observations[0]
+            self.lengths[s] = length

@@ -43,3 +43,11 @@ class Source(Protocol):
     def sample(
         self, data: Any, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What an algorithm may learn from; those that a run does not have are None."""
+
+    offline: Source | None = None  # the data
+    online: Source | None = None  # each seed's own experience

@@ -11,6 +11,7 @@ Sampling is a tensor program over `tensors()`, so that it runs inside the compil
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ Tensors = dict[str, Tensor]
 class ReplayBuffer:
     """Transitions of S independent streams (S = 1 for data that all seeds share), each a ring.
 
-    Every stream has `capacity` rows. Appended rows keep their next observation in the extra rows.
+    Every stream has `capacity` rows and a length of its own. Appended rows keep their next
+    observation in the extra rows.
     """
 
     def __init__(
@@ -42,16 +44,17 @@ class ReplayBuffer:
         capacity: int,
         *,
         streams: int = 1,
+        columns: Mapping[str, tuple[int, ...]] | None = None,
         n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """n_step: steps after which a transition bootstraps."""
+        """columns: the shape of a row of further batch columns. n_step: steps to a bootstrap."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((streams, *shape), dtype=dtype, device=device)
 
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
-        self.n_step = n_step
+        self.n_step, self.columns = n_step, dict(columns or {})
         self.data: Tensors = {
             "observations": zeros(2 * capacity, *observation_shape),
             "next_index": zeros(capacity, dtype=torch.int32),
@@ -60,10 +63,14 @@ class ReplayBuffer:
             "terminated": zeros(capacity, dtype=torch.uint8),
             "truncated": zeros(capacity, dtype=torch.uint8),
             "size": zeros(dtype=torch.int64),
+            "oldest": zeros(dtype=torch.int64),
             "newest": zeros(dtype=torch.int64),
         }
+        self.data |= {name: zeros(capacity, *shape) for name, shape in self.columns.items()}
         self.data["next_index"] += torch.arange(capacity, 2 * capacity, device=device).int()
-        self.added = 0  # rows ever appended to each stream
+        self.added = np.zeros(streams, int)  # rows appended to each stream and not taken back
+        self.sizes = np.zeros(streams, int)  # of these, rows that may be sampled
+        self.hidden = np.zeros(streams, int)  # the newest ones, which may not: an episode goes on
 
     @classmethod
     def from_dataset(
@@ -88,7 +95,9 @@ class ReplayBuffer:
         place[order] = np.arange(len(order))
         self = cls.__new__(cls)
         self.capacity, self.streams, self.device = len(rows), 1, torch.device(device)
-        self.added, self.n_step = len(rows), n_step
+        self.added, self.sizes = np.array([len(rows)]), np.array([len(rows)])
+        self.hidden = np.zeros(1, int)
+        self.n_step, self.columns = n_step, {k: v.shape[1:] for k, v in (columns or {}).items()}
 
         def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
@@ -102,6 +111,7 @@ class ReplayBuffer:
             "terminated": put(dataset.terminated[rows], torch.uint8),
             "truncated": put(cut[rows], torch.uint8),
             "size": torch.full((1,), len(rows), dtype=torch.int64, device=self.device),
+            "oldest": torch.zeros(1, dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
         for name, values in (columns or {}).items():
@@ -115,51 +125,112 @@ class ReplayBuffer:
         row = 4 * (dataset.actions.shape[1] + 2) + 2  # actions, reward, next index, two flags
         return 4 * observations + row * dataset.num_rows
 
-    def append(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        next_observations: np.ndarray,
-    ) -> None:
-        """One transition for each stream: [S, *obs], [S, A], [S], [S], [S], [S, *obs]."""
-        row = self.added % self.capacity
-        put = torch.from_numpy
-        self.data["observations"][:, row] = put(observations)
-        self.data["observations"][:, self.capacity + row] = put(next_observations)
-        self.data["actions"][:, row] = put(actions)
-        self.data["rewards"][:, row] = put(rewards.astype(np.float32))
-        self.data["terminated"][:, row] = put(terminated.astype(np.uint8))
-        self.data["truncated"][:, row] = put(truncated.astype(np.uint8))
-        self.added += 1
-        self.data["size"].fill_(min(self.added, self.capacity))
-        self.data["newest"].fill_(row)
+    def append(self, streams: int | np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        """Transitions, [T, …] by the names of a batch's columns: T of one stream, or one of each.
 
-    def filled(self) -> Tensors:
-        """The rows in use, [S, …] each: what a checkpoint of an online buffer holds."""
-        rows = min(self.added, self.capacity)
-        kept = {
-            k: v[:, :rows]
-            for k, v in self.data.items()
-            if k not in ("size", "newest", "next_index")
-        }
-        ends = self.data["observations"][:, self.capacity : self.capacity + rows]
-        added = torch.full((self.streams,), self.added)
-        return kept | {"next_observations": ends, "added": added}
+        streams: a number, or T different ones. Further columns may be left out: then the rows stay
+        hidden until `release` gives them. Raises ValueError where a column is missing or unknown,
+        or more is appended than fits.
+        """
+        names = {"observations", "actions", "rewards", "terminated", "truncated"}
+        names.add("next_observations")
+        hide = bool(self.columns) and rows.keys() == names
+        if not hide and rows.keys() != names | self.columns.keys():
+            expected = sorted(names | self.columns.keys())
+            raise ValueError(f"the buffer's columns are {expected}, found {sorted(rows)}")
+        count = len(rows["rewards"])
+        if isinstance(streams, int):
+            if count > self.capacity:
+                raise ValueError(f"{count} rows at once, where {self.capacity} fit into the buffer")
+            stream, later = np.full(count, streams), np.arange(count)
+        else:
+            stream, later = streams, np.zeros(count, int)
+        place = (self.added[stream] + later) % self.capacity
+        at, first, end = map(torch.from_numpy, (stream, place, place + self.capacity))
+        for name, values in rows.items():
+            ends = name == "next_observations"
+            column = self.data["observations" if ends else name]
+            fresh = torch.from_numpy(np.ascontiguousarray(values))
+            column[at, end if ends else first] = fresh.to(column)
+        own = np.unique(stream)
+        grown = count if isinstance(streams, int) else 1
+        self.added[own] += grown
+        self.hidden[own] += grown if hide else 0
+        self.sizes[own] += 0 if hide else grown
+        self.sizes[own] = np.minimum(self.sizes[own], self.capacity - self.hidden[own])
+        self._count()
+
+    def release(self, stream: int, columns: Mapping[str, np.ndarray]) -> None:
+        """The hidden rows of a stream may be sampled from now on; columns: what they lacked."""
+        count, end = int(self.hidden[stream]), int(self.added[stream])
+        place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
+        for name, values in columns.items():
+            fresh = torch.from_numpy(np.ascontiguousarray(values))
+            self.data[name][stream, place] = fresh.to(self.data[name])
+        self.sizes[stream] += count
+        self.hidden[stream] = 0
+        self._count()
+
+    def drop(self, stream: int, count: int) -> None:
+        """Takes back the newest `count` rows of a stream: they are never sampled again.
+
+        What they had overwritten in a full ring is lost with them.
+        """
+        self.added[stream] -= count
+        if self.hidden[stream]:
+            self.hidden[stream] -= count
+        else:
+            self.sizes[stream] -= count
+        self._count()
+
+    def _count(self) -> None:
+        """Tells `sample` of the streams' lengths."""
+        end = self.added - self.hidden
+        ends = {"newest": end - 1, "oldest": end - self.sizes}
+        self.data["size"].copy_(torch.from_numpy(self.sizes))
+        for name, row in ends.items():
+            self.data[name].copy_(torch.from_numpy(row % self.capacity))
+
+    def newest(self, stream: int, count: int) -> Dataset:
+        """The newest `count` rows of a stream, hidden ones too: an episode, or its beginning."""
+        from offline_rl.data.dataset import Dataset
+
+        end = int(self.added[stream])
+        place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
+        after = self.data["observations"][stream, place + self.capacity].cpu().numpy()
+        names = ("observations", "actions", "rewards", "terminated", "truncated")
+        rows: dict[str, Any] = {n: self.data[n][stream, place].cpu().numpy() for n in names}
+        for flag in ("terminated", "truncated"):
+            rows[flag] = rows[flag].astype(bool)
+        return Dataset.from_arrays(**rows, next_observations=after)
+
+    def filled(self, stream: int) -> Tensors:
+        """The rows in use of a stream: what a checkpoint holds of an online buffer."""
+        rows = min(int(self.added[stream]), self.capacity)
+        left_out = ("size", "oldest", "newest", "next_index")
+        kept = {k: v[stream, :rows] for k, v in self.data.items() if k not in left_out}
+        ends = self.data["observations"][stream, self.capacity : self.capacity + rows]
+        counts = torch.tensor([c[stream] for c in (self.added, self.sizes, self.hidden)])
+        return kept | {"next_observations": ends, "added": counts}
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
         """Puts back what `filled` gave for one stream."""
-        self.added = int(rows["added"])
-        count = min(self.added, self.capacity)
+        added = rows["added"].reshape(-1).tolist()  # before format 3 of checkpoints one number
+        count = min(added[0], self.capacity)
+        counts = added if len(added) == 3 else [added[0], count, 0]
+        self.added[stream], self.sizes[stream], self.hidden[stream] = counts
         for name, value in rows.items():
             if name == "next_observations":
                 self.data["observations"][stream, self.capacity : self.capacity + count] = value
             elif name != "added":
                 self.data[name][stream, :count] = value
-        self.data["size"].fill_(count)
-        self.data["newest"].fill_((self.added - 1) % self.capacity)
+        self._count()
+
+    def after(self, n_step: int) -> ReplayBuffer:
+        """The same rows as transitions that bootstrap after `n_step` steps."""
+        other = copy.copy(self)
+        other.n_step = n_step
+        return other
 
     def tensors(self) -> Tensors:
         """The tensors that `sample` reads, [S, …] each; their addresses never change."""
@@ -172,7 +243,7 @@ class ReplayBuffer:
 
         data: `tensors()` without the leading axis.
         """
-        rows = random.integers(data["size"], (batch_size,))
+        rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         rewards, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(

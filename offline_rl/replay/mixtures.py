@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +38,15 @@ class Mixture:
     """Every batch a share `ratio` from `first`, the rest from `second`, interleaved.
 
     So every slice of a batch keeps the ratio, as RLPD needs it (Ball et al., arXiv:2302.02948).
+    Without a ratio each transition is drawn from all rows of both alike, as if they lay in one
+    buffer.
     """
 
-    def __init__(self, first: ReplayBuffer, second: ReplayBuffer, ratio: float = 0.5) -> None:
-        """ratio: in [0, 1]."""
-        if not 0 <= ratio <= 1:
+    def __init__(
+        self, first: ReplayBuffer, second: ReplayBuffer, ratio: float | None = 0.5
+    ) -> None:
+        """ratio: in [0, 1]; None: in proportion to their rows, as they are at each draw."""
+        if ratio is not None and not 0 <= ratio <= 1:
             raise UserError(f"a mixing ratio is between 0 and 1, found {ratio}")
         self.first, self.second, self.ratio = first, second, ratio
 
@@ -53,6 +58,8 @@ class Mixture:
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """round(ratio * batch_size) transitions from the first, the rest from the second."""
+        if self.ratio is None:
+            return self._in_proportion(data, random, batch_size, discount)
         # place k is the first's where the running share passes a whole number
         share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
         is_first = np.diff(share) > 0
@@ -67,9 +74,30 @@ class Mixture:
         order[np.flatnonzero(is_first)] = np.arange(count)
         order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
         index = torch.from_numpy(order).to(parts[0].rewards.device)
-        columns: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts])[index]
-            for name in parts[0].__dataclass_fields__
-            if all(getattr(part, name) is not None for part in parts)
-        }
-        return Batch(**columns)
+        return columns_of(parts, lambda *columns: torch.cat(columns)[index])
+
+    def _in_proportion(
+        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """A full batch of each; each place takes one of the two, by the sizes' shares."""
+        first, second = data["first"]["size"], data["second"]["size"]
+        parts = [
+            self.first.sample(data["first"], random, batch_size, discount),
+            self.second.sample(data["second"], random, batch_size, discount),
+        ]
+        is_first = random.integers(first + second, (batch_size,)) < first  # [B]
+
+        def choose(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(is_first.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+        return columns_of(parts, choose)
+
+
+def columns_of(parts: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
+    """A batch of the columns that all of `parts` have, each joined."""
+    columns: dict[str, Any] = {
+        name: join(*(getattr(part, name) for part in parts))
+        for name in parts[0].__dataclass_fields__
+        if all(getattr(part, name) is not None for part in parts)
+    }
+    return Batch(**columns)

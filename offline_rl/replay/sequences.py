@@ -34,11 +34,10 @@ def windows(
     offset = torch.arange(horizon, device=rows.device)
     future = (rows[:, None] + offset.minimum(count - 1)) % capacity
     behind, first, going = [rows], rows, torch.ones_like(rows, dtype=torch.bool)
-    oldest = (data["newest"] + 1) % data["size"]
     for _ in range(history - 1):
         before = (first - 1) % capacity
         ended = (data["terminated"][before] + data["truncated"][before]) > 0
-        going = going & ~ended & (first != oldest)
+        going = going & ~ended & (first != data["oldest"])
         first = torch.where(going, before, first)
         behind.insert(0, first)
     return torch.stack(behind, 1), future, inside
@@ -62,7 +61,9 @@ class Windows:
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """See `ReplayBuffer.sample`; the discount is that of single steps."""
-        start = random.integers(data["size"], (batch_size,))
+        start = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
+            data["rewards"]
+        )
         _, rows, real = windows(data, start, 1, self.length)
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         return Batch(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from offline_rl.report.curves import draw
+from offline_rl.report.options import ReportOptions
 from offline_rl.report.runs import Outcome, Seed, behaviour, collect, groups, key_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
@@ -25,13 +25,6 @@ NOTE = (
 )
 HEADER = ["algorithm", "score", "return", "success %", "cost", "episodes", "updates"]
 HEADER += ["env steps", "wall time", "updates/s"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """What `offline-rl report` takes beside folders."""
-
-    out: str | None = None  # default: the first folder
 
 
 def summary(run_folder: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import Reference
+from offline_rl.algorithms.common.registry import label
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
@@ -66,8 +67,8 @@ def read(path: Path) -> Seed:
     file = folder.config
     try:
         config = flatten(read_json(file), ".")
-        task, label, name = (str(config[key]) for key in ("task", "algorithm", "name"))
-        label += "" if name == "default" else f" ({name})"
+        task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
+        title = label(method) + ("" if name == "default" else f" ({name})")
         file = path / "evaluations.jsonl"
         lines = len(file.read_text().splitlines()) if file.is_file() else 0
         rows = folder.rows("evaluations")
@@ -88,7 +89,7 @@ def read(path: Path) -> Seed:
             outcome = build(Outcome, known, f"{file}: ")
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
-    return Seed(task, label, folder.seed, path, config, curves, outcome, machine)
+    return Seed(task, title, folder.seed, path, config, curves, outcome, machine)
 
 
 def as_of_today(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from offline_rl.utils.options import Amount, Checked, Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(Checked):
     """What `offline-rl train` takes. Hyper-parameters are `algorithm.<field>`."""
 
-    algorithm: str  # a file in offline_rl/algorithms
-    task: str  # see `offline-rl data list`; env:<Gymnasium id>; none
-    dataset: str | None = None  # a file (recognised by content) or a card, instead of the task's
-    expert_dataset: str | None = None  # an expert's data beside the other, for who imitates one
-    action_scale: float | None = None  # the data's actions are divided by it
+    algorithm: str  # a method's name, such as iql; a file of your own, mine.py; or module:Class
+    task: str  # see `offline-rl data list`; or env:<Gymnasium id>; or none, for no evaluation
+    dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
+    expert_dataset: str | None = None  # an expert's data beside the other, for recoil
+    action_scale: Positive | None = None  # the data's actions are divided by it
     action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
-    subset: str | None = None  # a split that the file names
+    subset: str | None = None  # a split that the file names, such as train
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
-    seeds: int | list[int] = 1  # a count (0, 1, …) or a list; trained together
-    num_updates: int = 1_000_000  # of the main phase, offline
-    pretrain_updates: int | None = None  # of each preliminary phase, where an algorithm has one
-    num_env_steps: int = 0  # environment steps to learn from online
-    utd: float = 1.0  # updates per environment step, online
-    batch_size: int | None = None  # default: the algorithm's own, mostly 256
-    eval_every: int = 10_000  # updates (online: environment steps) between evaluations
-    eval_episodes: int = 10  # for each seed
-    checkpoint_every: int = 10_000  # likewise
+    seeds: int | list[int] = 1  # a count (0, 1, …) or a list; they train side by side
+    num_updates: Amount = 1_000_000  # of the main phase, offline
+    pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
+    num_env_steps: Amount = 0  # environment steps to learn from online
+    utd: Positive | None = None  # updates for each environment step; default: the method's
+    batch_size: Count | None = None  # default: the algorithm's own, mostly 256
+    eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
+    eval_episodes: Count = 10  # for each seed
+    checkpoint_every: Count = 10_000  # updates (online: environment steps)
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products
-    compile: Literal["auto", "always", "never"] = "auto"
+    compile: Literal["auto", "always", "never"] = "auto"  # the updates
     stream: Literal["auto", "always", "never"] = "auto"  # data stays on the host, in its file
-    out: str = "runs"
-    name: str = "default"
-    tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"
+    out: str = "runs"  # the folder of all runs
+    name: str = "default"  # of this run: <out>/<task>/<algorithm>/<name>/seed_<n>
+    tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # where curves go
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """What `wandb.<field>` says of a run at Weights & Biases, with tracker=wandb."""
+
+    project: str = "offline_rl"
+    entity: str | None = None  # the account or team; default: yours
+    group: str | None = None  # what a run's seeds stand under; default: <task>/<algorithm>/<name>
+    tags: list[str] = field(default_factory=list)
+    mode: Literal["online", "offline", "disabled"] | None = None  # default: WANDB_MODE, or online
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(Checked):
+    """What `offline-rl finetune` takes beside the keys of `train`."""
+
+    run: str  # the folder above the seeds of a run of `train` or `finetune`
+    num_env_steps: Count  # of each seed
+    algorithm: str | None = None  # default: the run's
+    task: str | None = None  # default: the run's
+    utd: Positive | None = None  # updates for each environment step; default: the method's
+    name: str | None = None  # of the new run; default: from-<algorithm>

@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from itertools import product
-from math import inf, prod
-from typing import Any
+from math import prod
+from typing import Any, get_type_hints
 
 import envs
 from envs import Task
-from offline_rl.algorithms.common.base import Algorithm, check_stackable
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
+from offline_rl.algorithms.common.base import Algorithm, Interaction
+from offline_rl.algorithms.common.config import check_stackable
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
+from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
-from offline_rl.training.options import TrainOptions
+from offline_rl.training.finetune import Start
+from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
 from policies import Spec
+from policies.heads.head import kinds
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
+
+READING = (  # options that say how a file is read
+    *("action_scale", "action_range", "d4rl_compatible", "terminate_on_end"),
+    *("observation_keys", "subset"),
+)
+IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
 
 FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that is checked before anything is written."""
+class Resolved:
+    """What the keys alone decide: command line over per-task table over default."""
 
     options: TrainOptions
+    wandb: WandbOptions
     algorithm: type[Algorithm]
     settings: dict[str, Any]  # a run's name -> its hyper-parameters
     pattern: str | None  # of the algorithm's per-task table
     task: Task
-    dataset: Dataset | None
-    expert: Dataset | None  # what expert_dataset names
-    spec: Spec
     seeds: list[int]
+    interaction: Interaction  # how it goes on in an environment
 
     @property
     def cfg(self) -> Any:
         """The first run's; the others differ in what may be stacked."""
         return next(iter(self.settings.values()))
+
+
+@dataclass(frozen=True)
+class Plan(Resolved):
+    """Everything that is checked before anything is written."""
+
+    dataset: Dataset | None
+    expert: Dataset | None  # what expert_dataset names
+    spec: Spec
+    schedule: list[Piece]
+    start: Start | None  # where it goes on from, if not from nothing
 
 
 @dataclass(frozen=True)
@@ -56,15 +76,15 @@ class Member:
     description: dict[str, Any]  # what makes two runs the same run
 
 
-def prepare(keys: Mapping[str, Any]) -> Plan:
-    """Options, then data; nothing is written."""
+def resolve(keys: Mapping[str, Any]) -> Resolved:
+    """The options, complete and checked; no data is looked at. Raises UserError."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
-    hyper = {k[10:]: v for k, v in keys.items() if k.startswith("algorithm.")}
-    options = build(TrainOptions, {k: v for k, v in keys.items() if not k.startswith("algorithm.")})
+    own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
+    hyper, online, wandb = groups
+    options = build(TrainOptions, own)
     algorithm = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
-        env = envs.make_vector(task, 1) if task.env_id else None
     except ValueError as error:
         raise UserError(str(error)) from None
     count = options.seeds
@@ -74,26 +94,42 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         )
     seeds = count if isinstance(count, list) else list(range(count))
     checks(options, algorithm, seeds)
+    if wandb and options.tracker != "wandb":
+        raise UserError(f"wandb.{next(iter(wandb))}= needs tracker=wandb")
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
+    if online and not options.num_env_steps:
+        raise UserError(f"online.{next(iter(online))}= is of no use without num_env_steps=")
+    if options.utd is not None:
+        online["utd"] = options.utd  # the two keys are one
+    how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
+    built = build(WandbOptions, wandb, "wandb.")
+    return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
+
+
+def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The keys that begin with `prefix`, without it; for "" those of no group."""
+    if prefix:
+        return {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)}
+    return {k: v for k, v in keys.items() if not k.startswith(("algorithm.", "online.", "wandb."))}
+
+
+def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
+    """Options, then data; nothing is written. start: where the run goes on from."""
+    given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
+    chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
+    options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
     hardware.device(options.device)
     dataset = expert = None
-    if options.num_updates:
-        if options.dataset is None and task.card is None:
+    how = chosen.interaction
+    if options.num_updates or (options.num_env_steps and how.online.mixing):
+        if options.dataset is None and chosen.task.card is None:
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
             )
-        source = options.dataset if options.dataset is not None else task
-        how: dict[str, Any] = {
-            "action_scale": options.action_scale,
-            "action_range": options.action_range,
-            "d4rl_compatible": options.d4rl_compatible,
-            "terminate_on_end": options.terminate_on_end,
-            "observation_keys": options.observation_keys,
-            "subset": options.subset,
-        }
-        dataset = load(source, options.data_dir, **how)
+        dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
         if "costs" in algorithm.needs and "costs" not in dataset.extras:
             raise UserError(
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
@@ -105,42 +141,54 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
                 "from: give data that has them, or an algorithm that needs none, as bc or recoil"
             )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+        how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
         if options.expert_dataset is not None:
-            expert = load(options.expert_dataset, options.data_dir, **how)
-    spec = specification(task, env, dataset, expert)
+            expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
+    spec = specification(chosen.task, env, dataset, expert)
     if env is not None:
         env.close()
-    plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
-    learner = algorithm(spec, plan.cfg)
-    lengths = {"num_updates": options.num_updates}
-    for name, updates in phases(plan, learner).items():
-        lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
-    for name, updates in lengths.items():
-        if updates % learner.period:
+    learner = algorithm(spec, next(iter(settings.values())), interaction=how)
+    if (head := type(learner.modules[learner.policy])) not in kinds().values():
+        raise UserError(
+            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
+            f"head of policies.heads: {', '.join(kinds())}"
+        )
+    steps, pretrain = options.num_env_steps, options.pretrain_updates
+    schedule = learner.schedule(options.num_updates, steps, pretrain)
+    for piece in schedule:
+        period = learner.at(piece.phase).period
+        if isinstance(piece, Learn) and piece.updates % period:
+            key = "num_updates" if piece.phase == "update" else piece.phase
+            key = "pretrain_updates" if key == piece.phase and pretrain is not None else key
             raise UserError(
-                f"{name}={updates}: {options.algorithm} repeats every {learner.period}; "
-                f"give a multiple of {learner.period}"
+                f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
+                f"give a multiple of {period}"
             )
-    return plan
+    known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start)
 
 
-def phases(plan: Plan, learner: Algorithm) -> dict[str, int]:
-    """The preliminary phases' lengths, in updates."""
-    given = plan.options.pretrain_updates
-    return {name: n if given is None else given for name, n in learner.phases.items()}
+def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
+    """What `source` names, read as `options` say; or itself, known by what is in its arrays."""
+    how = {name: getattr(options, name) for name in READING}
+    if not isinstance(source, Dataset):
+        return load(source, options.data_dir, **how)
+    if told := [name for name, value in how.items() if value]:
+        raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
+    return replace(source, path=None, sha256=source.checksum())
 
 
 def runs(
     options: TrainOptions, algorithm: type[Algorithm], hyper: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
     """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
-    numbers = {f.name for f in fields(algorithm.Config) if f.type in (float, "float")}
+    kinds = get_type_hints(algorithm.Config)
     lists = {
         k: coerce(v, list[float], f"algorithm.{k}")
         for k, v in hyper.items()
-        if k in numbers and isinstance(v, list)
+        if kinds.get(k) is float and isinstance(v, list)
     }
     try:
         check_stackable(algorithm.Config, lists)
@@ -162,17 +210,7 @@ def runs(
 
 
 def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:
-    """The options' ranges and what they need of one another."""
-    positive = ("batch_size", "eval_every", "eval_episodes", "checkpoint_every")
-    for name in positive:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value}: must be at least 1")
-    for name in ("num_updates", "num_env_steps", "pretrain_updates"):
-        if (getattr(options, name) or 0) < 0:
-            raise UserError(f"{name}={getattr(options, name)}: must be at least 0")
-    if not 0 < options.utd < inf:
-        raise UserError(f"utd={options.utd}: must be a number above 0")
+    """What the options need of one another."""
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:
@@ -229,6 +267,12 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     data = plan.dataset.sha256 if plan.dataset is not None else None
     made: dict[str, Any] = {"name": name, "data": data, "hyper": asdict(plan.settings[name])}
+    if plan.start is not None:
+        made["start"] = plan.start.to_json()
+    if plan.options.num_env_steps:
+        made["online"] = asdict(plan.interaction.online)
+        cfg = asdict(plan.interaction.cfg)
+        made["online"] |= {k: v for k, v in cfg.items() if v != made["hyper"][k]}
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

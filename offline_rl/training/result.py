@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.registry import label, origin
+from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.trainer import Trainer
@@ -29,20 +31,19 @@ class Result:
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
 
-def environment(plan: Plan, choices: dict[str, Any]) -> dict[str, Any]:
+def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
     """Versions, hardware and data: what a result depends on besides its configuration."""
     data = plan.dataset
     return {
         **hardware.description(),
         "dataset": None if data is None else data.path,
         "dataset_sha256": None if data is None else data.sha256,
-        "choices": choices,
+        "choices": asdict(choices),
+        "algorithm": origin(plan.options.algorithm),
     }
 
 
-def finish(
-    plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: dict[str, Any]
-) -> None:
+def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Choices) -> None:
     """The policy bundle, then result.json, which marks the seed as finished."""
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None
@@ -52,22 +53,22 @@ def finish(
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())
     result = {
-        "algorithm": o.algorithm,
+        "algorithm": label(o.algorithm),
         "task": o.task,
         "dataset": None if data is None else data.path or data.name,
         "dataset_sha256": None if data is None else data.sha256,
         "seed": folder.seed,
         "seeds_stacked": len(trainer.folders),
         "num_updates": o.num_updates,
-        "pretrain_updates": sum(trainer.phases.values()),
-        "online_updates": trainer.engine.updates - trainer.offline_updates,
+        "pretrain_updates": trainer.updates("pretrain"),
+        "online_updates": trainer.updates("online"),
         "num_env_steps": trainer.env_steps,
         "seconds": round(progress.wall_seconds, 3),
         "compile_seconds": round(trainer.engine.compile_seconds, 3),
         "updates_per_second": rate,
         "device": str(trainer.engine.device),
-        "precision": choices["precision"],
-        "compiled": choices["compile"],
+        "precision": choices.precision,
+        "compiled": choices.compile,
         "returns": None if last is None else last.returns,
         "success": None if last is None else last.success,
         "costs": None if last is None else last.costs,

@@ -1,10 +1,10 @@
 """A seed's folder: everything a run leaves behind, and all that `report` ever reads.
 
 config.json       the resolved options and hyper-parameters
-environment.json  versions, hardware, commit, data checksum, choices made by measurement
+environment.json  versions, hardware, commit, data checksum, how it computes (training/choices.py)
 metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
 checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state; the two newest are kept
-tensorboard/      result.json      policy.bundle
+tensorboard/      wandb.json and wandb/ (the run's id there)      result.json      policy.bundle
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import torch
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
+from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.replay.mixtures import WithExpert
@@ -21,6 +22,41 @@ from offline_rl.training.plan import (
 )
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+
+
+def sources_of(
+    plan: Plan,
+    data: Dataset | None,
+    transform: Transform,
+    seeds: Sequence[int],
+    device: torch.device,
+) -> Sources:
+    """The data, where there is any, and a buffer for each seed's experience, where it makes some.
+
+    data: what is learnt from of the plan's, raw.
+    """
+    offline: ReplayBuffer | WithExpert | Stream | None = None
+    if data is not None and streams(plan, data, device):
+        offline = streamed(plan, data, transform, seeds, device)
+    elif data is not None:
+        learnt, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
+        offline = offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
+    steps = plan.options.num_env_steps
+    return Sources(offline, experience(plan, seeds, device) if steps else None)
+
+
+def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
+    """An empty buffer for what each seed will see."""
+    shape, actions = plan.spec.observation_shape, plan.spec.action_dim
+    shapes = {"mc_returns": (), "timesteps": (), "costs": (), "next_actions": (actions,)}
+    return ReplayBuffer(
+        shape,
+        actions,
+        plan.options.num_env_steps,
+        streams=len(seeds),
+        columns={name: shapes[name] for name in plan.algorithm.needs if name in shapes},
+        device=device,
+    )
 
 
 def offline_source(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from offline_rl.training.options import WandbOptions
+from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json, write_json
 
 
 class Tracker(Protocol):
@@ -46,25 +52,25 @@ class TensorBoard:
 
 
 class WandB:
-    """One run per seed; WANDB_MODE=offline keeps it on this machine."""
+    """One run per seed, in the group of its run, under an id of its own that the folder keeps."""
 
-    def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: SeedFolder, group: str, config: Mapping[str, Any], options: WandbOptions
+    ) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        try:
+        chosen = {k: v for k, v in asdict(options).items() if v is not None}
+        with named():
             self.run = wandb.init(
-                project="offline_rl",
-                dir=str(folder),
-                name=name,
-                id=name.replace("/", "-"),
+                **{"group": group, **chosen},
+                id=run_id(folder.path / "wandb.json"),
+                name=f"{group}/{folder.path.name}",
+                dir=str(folder.path),
                 resume="allow",
-                config=config,
+                config={**config, "seed": folder.seed},
                 reinit="create_new",
             )
-        except wandb.errors.Error as error:
-            remedy = "log in with `wandb login`, or set WANDB_MODE=offline"
-            raise UserError(f"tracker=wandb: {error}; {remedy}") from None
 
     def log(self, values: Mapping[str, float], updates: int) -> None:
         self.run.log(dict(values), step=updates)
@@ -73,8 +79,44 @@ class WandB:
         self.run.finish()
 
 
-def tracker(kind: str, folder: Path, name: str, config: dict[str, Any], updates: int) -> Tracker:
-    """The tracker of `tracker=<kind>` for one seed."""
+def run_id(path: Path) -> str:
+    """The id in `path`; a new one, which is put there first, where there is none."""
+    if not path.is_file():
+        write_json(path, {"id": secrets.token_hex(8)})
+    return str(read_json(path)["id"])
+
+
+def log_in(options: WandbOptions) -> None:
+    """Asks for what W&B needs of its user, where it is needed. Raises UserError where it fails."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    if (options.mode or os.environ.get("WANDB_MODE") or "online") == "online":
+        with named():
+            wandb.login()
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """W&B's errors as the user's, with the remedy."""
+    import wandb
+
+    try:
+        yield
+    except wandb.errors.Error as error:
+        remedy = "log in with `wandb login`, or keep it on this machine with wandb.mode=offline"
+        raise UserError(f"tracker=wandb: {error}; {remedy}") from None
+
+
+def tracker(
+    kind: str,
+    folder: SeedFolder,
+    group: str,
+    config: Mapping[str, Any],
+    options: WandbOptions,
+    updates: int,
+) -> Tracker:
+    """The tracker of `tracker=<kind>` for one seed. group: <task>/<algorithm>/<name>."""
     if kind == "tensorboard":
-        return TensorBoard(folder, updates)
-    return WandB(folder, name, config) if kind == "wandb" else NoTracker()
+        return TensorBoard(folder.path, updates)
+    return WandB(folder, group, config, options) if kind == "wandb" else NoTracker()

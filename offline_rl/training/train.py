@@ -6,43 +6,47 @@ written before the checks pass.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
 import envs
-from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.schedule import Learn
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.mixtures import WithExpert
-from offline_rl.replay.streaming import Stream
-from offline_rl.training.options import TrainOptions
+from offline_rl.training.choices import choose, precision, stored
+from offline_rl.training.finetune import Start
 from offline_rl.training.plan import (
     Member,
     Plan,
     description,
     headline,
-    phases,
     prepare,
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
-from offline_rl.training.sources import offline_source, streamed, streams
-from offline_rl.training.trackers import tracker
+from offline_rl.training.sources import further_columns, sources_of
+from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_json, write_json
+from policies import Spec
 
 
 def train(
-    *, show: bool = True, watch: Callable[[Trainer], None] | None = None, **keys: Any
+    *,
+    show: bool = True,
+    watch: Callable[[Trainer], None] | None = None,
+    start: Start | None = None,
+    **keys: Any,
 ) -> Result:
     """Trains and evaluates. keys: the command line's; `algorithm.beta` may be `algorithm__beta`.
 
@@ -51,18 +55,21 @@ def train(
     again continues an interrupted run; on a finished one it does nothing. Raises UserError for
     whatever the user can mend.
     """
-    plan = prepare(keys)
+    plan = prepare(keys, start)
     o = plan.options
-    runs = {name: run_folder(o.out, o.task, o.algorithm, name) for name in plan.settings}
-    path = next(iter(runs.values())) if len(runs) == 1 else run_folder(o.out, o.task, o.algorithm)
+    method = run_folder(o.out, o.task, label(o.algorithm))
+    runs = {name: run_folder(str(method), name) for name in plan.settings}
+    path = next(iter(runs.values())) if len(runs) == 1 else method
+    members = [
+        Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
+        for name, cfg in plan.settings.items()
+        for seed in plan.seeds
+    ]
+    if o.tracker == "wandb" and not all(m.folder.finished for m in members):
+        log_in(plan.wandb)
     with ExitStack() as locks:
         for run in runs.values():
             locks.enter_context(locked(run))
-        members = [
-            Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
-            for name, cfg in plan.settings.items()
-            for seed in plan.seeds
-        ]
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
                 member.folder.agree(member.description)
@@ -88,42 +95,32 @@ def train_group(
     """Trains members that are at the same point, side by side."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
-    horizon = o.num_updates or int(o.num_env_steps * o.utd)  # updates, for schedules
+    earlier = plan.start.num_updates if plan.start is not None else 0
+    online = int(o.num_env_steps * plan.interaction.online.utd)
+    horizon = o.num_updates or earlier or online  # updates, for schedules
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
-    transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
-    source: ReplayBuffer | WithExpert | Stream
-    if data is not None and streams(plan, data, device):
-        source = streamed(plan, data, transform, seeds, device)
-    elif data is not None:
-        expert = plan.expert and transform.dataset(plan.expert)
-        source = offline_source(
-            plan.algorithm, plan.cfg, transform.dataset(data), expert, device=device
-        )
+    if plan.start is None:
+        transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
     else:
-        source = ReplayBuffer(
-            plan.spec.observation_shape,
-            plan.spec.action_dim,
-            o.num_env_steps,
-            streams=len(seeds),
-            device=device,
-        )
-    choices = stored_choices(folders) or first_choices(o, device)
+        transform = begun_with(plan.start, seeds, plan.spec)
+    sources = sources_of(plan, data, transform, seeds, device)
+    done = common_checkpoint(folders)
+    begun = stored(folders[0].path) if done is not None else None
     engine = Engine(
-        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
+        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
         seeds,
-        source,
+        sources,
         batch_size=plan.cfg.batch_size,
         device=device,
-        precision=choices["precision"],
-        compile=choices["compile"] is True,
+        precision=begun.precision if begun else precision(o, device),
         values=stacked([m.cfg for m in members]),
     )
-    if choices["compile"] is None:
-        engine.compiled = hardware.compiling_pays(engine.eager_seconds(), horizon)
-        choices["compile"] = engine.compiled
-    if choices["threads"] is None:
-        choices["threads"] = engine.choose_threads(hardware.cores())
+    choices = begun or choose(o, engine, *longest(plan))
+    engine.compiled = choices.compile
+    torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
+    if show and not begun:
+        print(choices)
     threads = min(hardware.cores(), 8)
     evaluation = (
         envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
@@ -132,11 +129,15 @@ def train_group(
     )
     collector = None
     if o.num_env_steps:
-        assert isinstance(source, ReplayBuffer)
-        env = envs.make_vector(plan.task, len(seeds))
-        random_steps = getattr(plan.cfg, "random_steps", 0)
-        collector = Collector(engine, env, source, transform, random_steps)
-    done = common_checkpoint(folders)
+        assert isinstance(sources.online, ReplayBuffer)
+        collector = Collector(
+            engine,
+            lambda: envs.make_vector(plan.task, 1),
+            sources.online,
+            transform,
+            plan.interaction.online,
+            partial(further_columns, plan.algorithm, plan.interaction.cfg),
+        )
     for member in members:
         folder = member.folder
         folder.agree(member.description)
@@ -145,7 +146,12 @@ def train_group(
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
         tracker(
-            o.tracker, m.folder.path, str(m.folder.path), m.description, done.updates if done else 0
+            o.tracker,
+            m.folder,
+            f"{o.task}/{o.algorithm}/{m.description['name']}",
+            m.description,
+            plan.wandb,
+            done.updates if done else 0,
         )
         for m in members
     ]
@@ -156,7 +162,8 @@ def train_group(
         transform,
         folders,
         trackers,
-        phases=phases(plan, engine.algorithm),
+        schedule=plan.schedule,
+        begun=plan.start.updates if plan.start is not None else 0,
         evaluation=evaluation,
         collector=collector,
         watch=watch,
@@ -164,6 +171,8 @@ def train_group(
     )
     if done is not None:
         trainer.resume(done)
+    elif plan.start is not None:
+        go_on(engine, plan.start)
     try:
         trainer.run()
     except torch.OutOfMemoryError as error:
@@ -180,39 +189,49 @@ def train_group(
             t.close()
     for s, folder in enumerate(folders):
         finish(plan, trainer, s, folder, choices)
-    if evaluation is not None:
-        evaluation.close()
+    for made in (evaluation, collector):
+        if made is not None:
+            made.close()
+
+
+def longest(plan: Plan) -> tuple[int, str]:
+    """The phase with the most updates, and how many: what compilation and threads are for."""
+    utd = plan.interaction.online.utd
+    sizes = [p.size if isinstance(p, Learn) else int(p.size * utd) for p in plan.schedule]
+    most = max(range(len(sizes)), key=sizes.__getitem__)
+    return sizes[most], plan.schedule[most].phase
+
+
+def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
+    """The transform of the run that is gone on from. Raises UserError where it does not fit."""
+    _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
+    transform = Transform.from_json(progress["transform"])
+    shape = transform.normaliser.mean.shape
+    if shape != spec.observation_shape:
+        raise UserError(
+            f"{start.run} learnt from observations {list(shape)}, the task has "
+            f"{list(spec.observation_shape)}: fine-tune it on its own task"
+        )
+    return transform
+
+
+def go_on(engine: Engine, start: Start) -> None:
+    """Puts every seed where its checkpoint stands. Raises UserError naming what differs."""
+    for s, seed in enumerate(engine.seeds):
+        path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
+        tensors, _ = start.folder(seed).load(start.checkpoints[seed][0])
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
+        try:
+            own = engine.seed_state(s)
+            if own.keys() != tensors.keys():
+                tensors = engine.algorithm.adopt(own, tensors)
+            engine.load_seed_state(s, tensors)
+        except ValueError as error:
+            remedy = "give the options of its networks, as algorithm.hidden=…, or its own algorithm"
+            raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
     """The newest point that all seeds have."""
     common = set.intersection(*(set(f.checkpoints()) for f in folders))
     return max(common) if common else None
-
-
-def stored_choices(folders: Sequence[SeedFolder]) -> dict[str, Any] | None:
-    """What was chosen by measurement when the run began, to be used again when it resumes."""
-    path = folders[0].path / "environment.json"
-    if common_checkpoint(folders) is None or not path.is_file():
-        return None
-    if (choices := read_json(path).get("choices")) is None:
-        raise UserError(
-            f"{path} does not say how the run began; remove {path.parent} to begin anew"
-        )
-    torch.set_num_threads(choices["threads"])
-    return dict(choices)
-
-
-def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
-    """Precision, compilation and threads for this machine and run; None: to be measured."""
-    precision = o.precision
-    if precision == "auto":
-        passed = algorithm_yaml(o.algorithm).get("parity") or {}
-        precision = "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
-    compiled = {"auto": None, "always": True, "never": False}[o.compile]
-    if compiled is None and (missing := hardware.compiler_missing()):
-        print(f"not compiling: {missing}")
-        compiled = False
-    measure = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
-    threads = None if measure else torch.get_num_threads()
-    return {"precision": precision, "compile": compiled, "threads": threads}

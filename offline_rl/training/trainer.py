@@ -7,8 +7,9 @@ collector's environment steps alone, so that a resumed run continues as if nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from envs import Task, VectorEnv
+from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
@@ -54,21 +56,28 @@ class Trainer:
         folders: list[SeedFolder],
         trackers: list[Tracker],
         *,
-        phases: dict[str, int],
+        schedule: Sequence[Piece],
+        begun: int = 0,
         evaluation: VectorEnv | None,
         collector: Collector | None = None,
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """phases: preliminary ones and the number of their updates. evaluation: S * episodes envs.
+        """schedule: what is done, in order. begun: updates of the run that this one goes on from.
+
+        evaluation: S * episodes environments.
 
         watch: called after each evaluation.
         """
         self.watch, self.show = watch, show
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
-        self.phases = phases
-        self.progress = Progress(diverged=[None] * len(folders))
+        self.schedule = schedule
+        before = begun
+        for work in schedule:
+            engine.starts[work.phase] = before
+            before += work.updates if isinstance(work, Learn) else 0
+        self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
@@ -83,20 +92,23 @@ class Trainer:
         )
 
     @property
-    def offline_updates(self) -> int:
-        """Updates before the online part, preliminary phases included."""
-        return sum(self.phases.values()) + self.options.num_updates
-
-    @property
     def total(self) -> int:
-        """Offline updates and online environment steps together: the loop's clock at the end."""
-        return self.offline_updates + self.options.num_env_steps
+        """Updates of the schedule's learning and steps of its acting: the clock at the end."""
+        return sum(work.size for work in self.schedule)
 
     @property
-    def clock(self) -> int:
-        """Offline updates and online environment steps done so far."""
-        steps = 0 if self.collector is None else self.collector.steps
-        return min(self.engine.updates, self.offline_updates) + steps
+    def work(self) -> tuple[Piece, int] | None:
+        """The piece under way, and how much of it is done; None at the end."""
+        k, done = at(self.schedule, self.clock)
+        return (self.schedule[k], done) if k < len(self.schedule) else None
+
+    def updates(self, kind: str) -> int:
+        """Updates in all: of preliminary phases (`pretrain`), or `online`."""
+        learn = [work for work in self.schedule if isinstance(work, Learn)]
+        if kind == "pretrain":
+            return sum(work.updates for work in learn if work.phase != "update")
+        start = self.engine.starts.get(ONLINE)
+        return 0 if start is None else max(self.engine.updates - start, 0)
 
     def run(self) -> None:
         """Everything that is left to do."""
@@ -119,57 +131,59 @@ class Trainer:
                 self.evaluator.abandon()
         self.bar.close()
 
+    def _period(self) -> int:
+        """Of the clock: what is done is done in so many at a time."""
+        learning = self.work is not None and isinstance(self.work[0], Learn)
+        return self.engine.period(self.work[0].phase) if self.work and learning else 1
+
     def _stops(self) -> Iterator[int]:
         """The clock's next moments at which something besides learning happens."""
-        marks = [sum(list(self.phases.values())[: k + 1]) for k in range(len(self.phases))]
-        marks += [self.offline_updates, self.total]
+        marks = list(accumulate(work.size for work in self.schedule))
         every = (LOG_EVERY, self.options.eval_every, self.options.checkpoint_every)
         while (now := self.clock) < self.total:
-            period = self.engine.algorithm.period if now < self.offline_updates else 1
-            nexts = [(now // e + 1) * e for e in every] + [m for m in marks if m > now]
-            stop = min(nexts)
-            yield min(now + -(-(stop - now) // period) * period, self.total)
+            period = self._period()
+            end = next(mark for mark in marks if mark > now)
+            stop = min((now // e + 1) * e for e in every)
+            yield min(now + -(-(stop - now) // period) * period, end)
 
     def _due(self, every: int) -> bool:
-        period = self.engine.algorithm.period
-        switch = self.clock in (self.offline_updates, self.total)
-        return switch or self.clock % every < min(period, every)
+        """At each multiple of `every`, and wherever one piece of work ends."""
+        piece = self.work
+        return piece is None or piece[1] == 0 or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
-        """Learns until the clock shows `stop`."""
-        if self.clock < self.offline_updates:
-            self._updates(stop - self.clock, self._phase())
+        """Works until the clock shows `stop`, within one piece of work."""
+        assert self.work is not None
+        work, _ = self.work
+        if isinstance(work, Learn):
+            self._learn(stop - self.clock, work.phase, count=True)
+            self.clock = stop
             return
         assert self.collector is not None
-        period = self.engine.algorithm.period
+        algorithm, _ = self.engine.at(work.phase)
+        online, batch = algorithm.interaction.online, self.engine.batch_size
+        start = self.engine.starts[work.phase]
         while self.clock < stop:
             self.collector.step()
-            learnt = self.engine.updates - self.offline_updates
-            warm = max(self.collector.random_steps, self.engine.batch_size)
-            due = int(max(self.collector.steps - warm, 0) * self.options.utd) - learnt
-            if due >= period:
-                self._updates(due // period * period, "update")
+            learnt = self.engine.updates - start
+            due = online.due(self.collector.steps, batch, algorithm.period) - learnt
+            if due > 0 and min(self.collector.buffer.sizes) >= batch:
+                self._learn(due, work.phase, count=False)
+            self.clock += 1
             self.bar.update(1)
 
-    def _phase(self) -> str:
-        """The method whose turn it is."""
-        end = 0
-        for name, updates in self.phases.items():
-            end += updates
-            if self.engine.updates < end:
-                return name
-        return "update"
-
-    def _updates(self, number: int, phase: str) -> None:
-        self.engine.program(phase)  # its building is no part of the rate
-        started, chunk = time.perf_counter(), max(self.engine.algorithm.period, number // 10)
-        chunk -= chunk % self.engine.algorithm.period
+    def _learn(self, number: int, phase: str, *, count: bool) -> None:
+        """`number` updates. count: shows them on the bar."""
+        self.engine.programs(phase)  # their building is no part of the rate
+        period = self.engine.period(phase)
+        started, chunk = time.perf_counter(), max(period, number // 10)
+        chunk -= chunk % period
         while number:
             now = min(chunk, number)
             self.engine.run(now, phase)
             number -= now
             self.progress.timed_updates += now
-            if self.clock <= self.offline_updates:
+            if count:
                 self.bar.update(now)
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize()
@@ -177,7 +191,7 @@ class Trainer:
 
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
-        for phase in [*self.phases, "update"]:
+        for phase in dict.fromkeys(work.phase for work in self.schedule):
             metrics |= self.engine.metrics(phase)
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
         broken = set(np.flatnonzero(~self.engine.finite()).tolist())
@@ -186,11 +200,14 @@ class Trainer:
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
             values = {f"train/{name}": float(v[s]) for name, v in metrics.items()}
             values["time/updates_per_second"] = rate
-            if self.collector is not None:
+            if self.collector is not None and self.env_steps:
                 values["data/env_steps"] = self.env_steps
-                if self.collector.finished[s]:
-                    values["data/return"] = float(np.mean(self.collector.finished[s]))
-                    self.collector.finished[s].clear()
+                told: dict[str, list[Any]] = {"return": self.collector.finished[s]}
+                told["success"] = self.collector.success[s]
+                for name, episodes in told.items():
+                    if episodes:
+                        values[f"data/{name}"] = float(np.mean(episodes))
+                        episodes.clear()
             if s in broken or not all(map(np.isfinite, values.values())):
                 self._diverged(s, updates)
             row = {"updates": updates, "env_steps": self.env_steps, **values}
@@ -291,12 +308,12 @@ class Trainer:
             self._finish_evaluation()
         for s, folder in enumerate(self.folders):
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
-            progress["diverged"] = self.progress.diverged[s]
+            progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"] = self.transform.to_json()
             if self.collector is not None:
                 progress["collector"] = self.collector.state()
-                for name, value in self.collector.buffer.filled().items():
-                    tensors[f"buffer/{name}"] = value[s].cpu().contiguous()
+                for name, value in self.collector.buffer.filled(s).items():
+                    tensors[f"buffer/{name}"] = value.cpu().contiguous()
             folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
 
     def resume(self, done: Done) -> None:
@@ -316,5 +333,7 @@ class Trainer:
                 self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:
             self.collector.restore(progress["collector"])
+        learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
+        self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated", "evaluations")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)

@@ -1,4 +1,4 @@
-"""What this machine is and can do, and whether compiling pays on it."""
+"""What this machine is and can do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     import torch
-
-
-COMPILE_SECONDS = 30.0  # a first compilation on two cores; later ones come from the cache
-COMPILED_SPEEDUP = 2.5  # of the compiled update over the eager graph, as measured in benchmarks/
 
 
 def device(name: str) -> torch.device:
@@ -100,11 +96,6 @@ def compiler_missing() -> str | None:
     if any(shutil.which(name) for name in ((wanted,) if wanted else ("g++", "clang++", "c++"))):
         return None
     return f"no C++ compiler ({wanted or 'g++'}) is installed"
-
-
-def compiling_pays(seconds_per_update: float, updates: int) -> bool:
-    """Whether the time saved by compiled updates exceeds a first compilation."""
-    return updates * seconds_per_update * (1 - 1 / COMPILED_SPEEDUP) > COMPILE_SECONDS
 
 
 def commit() -> str | None:

@@ -1,21 +1,164 @@
 """Options from the command line (Hydra's override syntax) and from Python, checked and completed.
 
-A key that does not exist or a value of the wrong type is one error that names the nearest key or
-the expected type.
+A key that does not exist, a value of the wrong type or out of its range is one error that names the
+nearest key, the expected type or the range. A field's range stands in its type, as
+`Annotated[float, Range(0)]` or a name for that; its meaning in the comment beside it, where
+`documented` finds it.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import io
+import textwrap
+import tokenize
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from sys import float_info
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from offline_rl.utils.errors import UserError
 
 T = TypeVar("T")
+MOST = float_info.max
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers an option takes, finite ones unless an end is infinite; never NaN."""
+
+    low: float = -MOST
+    high: float = MOST
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, x: float) -> bool:
+        beyond = self.above is None or x > self.above
+        return self.low <= x <= self.high and beyond and (self.below is None or x < self.below)
+
+    def __str__(self) -> str:
+        if self.low > -MOST and self.high < MOST:
+            return f"between {self.low:g} and {self.high:g}"
+        ends = {
+            "at least": self.low if abs(self.low) < MOST else None,
+            "above": self.above,
+            "at most": self.high if abs(self.high) < MOST else None,
+            "below": self.below,
+        }
+        said = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+        return said or ("finite" if self.high == MOST else "a number")
+
+
+Number = Annotated[float, Range()]
+NonNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, Range(1)]
+Amount = Annotated[int, Range(0)]
+
+
+class Checked:
+    """Base of dataclasses whose values lie in the ranges that stand beside their fields."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field; passes over what is no number, such as a tensor."""
+        cls: Any = type(self)
+        for name, allowed in ranges(cls).items():
+            value = getattr(self, name)
+            for x in value if isinstance(value, tuple | list) else (value,):
+                number = isinstance(x, int | float) and not isinstance(x, bool)
+                if number and x not in allowed:
+                    raise ValueError(f"{name}={value} is not {allowed}")
+
+
+def notes(hint: Any) -> Iterator[Any]:
+    """What is annotated in a type, at any depth."""
+    if get_origin(hint) is Annotated:
+        yield from hint.__metadata__
+    for part in get_args(hint):
+        yield from notes(part)
+
+
+@cache
+def ranges(cls: type) -> dict[str, Range]:
+    """The fields that have a range."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = ((f.name, note) for f in fields(cls) for note in notes(hints[f.name]))
+    return {name: note for name, note in found if isinstance(note, Range)}
+
+
+class Option(NamedTuple):
+    """A field of an options dataclass, in words."""
+
+    name: str
+    type: str
+    default: Any  # MISSING where it has to be given
+    range: Range | None
+    meaning: str
+
+
+def documented(cls: type) -> list[Option]:
+    """The options of a dataclass, its own before those it inherits.
+
+    A meaning is the comment beside the field, in the class itself or else in the nearest base that
+    has one.
+    """
+    hints, found = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    layers = [layer for layer in cls.__mro__ if is_dataclass(layer)]
+    said = [comments(layer) for layer in layers]
+    order = [name for layer in layers for name in vars(layer).get("__annotations__", {})]
+    made = []
+    for name in (name for name in dict.fromkeys(order) if name in found):
+        field, meaning = found[name], next((s[name] for s in said if name in s), "")
+        factory = field.default_factory
+        default = field.default if factory is MISSING else factory()
+        made.append(Option(name, _spell(hints[name]), default, ranges(cls).get(name), meaning))
+    return made
+
+
+@cache
+def comments(cls: type) -> dict[str, str]:
+    """The comments beside the fields that a class itself defines, read from its source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # typed into an interpreter
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    said = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        node.target.id: said[line]
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if line in said
+    }
+
+
+def takes(*options: str) -> Callable[[T], T]:
+    """Marks a verb with its keys' dataclasses, "module:Class", which its page of --help shows."""
+
+    def mark(command: T) -> T:
+        command.options = options  # type: ignore[attr-defined]
+        return command
+
+    return mark
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -62,7 +205,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     try:
         return cls(**checked)
     except ValueError as error:  # a config's own check
-        raise UserError(f"{prefix.rstrip('.') or cls.__name__}: {error}") from None
+        raise UserError(f"{prefix}{error}") from None
 
 
 def coerce(value: Any, hint: Any, name: str) -> Any:

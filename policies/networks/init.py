@@ -32,6 +32,12 @@ def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) 
     return init
 
 
+def xavier_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+    """Xavier's uniform weights, zero biases."""
+    nn.init.xavier_uniform_(weight)
+    nn.init.zeros_(bias)
+
+
 def small_output_init(gain: float) -> Init:
     """`torch_init`, but an output layer of Xavier's weights times `gain` and without bias."""
 

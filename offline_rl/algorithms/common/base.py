@@ -8,8 +8,8 @@ next state.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,8 +18,9 @@ from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import Preprocessing
-from offline_rl.replay.batch import Batch
+from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Online, Piece
+from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.random import Random
 from policies.spec import Spec
 
@@ -72,11 +73,20 @@ class State:
     params: dict[str, Params]
     optimiser: dict[str, Mapping[str, Params]]
     random: Random
+    done: Tensor  # updates of this phase before the present one, 0-d; for what changes with them
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:
             raise AttributeError(f"no network is called {name!r}; there are {[*self.params]}")
         return Network(self.algorithm.modules[name], self.params[name])
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """What an algorithm is told of the time in an environment."""
+
+    online: Online
+    cfg: Any  # its config then
 
 
 class Algorithm:
@@ -87,12 +97,19 @@ class Algorithm:
         Mapping[str, str]
     ] = {}  # target network -> the network it starts as a copy of
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
-    online: ClassVar[bool] = False  # can learn from an environment of its own
+    online: ClassVar[bool] = False  # can learn in an environment; then how:
+    Online: ClassVar[type[Online]] = Online
     policy: ClassVar[str] = "policy"  # the network that acts
 
-    def __init__(self, spec: Spec, cfg: Any, num_updates: int = 1) -> None:
-        """num_updates: length of the main phase, for schedules that end with it."""
+    def __init__(
+        self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
+    ) -> None:
+        """num_updates: length of the main phase, for schedules that end with it.
+
+        interaction: how it goes on in an environment; default: as `Online` has it.
+        """
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
+        self.interaction = interaction or Interaction(self.Online(), cfg)
         self.modules = self.networks()
         for target, source in self.targets.items():
             self.modules[target] = copy.deepcopy(self.modules[source])
@@ -101,6 +118,25 @@ class Algorithm:
     def period(self) -> int:
         """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""
         return 1
+
+    def alike(self, i: int) -> int:
+        """The first place in the period whose work is the same as that of place i."""
+        return i
+
+    def at(self, phase: str) -> Algorithm:
+        """The algorithm as it is in `phase`: its config may be another, its networks are not."""
+        if phase != ONLINE:
+            return self
+        other = copy.copy(self)
+        other.cfg = self.interaction.cfg
+        return other
+
+    def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
+        """The order of work; pretrain: updates of each preliminary phase, if not its own."""
+        before = {name: n if pretrain is None else pretrain for name, n in self.phases.items()}
+        work: list[Piece] = [Learn(name, n) for name, n in before.items()] if num_updates else []
+        work += [Learn("update", num_updates), Interact(ONLINE, num_env_steps)]
+        return [piece for piece in work if piece.size]
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -112,7 +148,7 @@ class Algorithm:
         raise NotImplementedError
 
     def optimisers(self) -> dict[str, Adam]:
-        """An optimiser for each trained network."""
+        """An optimiser for each trained network; those of networks that are not there are idle."""
         raise NotImplementedError
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -138,9 +174,33 @@ class Algorithm:
         """`cfg` with the values that only the data can tell, where they were left open."""
         return cfg
 
-    def source(self, source: Source) -> Source:
-        """Where batches come from: `source` itself, or a view of it such as its windows."""
-        return source
+    def source(self, phase: str, sources: Sources) -> Source:
+        """Where a phase's batches come from: one of `sources`, a view of it, or a mixture."""
+        if phase != ONLINE:
+            return wanted(sources.offline)
+        how, online = self.interaction.online, wanted(sources.online)
+        ratio = None if how.mixing == "rows" else float(how.mixing)
+        parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
+        return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
+
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.
+
+        All networks and the count of updates are the other's, as are the moments of optimisers that
+        it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
+        """
+        taken = dict(own)
+        for name, tensor in own.items():
+            found = other.get(name)
+            fits = found is not None and found.shape == tensor.shape
+            if not fits and not name.startswith("optimiser/"):
+                there = "is missing" if found is None else f"is {tuple(found.shape)}"
+                raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
+        kept = {n.split("/")[1] for n in own if n.startswith("optimiser/") and n not in other}
+        for name in own:
+            if name.split("/")[1] not in kept or not name.startswith("optimiser/"):
+                taken[name] = other[name]
+        return taken
 
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""
@@ -148,7 +208,8 @@ class Algorithm:
             name: {k: v.detach().clone() for k, v in module.named_parameters()}
             for name, module in self.modules.items()
         }
-        optimiser = {name: adam.init(params[name]) for name, adam in self.optimisers().items()}
+        adams = {name: adam for name, adam in self.optimisers().items() if name in params}
+        optimiser = {name: adam.init(params[name]) for name, adam in adams.items()}
         return {"params": params, "optimiser": optimiser}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
@@ -156,6 +217,18 @@ class Algorithm:
         other = copy.copy(self)
         other.cfg = replace(self.cfg, **values)
         return other
+
+
+def wanted(source: Source | None) -> Source:
+    """A source that a phase needs. Raises ValueError where the run has none of it."""
+    if source is None:
+        raise ValueError("this phase has nothing to learn from")
+    return source
+
+
+def after(source: Source, n_step: int) -> Any:
+    """`source` with transitions that bootstrap after `n_step` steps."""
+    return source.after(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
 
 
 def minimise(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
@@ -190,19 +263,3 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
     old, new = state.params[target], state.params[source]
     moved = {k: torch.lerp(old[k], new[k], tau) for k in old}
     return replace(state, params={**state.params, target: moved})
-
-
-BUILD_TIME = frozenset({"dropout", "exploration_noise", "initial_alpha", "top_fraction"})
-
-
-def check_stackable(config: type, names: Iterable[str]) -> None:
-    """Raises ValueError for a field that cannot have one value per stacked seed.
-
-    Such are all but floats, those that networks or data are built from, and those of Preprocessing,
-    which shape the data that all seeds share.
-    """
-    shared = {f.name for f in fields(Preprocessing)}
-    for name in names:
-        own = {f.name: f.type for f in fields(config)}
-        if own.get(name) not in (float, "float") or name in BUILD_TIME | shared:
-            raise ValueError(f"{name} cannot be stacked: one value serves all seeds of a program")

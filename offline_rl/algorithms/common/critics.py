@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,25 +74,3 @@ def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]
 
     state, value = minimise(state, "critic", critic_loss)
     return state, {"critic_loss": value, "target": target.mean()}
-
-
-def td3_target(
-    state: State,
-    batch: Batch,
-    noise: float,
-    noise_clip: float,
-    penalty: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """r + discount * min_i Q_i(s', a'), a' the target policy's action under clipped noise; [B].
-
-    TD3, arXiv:1802.09477, algorithm 1. Networks: policy_target, critic_target; a policy that learns
-    under dropout has it here too. penalty: of a' [B, A], taken off its value.
-    """
-    epsilon = noise * state.random.normal(batch.actions.shape)
-    epsilon = epsilon.clamp(-noise_clip, noise_clip)
-    next_actions = state.policy_target(batch.next_observations, state.random)
-    next_actions = (next_actions + epsilon).clamp(-1, 1)
-    next_q = state.critic_target(batch.next_observations, next_actions).amin(0)  # [B]
-    if penalty is not None:
-        next_q = next_q - penalty(next_actions)
-    return batch.rewards + batch.discount * next_q

@@ -24,31 +24,33 @@ from offline_rl.algorithms.common.base import (
     minimise,
     soft_update,
 )
+from offline_rl.algorithms.common.config import BaseConfig, Discount, Dropout, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic, Value
 from offline_rl.algorithms.common.optim import Adam, cosine
-from offline_rl.data.transform import Preprocessing
+from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import orthogonal_init
 
 
 @dataclass(frozen=True)
-class DualConfig(Preprocessing):
+class DualConfig(BaseConfig):
     """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), which the others kept."""
 
-    beta: float = 3.0  # >= 0: 0 clones, more trusts the advantage
-    max_weight: float = 100.0  # cap on exp(beta * advantage)
-    dropout: float = 0.0  # in [0, 1), of the policy; read when it is built: one value for all seeds
-    discount: float = 0.99  # in [0, 1)
-    tau: float = 0.005  # in (0, 1]: share of the critic that enters its target each update
-    actor_lr: float = 3e-4  # at the start
-    decay_actor_lr: bool = True  # to 0 along half a cosine over num_updates
-    critic_lr: float = 3e-4
-    value_lr: float = 3e-4
-    value_updates: int = 1  # >= 1: steps of V on each batch
+    beta: NonNegative = 3.0  # 0 clones, more trusts the advantage
+    max_weight: NonNegative = 100.0  # cap on exp(beta * advantage)
+    dropout: Dropout = 0.0  # of the policy, while it learns
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the critic that enters its target each update
+    actor_lr: Rate = 3e-4  # learning rate of the policy at the start
+    decay_actor_lr: bool = True  # takes actor_lr to 0 along half a cosine over num_updates
+    critic_lr: Rate = 3e-4  # of the critics
+    value_lr: Rate = 3e-4  # of V
+    value_updates: Count = 1  # steps of V on each batch
     layer_norm: bool = False  # in V
-    hidden: tuple[int, ...] = (256, 256)
-    clip_actions: float = 1 - 1e-5  # the authors' dataset_utils.py
+    hidden: Sizes = (256, 256)  # units of each hidden layer
+    clip_actions: ActionClip = 1 - 1e-5  # of the data, to +- this, as the authors do
 
 
 class DualV(Algorithm):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import inspect
 import re
+import sys
+import traceback
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.utils.errors import UserError
@@ -14,7 +22,7 @@ from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
-    from offline_rl.algorithms.common.base import Algorithm
+    from offline_rl.algorithms.common.base import Algorithm, Interaction
 
 
 @cache
@@ -25,34 +33,122 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """The algorithm of `offline_rl/algorithms/<name>.py`. Raises UserError with near matches."""
-    from offline_rl.algorithms.common.base import Algorithm
+    """The algorithm of that name: ours, or one that somebody else wrote.
 
+    iql                 of offline_rl/algorithms/iql.py
+    mine.py             of that file; mine.py:Class where it holds several
+    package.module:Class   of an installed package
+
+    Raises UserError with near matches, or for what is no algorithm.
+    """
+    source, cls = split(name)
+    if source.endswith(".py"):
+        return checked(name, *found(name, load(Path(source).expanduser().resolve()), cls))
+    if cls:
+        try:
+            module = importlib.import_module(source)
+        except ImportError as error:
+            raise UserError(f"algorithm={name}: {error}") from None
+        return checked(name, *found(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))
-    module = importlib.import_module(f"offline_rl.algorithms.{name}")
-    own = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Algorithm)
-        and value.__module__ == module.__name__
-    ]
-    return own[-1]
+    (own,) = found(name, importlib.import_module(f"offline_rl.algorithms.{name}"), "")
+    return own
+
+
+def split(name: str) -> tuple[str, str]:
+    """Where an algorithm lies, and its class where that is named."""
+    source, _, cls = name.rpartition(":")
+    return (source, cls) if source else (name, "")
+
+
+def label(name: str) -> str:
+    """What runs of an algorithm are filed under: its own name, its file's, or its class's."""
+    source, cls = split(name)
+    return cls or (Path(source).stem if source.endswith(".py") else source)
+
+
+def origin(name: str) -> dict[str, str]:
+    """Where an algorithm that is not ours lies; its runs keep this."""
+    source, _ = split(name)
+    if source in algorithm_names():
+        return {}
+    file = Path(inspect.getfile(algorithm_class(name))).resolve()
+    return {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file of the user's; loaded again only where the file is another by now."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"algorithm={path}: {error.strerror}") from None
+    name = f"algorithm_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def found(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
+    """The algorithms that a module defines itself, or the one of its names that is asked for."""
+    from offline_rl.algorithms.common.base import Algorithm
+
+    kinds = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+    }
+    if cls and cls not in kinds:
+        raise UserError(f"algorithm={name}: {unknown('algorithm', cls, kinds)}")
+    if cls:
+        return [kinds[cls]]
+    return [value for value in kinds.values() if value.__module__ == module.__name__]
+
+
+def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
+    """The only one of `kinds`, with a Config of ours. Raises UserError."""
+    from offline_rl.algorithms.common.config import BaseConfig
+
+    if not kinds:
+        raise UserError(f"{name} holds no algorithm: give it a subclass of offline_rl's Algorithm")
+    if len(kinds) > 1:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"{name} holds {names}: say which, as in {name}:{kinds[-1].__name__}")
+    config = getattr(kinds[0], "Config", None)
+    if not (isinstance(config, type) and issubclass(config, BaseConfig)):
+        raise UserError(f"{name}: {kinds[0].__name__} has no Config, a dataclass on BaseConfig")
+    if not hasattr(config, "discount"):
+        raise UserError(f"{name}: {kinds[0].__name__}.Config has no discount, which batches need")
+    return kinds[0]
 
 
 @cache
 def algorithm_yaml(name: str) -> dict[str, Any]:
-    """configs/algorithm/<name>.yaml; empty where an algorithm has none."""
+    """configs/algorithm/<name>.yaml; empty where an algorithm has none, as those of others."""
     from omegaconf import OmegaConf
 
-    path = share("configs") / "algorithm" / f"{name}.yaml"
-    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else None
+    path, ours = share("configs") / "algorithm" / f"{name}.yaml", name in algorithm_names()
+    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if ours and path.is_file() else None
     return loaded or {}
 
 
-def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
+def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[str, Any]]:
     """The first pattern of the algorithm's per-task table that fits `task`, and its values.
+
+    table: `tuned`, or `online`, of what is different in an environment.
 
     Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes; its point mazes are
     those of maze2d-<maze>-v1. d4rl:<id> takes what <id> takes.
@@ -63,7 +159,7 @@ def tuned(name: str, task: str) -> tuple[str | None, dict[str, Any]]:
         names.append(f"{task.replace('gym/pointmaze', 'maze2d')}-v1")
     elif task.startswith("gym/"):
         names.append(f"{task[4:]}-v2")
-    for pattern, values in (algorithm_yaml(name).get("tuned") or {}).items():
+    for pattern, values in (algorithm_yaml(name).get(table) or {}).items():
         if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
             return pattern, dict(values)
     return None, {}
@@ -82,3 +178,22 @@ def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[An
     """The algorithm's config for `task`, and the pattern of its table that was used."""
     pattern, values = tuned(name, task)
     return build(algorithm_class(name).Config, {**values, **given}, "algorithm."), pattern
+
+
+def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Interaction:
+    """How the algorithm goes on in an environment: `given` over its table over its defaults.
+
+    A name is a field of its `Online`, or of its config and then holds online alone.
+    """
+    from offline_rl.algorithms.common.base import Interaction
+
+    cls = algorithm_class(name)
+    values = {**tuned(name, task, "online")[1], **given}
+    own = {f.name for f in fields(cls.Online)}
+    known = own | {f.name for f in fields(cls.Config)}
+    for key in values:
+        if key not in known:
+            raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in known]))
+    changed = {k: v for k, v in values.items() if k not in own}
+    online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
+    return Interaction(online, build(cls.Config, asdict(cfg) | changed, "online."))

@@ -21,6 +21,7 @@ import numpy as np
 
 from offline_rl.data.containers import parquet, zarr
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
@@ -48,15 +49,6 @@ def open_raw(path: Path) -> Iterator[Raw]:
     """The arrays of `path`, readable while the context lasts."""
     with _folder(path) if path.is_dir() else _file(path, str(path)) as raw:
         yield raw
-
-
-def checksum(path: Path, kind: str = "sha256") -> str:
-    """The file's SHA-256 (or MD5) in hexadecimal, read in blocks."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def checksum_of(files: Sequence[Path]) -> str:

@@ -4,7 +4,10 @@ Tracing takes a second or two. So all tests of an algorithm run in one process, 
 and what has been traced is kept for the next.
 """
 
+import math
+from dataclasses import fields, replace
 from functools import lru_cache
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,13 +15,14 @@ import torch
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.config import stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import offline_source
-from offline_rl.utils.options import build, coerce
+from offline_rl.utils.options import Range, build, coerce, documented, ranges
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
 from policies import Spec
@@ -293,6 +297,51 @@ def test_seeds_at_different_updates_are_refused():
         _ = e.updates
 
 
+@every_algorithm
+def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: str):
+    config = algorithm_class(name).Config
+    hints = get_type_hints(config)
+    numbers = {f.name for f in fields(config) if {int, float} & set(parts(hints[f.name]))}
+    assert set(ranges(config)) == numbers
+    for field in sorted(numbers):
+        with pytest.raises(ValueError, match=f"{field}=nan is not"):
+            config(**{field: math.nan})
+    for field in stackable(config):
+        values = torch.tensor([math.nan, -1e300])
+        assert replace(config(), **{field: values}) is not None
+
+
+@every_algorithm
+def test_help_tells_what_every_option_means(name: str):
+    options = documented(algorithm_class(name).Config)
+    assert [option.name for option in options if not option.meaning] == []
+    assert {option.name for option in options} == {
+        f.name for f in fields(algorithm_class(name).Config)
+    }
+
+
+def parts(hint: object) -> list[object]:
+    """The types that a type is made of."""
+    return [p for arg in get_args(hint) for p in parts(arg)] or [hint]
+
+
+@pytest.mark.parametrize(
+    ("given", "inside", "outside", "words"),
+    [
+        (Range(0, 1), (0, 0.5, 1), (-1e-9, 2, math.inf), "between 0 and 1"),
+        (Range(0, below=1), (0, 0.999), (1, -1), "at least 0 and below 1"),
+        (Range(above=0, high=1), (1e-9, 1), (0, 1.1), "above 0 and at most 1"),
+        (Range(1), (1, 10**30), (0, math.inf), "at least 1"),
+        (Range(), (-1e300, 1e300), (math.inf, -math.inf), "finite"),
+        (Range(-math.inf, math.inf), (-math.inf, math.inf), (math.nan,), "a number"),
+    ],
+)
+def test_a_range_holds_its_numbers_and_says_which(given, inside, outside, words):
+    assert all(x in given for x in inside)
+    assert not any(x in given for x in (*outside, math.nan))
+    assert str(given) == words
+
+
 @pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
 def test_what_cannot_be_stacked_is_refused(field: str):
     cls = algorithm_class("iql")
@@ -306,11 +355,10 @@ def test_what_cannot_be_stacked_is_refused(field: str):
 
 
 @together("td3_bc")
-def test_measuring_teaches_nothing():
+def test_counting_teaches_nothing():
     e = engine("td3_bc", SEEDS)
     before = states(e)
-    assert e.eager_seconds(calls=1) > 0
-    assert e.choose_threads(1) == 1
+    assert e.work().flops > 0
     for a, b in zip(before, states(e), strict=True):
         assert largest_difference(a, b) == 0
 

@@ -18,7 +18,6 @@ from by_hand import (
     target_after,
 )
 
-from offline_rl.algorithms.common.critics import td3_target
 from offline_rl.algorithms.td3 import TD3
 from policies.spec import Spec
 
@@ -74,8 +73,8 @@ def first_noise(update, shape):
 
 def test_noise_beyond_the_clip_does_not_count():
     """Infinite deviation leaves only +-clip: the same target as the noise's sign times the clip."""
-    state, batch = start(TD3, **SMALL), made_batch()
-    target = td3_target(state, batch, 1e9, 0.25)
+    state, batch = start(TD3, policy_noise=1e9, noise_clip=0.25, **SMALL), made_batch()
+    target = state.algorithm.target(state, batch)
     signs = first_noise(0, batch.actions.shape).float().sign()
     a2 = (state.policy(batch.next_observations) + 0.25 * signs).clamp(-1, 1)
     q2 = state.critic(batch.next_observations, a2).min(0).values

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from made_files import save, two_episodes, with_next
 
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.info import info, list_cards
+from offline_rl.utils.files import checksum
 
 
 def rows(text: str) -> dict[str, str]:

@@ -9,9 +9,9 @@ from made_layouts import episodes, minari
 
 from envs.cards import Card, File
 from envs.tasks import Task
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.load import data_folder, find, lerobot_folder, load
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 
 
 def a_card(file: File, **fields: object) -> Card:

@@ -7,9 +7,9 @@ import pytest
 from made_files import Arrays, in_neorl2_words, save, steps, two_episodes, with_next
 
 from benchmarks.loaders import SUITES, equal, qlearning_dataset
-from offline_rl.data.containers.raw import checksum
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 
 
 def gym_v2(arrays: Arrays) -> Arrays:

@@ -83,7 +83,7 @@ def test_equal_returns_have_no_range(rewards):
     ],
 )
 def test_a_field_out_of_its_range_is_refused(name, field, value):
-    with pytest.raises(UserError, match=f"{field}={value} is not between"):
+    with pytest.raises(UserError, match=f"{field}={value} is not "):
         build(algorithm_class(name).Config, {field: value})
 
 

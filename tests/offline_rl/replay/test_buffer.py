@@ -122,11 +122,107 @@ def test_windows_repeat_the_edges_of_an_episode():
 
 
 def append(buffer: ReplayBuffer, t: int, *, terminated: bool = False, truncated: bool = False):
-    def column(*values: float) -> np.ndarray:
-        return np.asarray([values] * buffer.streams, np.float32)
+    """The transition t -> t + 0.5 with reward t, to every stream."""
 
-    flags = [np.full(buffer.streams, flag) for flag in (terminated, truncated)]
-    buffer.append(column(t), column(0), np.full(buffer.streams, float(t)), *flags, column(t + 0.5))
+    def column(value: float, *shape: int) -> np.ndarray:
+        return np.full((buffer.streams, *shape), value, np.float32)
+
+    rows = {"observations": column(t, 1), "actions": column(0, 1), "rewards": column(t)}
+    rows |= {"terminated": column(terminated), "truncated": column(truncated)}
+    buffer.append(np.arange(buffer.streams), rows | {"next_observations": column(t + 0.5, 1)})
+
+
+def episode(*times: float) -> dict[str, np.ndarray]:
+    """An episode's rows for one stream, cut at its end."""
+    t = np.asarray(times, np.float32)
+    zero = np.zeros(len(t), np.float32)
+    rows = {"observations": t[:, None], "actions": zero[:, None], "rewards": t}
+    rows |= {"terminated": zero, "truncated": zero + (t == t[-1])}
+    return rows | {"next_observations": t[:, None] + 0.5}
+
+
+def seen(buffer: ReplayBuffer, stream: int) -> set[float]:
+    """What is ever drawn of a stream."""
+    data = {k: v[stream] for k, v in buffer.tensors().items()}
+    return set(buffer.sample(data, random(), 400, GAMMA).rewards.tolist())
+
+
+def test_every_stream_of_a_buffer_has_a_length_of_its_own():
+    buffer = ReplayBuffer((1,), 1, 5, streams=2)
+    buffer.append(0, episode(1, 2, 3))
+    buffer.append(1, episode(10, 11, 12, 13))
+    buffer.append(1, episode(14, 15))
+    assert seen(buffer, 0) == {1, 2, 3}
+    assert seen(buffer, 1) == {11, 12, 13, 14, 15}
+    assert buffer.sizes.tolist() == [3, 5]
+
+
+def test_a_dropped_episode_is_never_drawn_whether_the_ring_is_full_or_not():
+    """A full ring has lost what the dropped rows had overwritten, and fills up again."""
+    buffer = ReplayBuffer((1,), 1, 5, streams=2)
+    buffer.append(0, episode(1, 2))
+    buffer.append(0, episode(3, 4))
+    buffer.drop(0, 2)
+    assert seen(buffer, 0) == {1, 2}
+    buffer.append(1, episode(1, 2, 3, 4))
+    buffer.append(1, episode(5, 6, 7))  # places 4, 0, 1
+    buffer.drop(1, 3)
+    assert seen(buffer, 1) == {3, 4}
+    buffer.append(1, episode(8))
+    assert seen(buffer, 1) == {3, 4, 8}
+    past, _, _ = windows({k: v[1] for k, v in buffer.tensors().items()}, torch.tensor([3]), 3, 1)
+    assert past.tolist() == [[2, 2, 3]]  # nothing before the oldest row that is left
+    buffer.append(1, episode(9, 10))
+    assert seen(buffer, 1) == {3, 4, 8, 9, 10}
+
+
+def test_a_buffer_refuses_columns_it_does_not_have_and_more_than_fits():
+    buffer = ReplayBuffer((1,), 1, 2, columns={"mc_returns": ()})
+    with pytest.raises(ValueError, match="mc_returns"):
+        buffer.append(0, episode(1) | {"mc_return": np.zeros(1)})
+    with pytest.raises(ValueError, match="3 rows at once"):
+        buffer.append(0, episode(1, 2, 3) | {"mc_returns": np.zeros(3)})
+    buffer.append(0, episode(1, 2) | {"mc_returns": np.array([5.0, 6.0])})
+    assert set(buffer.sample(stream(buffer), random(), 50, GAMMA).mc_returns.tolist()) == {5, 6}
+
+
+def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
+    """A full ring: the running episode's rows have overwritten the oldest, and are not drawn."""
+    buffer = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
+    buffer.append(0, episode(1, 2, 3, 4))
+    assert buffer.sizes.tolist() == [0]
+    buffer.release(0, {"mc_returns": np.array([10.0, 9, 7, 4])})
+    assert seen(buffer, 0) == {1, 2, 3, 4}
+    for t in (5, 6):
+        append(buffer, t)
+    assert seen(buffer, 0) == {2, 3, 4}
+    total, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
+    assert total.tolist() == [4]  # what is hidden belongs to no return
+    again = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
+    again.load(0, buffer.filled(0))
+    for one in (buffer, again):
+        one.release(0, {"mc_returns": np.array([11.0, 6.0])})
+        assert seen(one, 0) == {2, 3, 4, 5, 6}
+        batch = one.sample(stream(one), random(), 50, GAMMA)
+        told = dict(zip(batch.rewards.tolist(), batch.mc_returns.tolist(), strict=True))
+        assert told == {2: 9, 3: 7, 4: 4, 5: 11, 6: 6}
+    append(buffer, 7)
+    buffer.drop(0, 1)
+    assert seen(buffer, 0) == {3, 4, 5, 6}
+
+
+def test_a_mixture_in_proportion_draws_as_from_one_buffer_of_all_rows():
+    """7 rows of data and 21 of experience: a quarter of the draws is data's, as rows are added."""
+    online = ReplayBuffer((1,), 1, 100)
+    mixture = Mixture(ReplayBuffer.from_dataset(two_episodes()), online, None)
+    for count, share in ((21, 0.25), (7, 0.2)):
+        online.append(0, episode(*range(100, 100 + count)))
+        data = {
+            name: {k: v[0] for k, v in part.items()} for name, part in mixture.tensors().items()
+        }
+        drawn = mixture.sample(data, random(count), 20_000, GAMMA).observations[:, 0]
+        assert (drawn < 100).float().mean().item() == pytest.approx(share, abs=0.01)
+        assert set(drawn.tolist()) == {*range(7), *range(100, 121)}
 
 
 def test_a_ring_keeps_the_newest_rows_and_draws_all_of_them():
@@ -177,6 +273,6 @@ def test_what_a_checkpoint_of_a_ring_holds_restores_it():
     one, two = ReplayBuffer((1,), 1, 5), ReplayBuffer((1,), 1, 5)
     for t in range(8):
         append(one, t, truncated=t == 4)
-    two.load(0, {k: v[0] for k, v in one.filled().items()})
+    two.load(0, one.filled(0))
     for name, value in one.tensors().items():
         assert torch.equal(value, two.tensors()[name]), name

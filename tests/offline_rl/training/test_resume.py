@@ -28,7 +28,7 @@ ONLINE = {
     "num_env_steps": 900,
     "checkpoint_every": 110,  # in the middle of episodes of 200 steps
     "eval_every": 400,
-    "algorithm.random_steps": 300,
+    "online.warm_up": 300,
 }
 COMMON = {
     "seeds": [0, 5],

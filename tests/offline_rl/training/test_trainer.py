@@ -122,7 +122,7 @@ def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, mon
 def test_a_seed_that_diverges_online_does_not_stop_its_neighbours(tmp_path: Path, capsys):
     options = SMALL | {"seeds": 2, "eval_every": 100, "eval_episodes": 1, "num_env_steps": 300}
     options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
-    options |= {"out": str(tmp_path), "algorithm.random_steps": 50}
+    options |= {"out": str(tmp_path), "online.warm_up": 50}
     healthy = train(**options, name="healthy")
     result = train(**options, watch=partial(poison_second, when=200))
     assert [r["diverged_at"] is None for r in result.results] == [True, False]

@@ -1,6 +1,6 @@
 """docs/datasets.md, made from the cards in datasets/.
 
-python -m benchmarks.datasets
+python -m docs.generate.datasets
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from envs import Card, cards, task
 PAGE = Path("docs/datasets.md")
 HEAD = """# Datasets and environments
 
-*Made by `python -m benchmarks.datasets` from the cards in `datasets/`, not by hand.*
+*Made by `python -m docs.generate.datasets` from the cards in `datasets/`, not by hand.*
 
 A dataset's name is a task: `offline-rl train task=<name>`. Score 0 and 100 are the returns that the
 field's normalised score maps there. Where no environment is named there is data only: train with

@@ -1,6 +1,6 @@
-"""docs/algorithms.md, made from the algorithms' own files and the committed results.
+"""docs/algorithms.md and README's table, made from the algorithms' own files and the results.
 
-python -m benchmarks.algorithms
+python -m docs.generate.algorithms
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from offline_rl.algorithms.common.registry import (
 )
 from offline_rl.utils.text import table
 
-PAGE = Path("docs/algorithms.md")
+PAGE, README = Path("docs/algorithms.md"), Path("README.md")
+BEGIN, END = "<!-- made by python -m docs.generate.algorithms -->", "<!-- to here -->"
 RESULTS = Path("benchmarks/results")
 CARDS = Path("datasets/generated")
 HEAD = """# Algorithms
 
-*Made by `python -m benchmarks.algorithms` from the code and `benchmarks/results`, not by hand.*
+*Made by `python -m docs.generate.algorithms` from the code and `benchmarks/results`, not by hand.*
 
 Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
 (`offline_rl/algorithms/common`). Lines are those of code: neither blank nor comment
@@ -71,6 +72,11 @@ def sections(doc: str) -> tuple[str, dict[str, str]]:
     return doc.splitlines()[0], found
 
 
+def header(cls: Any) -> tuple[str, dict[str, str]]:
+    """`sections` of the file that an algorithm is."""
+    return sections(inspect.getdoc(inspect.getmodule(cls)) or "")
+
+
 def code_lines(path: Path) -> int:
     """Lines that are neither blank nor comment nor docstring."""
     text = path.read_text()
@@ -82,13 +88,15 @@ def code_lines(path: Path) -> int:
     return sum(bool(x.strip()) and x.strip()[0] != "#" and n not in silent for n, x in lines)
 
 
-def needs(cls: Any) -> str:
-    """What it learns from, in words."""
+def learns_from(cls: Any) -> str:
+    """In words."""
+    if cls.online:
+        return "an environment"
     words = {
         "mc_returns": "returns to go",
         "next_actions": "next actions",
         "timesteps": "places in the episode",
-        "expert": "an expert's data beside",
+        "expert": "an expert's beside it: `expert_dataset=`",
         "costs": "costs",
     }
     further = [words[name] for name in cls.needs]
@@ -161,18 +169,29 @@ def page() -> str:
     for name in algorithm_names():
         cls = algorithm_class(name)
         path = PACKAGE / "algorithms" / f"{name}.py"
-        doc = inspect.getdoc(inspect.getmodule(cls)) or ""
-        title, parts = sections(doc)
+        title, parts = header(cls)
         paper = parts["Paper"].split(". Equation")[0].split(", with its")[0].rstrip(".")
         link = f"[`{name}`](../offline_rl/algorithms/{name}.py)"
-        source = "an environment" if cls.online else needs(cls)
         held = "yes" if "bf16" in (algorithm_yaml(name).get("parity") or {}) else ""
-        rows.append(f"| {link} | {paper} | {code_lines(path)} | {source} | {held} |")
+        rows.append(f"| {link} | {paper} | {code_lines(path)} | {learns_from(cls)} | {held} |")
         differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
     parts = [HEAD, *rows, "", "## What differs from paper or code", "", *differs]
     return "\n".join([*parts, SCORES, *scores(), *online(), SPEED, *speed()]).rstrip() + "\n"
 
 
+def readme(text: str) -> str:
+    """README's text with the table of algorithms between its marks made anew."""
+    body = []
+    for name in algorithm_names():
+        title, parts = header(cls := algorithm_class(name))
+        paper = re.split(r"(?<=arXiv:\d{4}\.\d{5})", parts["Paper"])[0]
+        body.append(f"| `{name}` | {title.rstrip('.')} | {paper} | {learns_from(cls)} |")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    rows = ["| name | idea | paper | learns from |", "| --- | --- | --- | --- |", *body]
+    return "\n".join([before + BEGIN, *rows, END]) + after
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
-    print(PAGE)
+    README.write_text(readme(README.read_text()))
+    print(PAGE, README)

@@ -1,0 +1,71 @@
+"""The order of a run's work, as plain data, and how an algorithm goes on in an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
+
+ONLINE = "online"  # the phase in an environment
+
+
+@dataclass(frozen=True)
+class Learn:
+    """So many updates."""
+
+    phase: str
+    updates: int
+
+    @property
+    def size(self) -> int:
+        """What the clock counts of it."""
+        return self.updates
+
+
+@dataclass(frozen=True)
+class Interact:
+    """So many steps of each seed's environment, and the updates that these bring."""
+
+    phase: str
+    env_steps: int
+
+    @property
+    def size(self) -> int:
+        """What the clock counts of it."""
+        return self.env_steps
+
+
+Piece: TypeAlias = Learn | Interact
+
+
+def at(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
+    """Which piece of work is under way when the clock shows `clock`, and how much of it is done.
+
+    At the end of one, the next has begun; after the last, its number is that of the pieces.
+    """
+    for k, work in enumerate(schedule):
+        if clock < work.size:
+            return k, clock
+        clock -= work.size
+    return len(schedule), clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(Checked):
+    """How an algorithm learns in an environment; `online.<field>=`, or an `online:` row of a table.
+
+    A subclass beside an algorithm's Config gives that method's own defaults.
+    """
+
+    warm_up: Amount = 0  # environment steps of each seed before the first update
+    warm_up_by: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
+    utd: Positive = 1.0  # updates for each environment step
+    mixing: Share | Literal["rows"] = 0.0  # of a batch that is offline data; rows: as in one buffer
+    n_step: Count = 1  # steps after which a transition bootstraps
+
+    def due(self, env_steps: int, batch_size: int, period: int) -> int:
+        """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
+        learnt_from = max(env_steps - max(self.warm_up, batch_size), 0)
+        return int(learnt_from * self.utd) // period * period

@@ -1,0 +1,129 @@
+"""RLPD: SAC that learns online, every batch half its own experience and half logged data.
+
+Ten normalised critics, of which two drawn at random make the target, many critic updates for every
+environment step and one of the actor, on their mean. No preliminary training, no pessimism.
+
+Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 1.
+Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py) in that every
+         critic update draws a batch of its own, half and half, where there one of `utd` times the
+         size is cut into as many, half and half; both are uniform draws with replacement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from offline_rl.algorithms import sac
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    Network,
+    State,
+    minimise,
+    minimise_with,
+    soft_update,
+)
+from offline_rl.algorithms.common.config import Ensemble
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.entropy import soft_optimisers
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Count, Number, Positive, Share
+from policies.heads.gaussian import TanhGaussianActor
+from policies.networks.init import xavier_init
+from policies.networks.mlp import Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(sac.Config):
+    """Defaults: the authors' for locomotion (README, configs/rlpd_config.py)."""
+
+    critics: Ensemble = 10  # E
+    subset: Count = 2  # critics whose least makes the target; drawn anew for every update
+    backup_entropy: bool = True  # entropy in the target, as in SAC
+    entropy_scale: Number = 0.5  # target entropy is -entropy_scale * |A|
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the authors'."""
+
+    warm_up: Amount = 5_000
+    warm_up_by: Literal["policy", "random"] = "random"
+    utd: Positive = 20.0
+    mixing: Share | Literal["rows"] = 0.5
+
+
+class RLPD(Algorithm):
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
+    targets: ClassVar = {"critic_target": "critic"}
+    online = True
+
+    @property
+    def period(self) -> int:
+        """As many critic updates as an environment step brings; the actor's comes with the last."""
+        return max(1, round(self.interaction.online.utd))
+
+    def alike(self, i: int) -> int:
+        return i if i == self.period - 1 else 0
+
+    def networks(self) -> dict[str, nn.Module]:
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        shape = {"ensemble": cfg.critics, "layer_norm": True, "init": xavier_init}
+        return {
+            "policy": TanhGaussianActor(obs, act, cfg.hidden, init=xavier_init),
+            "critic": Critic(obs, act, cfg.hidden, **shape),
+            "log_alpha": Scalar(log(cfg.initial_alpha)),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        return soft_optimisers(self.cfg)
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Critics and their target; in the last place also the actor, then the temperature."""
+        s, a, cfg = batch.observations, batch.actions, self.cfg
+        alpha = state.log_alpha().exp().detach()
+        y = self.target(state, batch, alpha)  # [B]
+
+        def critic_loss(critic):  # [E, B] - [B]
+            return (critic(s, a) - y).square().mean()
+
+        state, critic_value = minimise(state, "critic", critic_loss)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": critic_value, "target": y.mean()}
+        if i != self.period - 1:
+            return state, metrics
+
+        def policy_loss(policy):
+            pi, log_pi = policy.sample(s, state.random)
+            q = self.climbed(state.critic(s, pi))  # [B]
+            return (alpha * log_pi - q).mean(), log_pi.mean()
+
+        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        entropy = -cfg.entropy_scale * self.spec.action_dim
+
+        def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
+            return -log_alpha().exp() * (log_pi + entropy)
+
+        state, _ = minimise(state, "log_alpha", alpha_loss)
+        return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
+
+    def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
+        """r + discount * (least of a few Q_i(s', a'), less alpha log pi(a'|s')), a' ~ pi; [B]."""
+        pi, log_pi = state.policy.sample(batch.next_observations, state.random)
+        q = state.critic_target(batch.next_observations, pi)  # [E, B]
+        drawn = state.random.uniform((self.cfg.critics,)).topk(self.cfg.subset).indices
+        least = q.index_select(0, drawn).amin(0)  # different ones
+        if self.cfg.backup_entropy:
+            least = least - alpha * log_pi
+        return batch.rewards + batch.discount * least
+
+    def climbed(self, q: Tensor) -> Tensor:
+        """What the actor climbs, [E, B] -> [B]: the mean over all critics."""
+        return q.mean(0)

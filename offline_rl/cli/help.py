@@ -1,0 +1,76 @@
+"""Pages of `offline-rl <verb> --help`: a verb's docstring, then its keys from their dataclasses.
+
+What a key means, which values it takes and its default stand beside its field and nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from importlib import import_module
+from typing import Any
+
+from offline_rl.utils.options import Option, documented
+
+WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
+
+
+def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
+    """The page of a verb; with `algorithm=` among the arguments also that method's keys."""
+    parts = [inspect.cleandoc(command.__doc__ or "")]
+    for name in getattr(command, "options", ()):
+        module, _, cls = name.partition(":")
+        options = documented(getattr(import_module(module), cls))
+        parts.append(keys(options))
+        given = dict(a.split("=", 1) for a in arguments if "=" in a)
+        if "algorithm" in given and "algorithm" in (option.name for option in options):
+            parts.append(method(given["algorithm"], given.get("task", "")))
+    return "\n\n".join(parts)
+
+
+def method(algorithm: str, task: str) -> str:
+    """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
+    from offline_rl.algorithms.common.registry import algorithm_class, tuned
+
+    pattern, values = tuned(algorithm, task)
+    table = f", by the row {pattern} of its table for task={task}" if pattern else ""
+    title = f"hyper-parameters of {algorithm}{table}:"
+    options = documented(algorithm_class(algorithm).Config)
+    return f"{title}\n\n{keys(options, 'algorithm.', values)}"
+
+
+def keys(
+    options: Sequence[Option], prefix: str = "", values: Mapping[str, Any] | None = None
+) -> str:
+    """Lines for each: key and value, meaning, what may be given; `values` over defaults."""
+    lines = []
+    for option in options:
+        value, more = option.default, [kind(option)]
+        if values and option.name in values:
+            value = values[option.name]
+            more.append(f"default {spelt(option.default)}")
+        key = f"  {prefix}{option.name}={spelt(value)}"
+        told = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
+        text = textwrap.wrap(told, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)
+        first = f"{key:{KEYS}s}{text[0]}" if text and len(key) < KEYS else key
+        rest = text[1:] if len(key) < KEYS else text
+        lines += [first.rstrip(), *(" " * KEYS + line for line in rest)]
+    return "\n".join(lines)
+
+
+def kind(option: Option) -> str:
+    """What may be given, in words: its type and range; nothing for a mere text."""
+    words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
+    allowed = str(option.range or "").replace("finite", "")
+    return ", ".join(filter(None, ["" if words == "text" else words, allowed]))
+
+
+def spelt(value: Any) -> str:
+    """A value as it is given on the command line; nothing for what has none."""
+    if value is None or value is MISSING:
+        return ""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelt, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"

@@ -1,0 +1,18 @@
+"""What `offline-rl evaluate` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offline_rl.utils.options import Checked, Count, Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Checked):
+    """What `offline-rl evaluate` takes."""
+
+    run: str  # a bundle, a seed's folder or its parent
+    task: str | None = None  # default: the one the policy was trained on
+    episodes: Count = 100  # of each bundle; episode k always starts from the same seed
+    target_return: Number | None = None  # for policies that aim at one; default: the bundle's
+    json: bool = False  # numbers for machines instead of a table

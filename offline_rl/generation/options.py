@@ -1,0 +1,15 @@
+"""What `offline-rl generate` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """What `offline-rl generate` takes."""
+
+    recipe: str  # a file of configs/recipe
+    out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
+    runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
+    qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets

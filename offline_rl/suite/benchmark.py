@@ -1,0 +1,63 @@
+"""`offline-rl benchmark`: a suite, worked off; or what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_rl.report.report import report
+from offline_rl.suite.options import BenchmarkOptions
+from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, write_plan
+from offline_rl.suite.queue import work_off
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
+from offline_rl.utils.text import duration, table
+
+
+def benchmark(*, show: bool = True, **keys: Any) -> str:
+    """Works off a suite and reports on it; the same command again goes on. Raises UserError."""
+    options = build(BenchmarkOptions, keys)
+    workers = options.workers if options.workers is not None else hardware.cores()
+    if (options.suite is None) == (options.plan is None):
+        raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
+    if options.plan is not None:
+        path = Path(options.plan)
+        out, wanted = path.parent, read_plan(path)
+    else:
+        name = str(options.suite)
+        out = Path(options.out or f"runs/{Path(name).stem}")
+        chosen = {"algorithms": options.algorithms, "tasks": options.tasks, "seeds": options.seeds}
+        wanted = cells(read_suite(name), str(out), **chosen)  # type: ignore[arg-type]
+        wanted = priced(wanted, str(out))
+        if not options.dry_run:
+            write_plan(out / "plan.json", name, wanted)
+    if options.dry_run:
+        return costs(wanted, workers)
+    if show:
+        print(costs(wanted, workers), flush=True)
+    failed = work_off(wanted, out, workers, show=show)
+    if failed:
+        raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
+    missing = [cell.label for cell in wanted if not cell.finished]
+    if missing:
+        return f"{', '.join(missing)}: another command is at work on it"
+    return report([out])
+
+
+def costs(wanted: Sequence[Cell], workers: int) -> str:
+    """The plan as a table: what is done, and what the rest will take."""
+    body = []
+    for cell in wanted:
+        state = "finished" if cell.finished else f"{cell.done():,}" if cell.done() else "to do"
+        cost = "?" if cell.seconds is None else duration(cell.seconds)
+        body.append([cell.label, str(len(cell.folders)), f"{cell.total:,}", state, cost])
+    left = [cell for cell in wanted if not cell.finished]
+    known = [c.seconds * (1 - c.done() / max(c.total, 1)) for c in left if c.seconds is not None]
+    blind = len(left) - len(known)
+    total = f"{len(left)} of {len(wanted)} cells left, {workers} at a time"
+    if known:
+        total += f": about {duration(sum(known) / workers)}"
+    total += f"{', and' if known else ':'} {blind} of unknown length" if blind else ""
+    return f"{table(['cell', 'seeds', 'updates', 'done', 'cost'], body)}\n\n{total}"

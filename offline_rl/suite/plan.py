@@ -1,0 +1,190 @@
+"""A suite: the runs that a page of results rests on, in order of worth, and what they will cost.
+
+    seeds: [0, 1, 2, 3, 4]                 # of every cell, stacked in one program
+    keys: {eval_episodes: 100}             # of `train`, for every cell that says nothing else
+    cells:                                 # lists of algorithms, tasks and data sets are crossed
+      - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
+
+All of it is checked before anything runs. What a cell costs is told by earlier runs of the same
+algorithm in the same folder; where there is none yet, nobody knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from offline_rl.training.plan import resolve
+from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json, write_json
+from offline_rl.utils.options import build, unknown
+from offline_rl.utils.paths import share
+
+VERSION = 1  # of plan.json
+CROSSED = ("algorithm", "task", "dataset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A file of configs/suite."""
+
+    cells: list  # of dicts of train's keys
+    seeds: int | list[int] = 5
+    keys: dict = field(default_factory=dict)  # of all cells
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: all seeds of one algorithm on one task."""
+
+    keys: dict[str, Any]  # of `train`
+    seconds: float | None = None  # what it is expected to take, where earlier runs tell
+
+    @property
+    def folders(self) -> list[SeedFolder]:
+        """Of its seeds."""
+        k = self.keys
+        run = run_folder(k["out"], k["task"], k["algorithm"], k.get("name", "default"))
+        seeds = k["seeds"] if isinstance(k["seeds"], list) else range(k["seeds"])
+        return [SeedFolder(run, seed) for seed in seeds]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        name = self.keys.get("name", "default")
+        end = "" if name == "default" else f" ({name})"
+        return f"{self.keys['algorithm']} on {self.keys['task']}{end}"
+
+    @property
+    def id(self) -> str:
+        """The same for the same keys."""
+        text = json.dumps(self.keys, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def total(self) -> int:
+        """Updates and environment steps, preliminary phases left out."""
+        return int(self.keys.get("num_updates", 0) + self.keys.get("num_env_steps", 0))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all seeds are."""
+        return all(folder.finished for folder in self.folders)
+
+    def done(self) -> int:
+        """Updates and environment steps of the seed that is furthest behind, about."""
+        rows = [folder.rows("metrics") for folder in self.folders]
+        now = [r[-1]["updates"] + r[-1]["env_steps"] if r else 0 for r in rows]
+        return min(min(now), self.total)
+
+
+def read_suite(name: str) -> Suite:
+    """configs/suite/<name>.yaml, or a file of one's own. Raises UserError."""
+    from omegaconf import OmegaConf
+
+    files = {path.stem: path for path in (share("configs") / "suite").glob("*.yaml")}
+    path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
+    if path is None:
+        raise UserError(unknown("suite", name, files))
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except FileNotFoundError:
+        raise UserError(f"suite={name}: there is no such file") from None
+    except Exception as error:  # the parsers' own, of several libraries
+        raise UserError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected cells: and what belongs to them, found {values!r}")
+    return build(Suite, values, f"{path.name}: ")
+
+
+def cells(
+    suite: Suite,
+    out: str,
+    *,
+    algorithms: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    seeds: int | list[int] | None = None,
+) -> list[Cell]:
+    """Its cells, each checked; algorithms, tasks: only these. Raises UserError naming the cell."""
+    made: dict[str, Cell] = {}
+    for number, own in enumerate(suite.cells, 1):
+        if not isinstance(own, dict):
+            raise UserError(f"cell {number}: expected keys of train, found {own!r}")
+        keys = {"seeds": suite.seeds, "out": out, **suite.keys, **own}
+        keys |= {"seeds": seeds} if seeds is not None else {}
+        choices = [_list(keys[name]) for name in CROSSED if name in keys]
+        for values in product(*choices):
+            chosen = dict(zip([n for n in CROSSED if n in keys], values, strict=True))
+            cell = Cell(keys | chosen)
+            try:
+                check(cell.keys)
+            except UserError as error:
+                raise UserError(f"cell {number} ({chosen}): {error}") from None
+            folder = str(cell.folders[0].path.parent)
+            if folder in made:
+                raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
+            made[folder] = cell
+    for kind, wanted in (("algorithm", algorithms), ("task", tasks)):
+        known = {cell.keys[kind] for cell in made.values()}
+        for name in wanted:
+            if name not in known:
+                raise UserError(unknown(f"{kind} of this suite", name, known))
+    return [
+        cell
+        for cell in made.values()
+        if (not algorithms or cell.keys["algorithm"] in algorithms)
+        and (not tasks or cell.keys["task"] in tasks)
+    ]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def check(keys: Mapping[str, Any]) -> None:
+    """What `train` would refuse without having read its data. Raises UserError."""
+    if len(resolve(keys).settings) > 1:
+        raise UserError("one cell is one run: give a cell for each value of a hyper-parameter")
+
+
+def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
+    """The cells with their cost, from the finished runs below `out`; the same task's first."""
+    speeds: dict[tuple[str, str | None], list[float]] = {}
+    for file in Path(out).glob("*/*/*/seed_*/result.json"):
+        result = read_json(file)
+        work = result["num_updates"] + result["num_env_steps"]
+        if work and result["seconds"]:
+            one = result["seconds"] / work / result["seeds_stacked"]  # seconds of one seed's update
+            for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
+                speeds.setdefault(key, []).append(one)
+    priced = []
+    for cell in wanted:
+        k = cell.keys
+        found = speeds.get((k["algorithm"], k["task"])) or speeds.get((k["algorithm"], None))
+        seconds = median(found) * cell.total * len(cell.folders) if found else None
+        priced.append(Cell(k, seconds))
+    return priced
+
+
+def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:
+    """plan.json: a list of entries that any worker may take."""
+    entries = [{"id": c.id, "keys": c.keys, "seconds": c.seconds} for c in wanted]
+    write_json(path, {"version": VERSION, "suite": suite, "entries": entries})
+
+
+def read_plan(path: Path) -> list[Cell]:
+    """The inverse of `write_plan`. Raises UserError for a plan of another version."""
+    plan = read_json(path)
+    if not isinstance(plan, dict) or plan.get("version") != VERSION:
+        raise UserError(f"{path} is no plan of version {VERSION}: remove it, and give the suite")
+    try:
+        return [Cell(entry["keys"], entry["seconds"]) for entry in plan["entries"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is no plan as it is written here: {error!r}") from None

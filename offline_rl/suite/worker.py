@@ -1,0 +1,30 @@
+"""One cell in a process of its own: `train`'s keys as JSON on standard input; and a niceness."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+from offline_rl.utils.errors import UserError
+
+
+def main() -> int:
+    """Exit codes as the command line's."""
+    os.nice(int(sys.argv[1]))
+    warnings.filterwarnings("ignore")
+    from offline_rl.training.train import train
+
+    try:
+        train(show=False, **json.load(sys.stdin))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""How a run computes: precision, compilation, threads. Chosen by rule, never by a clock.
+
+So one command on one machine ends in the same bits every time. What was chosen is printed, stored
+in environment.json, and used again when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.engine.engine import Engine, Precision
+from offline_rl.engine.work import COMPILE_SECONDS, compiling_pays
+from offline_rl.training.options import TrainOptions
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is left to the suite by `auto`."""
+
+    precision: Precision
+    compile: bool
+    threads: int  # of the processor
+    why: str = ""
+
+    def __str__(self) -> str:
+        how = "compiled" if self.compile else "not compiled"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.precision}, {how}, {threads}: {self.why}"
+
+
+def stored(folder: Path) -> Choices:
+    """Those that a seed's run began with. Raises UserError where they are not known."""
+    path = folder / "environment.json"
+    choices = read_json(path).get("choices") if path.is_file() else None
+    if choices is None:
+        raise UserError(f"{path} does not say how the run began; remove {folder} to begin anew")
+    return Choices(**choices)
+
+
+def precision(o: TrainOptions, device: torch.device) -> Precision:
+    """`auto` is bf16 where a committed result says that it costs no score, else float32."""
+    if o.precision != "auto":
+        return o.precision
+    passed = algorithm_yaml(o.algorithm).get("parity") or {}
+    return "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
+
+
+def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
+    """For so many updates of `engine`, whose work is counted, on this machine."""
+    work, device = engine.work(phase), engine.device.type
+    size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} products an update"
+    if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        threads = torch.get_num_threads()
+    else:
+        threads = work.threads(hardware.cores(), engine.precision)
+    seconds = work.seconds(device, engine.precision, threads)
+    if o.compile != "auto":
+        return Choices(engine.precision, o.compile == "always", threads, f"compile={o.compile}")
+    if missing := hardware.compiler_missing():
+        return Choices(engine.precision, False, threads, f"not compiling: {missing}")
+    pays = compiling_pays(seconds, updates)
+    why = (
+        f"{size}, {1000 * seconds:.2g} ms by rule; {updates:,} of them "
+        f"{'repay' if pays else 'do not repay'} a compilation of {COMPILE_SECONDS:.0f} s"
+    )
+    return Choices(engine.precision, pays, threads, why)

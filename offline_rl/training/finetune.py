@@ -1,0 +1,104 @@
+"""`offline-rl finetune`: a run goes on in an environment, as a run of its own.
+
+Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
+counters and the transform of observations and rewards. The same seed learns the same as in one
+command, `train … num_updates= num_env_steps=`. Another algorithm takes over what it can use, or
+says by name which tensor it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum, read_json
+
+KEPT = (  # of the other run's options
+    *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
+    *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size", "precision"),
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where each seed of a run begins."""
+
+    run: Path
+    algorithm: str
+    num_updates: int  # of that run's main phase: the length that its schedules know
+    checkpoints: dict[int, tuple[Done, str]]  # seed -> its newest one, and that one's checksum
+
+    @property
+    def updates(self) -> int:
+        """Done before; all seeds have done as many."""
+        return next(iter(self.checkpoints.values()))[0].updates
+
+    def folder(self, seed: int) -> SeedFolder:
+        """Of a seed in the other run."""
+        return SeedFolder(self.run, seed)
+
+    def to_json(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        sums = {str(seed): digest for seed, (_, digest) in self.checkpoints.items()}
+        return {"run": str(self.run), "updates": self.updates, "sha256": sums}
+
+
+def start_of(run: str | Path, seeds: list[int] | None = None) -> tuple[Start, dict[str, Any]]:
+    """Where `run` can be gone on from, and its config. Raises UserError where it cannot.
+
+    seeds: only these of its seeds; default: all.
+    """
+    path = Path(run)
+    if not path.is_dir():
+        raise UserError(f"run={run}: there is no such folder")
+    found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    if not found:
+        raise UserError(f"run={run} holds no seeds: give the folder above seed_0")
+    for seed in seeds or ():
+        if seed not in found:
+            raise UserError(f"run={run} has no seed {seed}; it has {found}")
+    checkpoints: dict[int, tuple[Done, str]] = {}
+    for seed in seeds or found:
+        files = SeedFolder(path, seed).checkpoints()
+        if not files:
+            raise UserError(f"{path}/seed_{seed} holds no checkpoint to begin from")
+        done = max(files)
+        checkpoints[seed] = done, checksum(files[done])
+    if len({done for done, _ in checkpoints.values()}) > 1:
+        reached = ", ".join(f"seed {s}: {d.updates:,}" for s, (d, _) in checkpoints.items())
+        raise UserError(f"run={run}: its seeds have not come equally far ({reached} updates)")
+    config = read_json(SeedFolder(path, next(iter(checkpoints))).config)
+    start = Start(path, config["algorithm"], config["num_updates"], checkpoints)
+    return start, config
+
+
+def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -> dict[str, Any]:
+    """What `train` is told: the other run's options and hyper-parameters under the given ones."""
+    algorithm = given.get("algorithm", start.algorithm)
+    keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
+    keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
+    keys |= {"seeds": list(start.checkpoints), "name": f"from-{start.algorithm}"}
+    if algorithm == start.algorithm:
+        known = {f.name for f in fields(algorithm_class(algorithm).Config)}
+        keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+    return {**keys, **given}
+
+
+def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
+    """Trains on from `run`; keys: those of `train`, `num_env_steps` above all. -> a Result."""
+    from offline_rl.training.train import train
+
+    keys = {k.replace("__", "."): v for k, v in keys.items()}
+    seeds = keys.get("seeds")
+    start, config = start_of(run, seeds if isinstance(seeds, list) else None)
+    if isinstance(seeds, int):
+        start, config = start_of(run, sorted(start.checkpoints)[:seeds])
+    if not keys.get("num_env_steps"):
+        raise UserError("finetune: say how long, with num_env_steps=…")
+    told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
+    return train(show=show, start=start, **told)

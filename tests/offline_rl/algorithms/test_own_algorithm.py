@@ -1,0 +1,147 @@
+"""An algorithm of somebody else's: one file anywhere, trained, evaluated, bundled and reported."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import save_small
+
+import policies
+from offline_rl.cli.main import main
+
+OWN = '''
+"""Imitation by the absolute error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from offline_rl.algorithms.common.base import Algorithm, minimise
+from offline_rl.algorithms.common.config import BaseConfig, Rate, Sizes
+from offline_rl.algorithms.common.optim import Adam
+from policies.heads.deterministic import DeterministicActor
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    lr: Rate = 1e-3  # how fast it learns
+    hidden: Sizes = (8, 8)  # units of each hidden layer
+    discount: ClassVar[float] = 1.0
+
+
+class Mine(Algorithm):
+    Config = Config
+
+    @classmethod
+    def uses_rewards(cls, cfg):
+        return False
+
+    def networks(self):
+        obs, act = self.spec.observation_dim, self.spec.action_dim
+        return {"policy": DeterministicActor(obs, act, self.cfg.hidden)}
+
+    def optimisers(self):
+        return {"policy": Adam(self.cfg.lr)}
+
+    def update(self, state, batch, i):
+        def loss(policy):
+            return (policy(batch.observations) - batch.actions).abs().mean()
+
+        state, value = minimise(state, "policy", loss)
+        return state, {"policy_loss": value}
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_small(tmp_path / "pendulum.npz", obs=3, act=1)
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "mine.py").write_text(OWN)
+    return tmp_path
+
+
+def train(algorithm: str, *more: str) -> int:
+    keys = ["task=env:Pendulum-v1", "dataset=pendulum.npz", "num_updates=20", "eval_episodes=1"]
+    keys += ["compile=never", "tracker=none", *more]
+    return main(["train", f"algorithm={algorithm}", *keys])
+
+
+def test_a_file_is_all_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("methods/mine.py", "algorithm.lr=[0.001,0.002]") == 0
+    run = folder / "runs" / "env_Pendulum-v1" / "mine" / "default-lr_0.001" / "seed_0"
+    result = json.loads((run / "result.json").read_text())
+    assert result["algorithm"] == "mine"
+    assert len(result["returns"]) == 1
+    actions, _ = policies.load(run / "policy.bundle").act(np.zeros((1, 3), np.float32))
+    assert np.abs(actions).max() <= 1
+    assert json.loads((run / "config.json").read_text())["algorithm"] == "methods/mine.py"
+    kept = json.loads((run / "environment.json").read_text())["algorithm"]
+    file = folder / "methods" / "mine.py"
+    assert kept == {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    capsys.readouterr()
+    assert main(["report", "runs"]) == 0
+    assert "mine (default-lr_0.002)" in capsys.readouterr().out
+
+
+def test_so_is_a_class_that_can_be_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder / "methods")
+    assert train("mine:Mine") == 0
+    assert (folder / "runs" / "env_Pendulum-v1" / "Mine" / "default" / "seed_0").is_dir()
+
+
+def test_help_reads_its_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "algorithm=methods/mine.py", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "algorithm.lr=0.001 how fast it learns (a number, at least 0)" in told
+
+
+def test_a_file_that_changed_is_read_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate in ("0.1", "0.2"):
+        (folder / "methods" / "mine.py").write_text(OWN.replace("1e-3", rate))
+        main(["train", "algorithm=methods/mine.py", "--help"])
+        assert f"algorithm.lr={rate} " in capsys.readouterr().out
+
+
+TWO = OWN + "\n\nclass Other(Mine):\n    pass\n"
+HEAD = OWN.replace("@dataclass", "class Head(DeterministicActor):\n    pass\n\n\n@dataclass")
+HEAD = HEAD.replace("DeterministicActor(obs", "Head(obs")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text", "words"),
+    [
+        ("nowhere.py", "", ["nowhere.py", "No such file"]),
+        ("own.py", "x = 1\n", ["own.py holds no algorithm"]),
+        ("own.py", TWO, ["own.py holds Mine and Other", "own.py:Other"]),
+        ("own.py:Othre", TWO, ["'Othre'", "Other"]),
+        ("own.py", "def f(:\n", ["own.py", "SyntaxError", "line 1"]),
+        ("own.py", "x = 1\n1 / 0\n", ["own.py, line 2: ZeroDivisionError"]),
+        ("own.py", OWN.replace("    Config = Config\n", ""), ["Mine has no Config"]),
+        ("own.py", OWN.replace("    discount: ClassVar[float] = 1.0\n", ""), ["no discount"]),
+        ("own.py", HEAD, ["acts by Head", "DeterministicActor"]),
+        ("no_such_module:Mine", "", ["no_such_module"]),
+    ],
+)
+def test_a_mistake_in_it_costs_one_sentence(
+    algorithm: str, text: str, words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text:
+        (folder / "own.py").write_text(text)
+    assert train(algorithm) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+    assert not (folder / "runs").exists()
+
+
+def test_the_file_with_two_trains_either(folder: Path) -> None:
+    (folder / "own.py").write_text(TWO)
+    assert train("own.py:Other") == 0
+    assert (folder / "runs" / "env_Pendulum-v1" / "Other").is_dir()

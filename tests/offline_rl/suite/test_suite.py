@@ -1,0 +1,176 @@
+"""Suites: refused before anything runs, priced, worked off once, and gone on with after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_data import save_small
+
+from offline_rl.suite import queue
+from offline_rl.suite.benchmark import benchmark
+from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, write_plan
+from offline_rl.suite.queue import taken, work_off
+from offline_rl.utils.errors import UserError
+
+CELL = {"algorithm": "td3_bc", "task": "none", "dataset": "small.npz", "num_updates": 4}
+QUICK = {"algorithm.hidden": [8], "compile": "never", "tracker": "none", "batch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a small data set in it."""
+    monkeypatch.chdir(tmp_path)
+    save_small(tmp_path / "small.npz")
+    monkeypatch.setattr(queue, "NICENESS", 0)  # tests are not to wait for others
+    return tmp_path
+
+
+def suite(*own: dict[str, Any], **changes: Any) -> Path:
+    """A suite file of `own` cells."""
+    path = Path("mine.yaml")
+    path.write_text(json.dumps({"seeds": 2, "keys": QUICK, "cells": list(own), **changes}))
+    return path
+
+
+def test_lists_of_algorithms_and_tasks_are_crossed_in_order() -> None:
+    path = suite({**CELL, "algorithm": ["iql", "bc"], "task": ["none", "env:Pendulum-v1"]})
+    found = cells(read_suite(str(path)), "runs")
+    pairs = [(c.keys["algorithm"], c.keys["task"]) for c in found]
+    tasks = ("none", "env:Pendulum-v1")
+    assert pairs == [(algorithm, task) for algorithm in ("iql", "bc") for task in tasks]
+    only = cells(read_suite(str(path)), "runs", algorithms=["bc"], tasks=["none"], seeds=[7])
+    assert [(c.label, [f.seed for f in c.folders]) for c in only] == [("bc on none", [7])]
+
+
+WRONG = {
+    "key": ({"num_update": 4}, "num_updates"),
+    "hyper-parameter": ({"algorithm.alfa": 1.0}, "algorithm.alpha"),
+    "algorithm": ({"algorithm": "td3bc"}, "td3_bc"),
+    "task": ({"task": "neorl2/DMS"}, "neorl2/DMSD"),
+    "value": ({"algorithm.alpha": -1.0}, "alpha"),
+    "two runs in one": ({"algorithm.alpha": [1.0, 2.0]}, "one cell is one run"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_train_would_refuse_is_refused_before_anything_runs(case: str, folder: Path) -> None:
+    change, remedy = WRONG[case]
+    path = suite(CELL, {**CELL, "name": "second", **change})
+    with pytest.raises(UserError, match="cell 2") as error:
+        benchmark(suite=str(path), show=False)
+    assert remedy in str(error.value)
+    assert not (folder / "runs").exists()
+
+
+def test_two_cells_never_share_a_folder() -> None:
+    with pytest.raises(UserError, match="give a name="):
+        cells(read_suite(str(suite(CELL, {**CELL, "num_updates": 8}))), "runs")
+
+
+def test_a_suite_that_is_none_is_named(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.yaml"):
+        read_suite("nowhere.yaml")
+    (folder / "torn.yaml").write_text("cells: [{algorithm: ")
+    with pytest.raises(UserError, match=r"torn\.yaml is no YAML"):
+        read_suite("torn.yaml")
+    with pytest.raises(UserError, match="unknown suite"):
+        read_suite("nothing-of-this-name")
+    write_plan(folder / "plan.json", "mine", [])
+    text = (folder / "plan.json").read_text().replace('"version": 1', '"version": 0')
+    (folder / "plan.json").write_text(text)
+    with pytest.raises(UserError, match="no plan of version"):
+        benchmark(plan="plan.json", show=False)
+
+
+def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
+    """60 s for 1,000 updates of 3 seeds: 20 ms of one seed's update, so 4 updates of 2: 0.16 s."""
+    run = folder / "runs/mine/other/td3_bc/default/seed_0"
+    run.mkdir(parents=True)
+    facts = {"num_updates": 1000, "num_env_steps": 0, "seconds": 60, "seeds_stacked": 3}
+    (run / "result.json").write_text(json.dumps({"algorithm": "td3_bc", "task": "other", **facts}))
+    path = suite(CELL, {**CELL, "algorithm": "bc"})
+    first, second = priced(cells(read_suite(str(path)), "runs/mine"), "runs/mine")
+    assert first.seconds == pytest.approx(0.16)
+    assert second.seconds is None
+    text = benchmark(suite=str(path), out="runs/mine", dry_run=True, show=False)
+    assert "2 of 2 cells left" in text
+    assert "1 of unknown length" in text
+    assert not (folder / "runs/mine/plan.json").exists()
+
+
+def test_a_plan_is_worked_off_and_what_is_finished_is_skipped(folder: Path) -> None:
+    """One process for both seeds of a cell; the failing cell does not stop the other."""
+    path = suite({**CELL, "dataset": "gone.npz", "name": "lost"}, CELL)
+    with pytest.raises(UserError, match=r"lost.* failed: .*gone\.npz"):
+        benchmark(suite=str(path), workers=1, show=False)
+    results = sorted((folder / "runs/mine").glob("none/td3_bc/*/seed_*/result.json"))
+    assert [r.parent.name for r in results] == ["seed_0", "seed_1"]
+    stamps = [r.stat().st_mtime_ns for r in results]
+    entries = read_plan(folder / "runs/mine/plan.json")
+    assert [cell.finished for cell in entries] == [False, True]
+    assert work_off(entries[1:], folder / "runs/mine", 1, show=False) == {}
+    assert [r.stat().st_mtime_ns for r in results] == stamps
+
+
+def test_an_entry_that_another_command_works_on_is_left_to_it(folder: Path) -> None:
+    (folder / "queue").mkdir()
+    cell = Cell({**CELL, **QUICK, "seeds": 1, "out": "runs"})
+    with taken(folder / "queue" / f"{cell.id}.lock") as lock:
+        assert lock is not None
+        assert work_off([cell], folder, 1, show=False) == {}
+    assert not (folder / "runs").exists()
+
+
+def test_a_full_disk_stops_the_queue_with_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "LEAST_FREE", 1 << 62)
+    with pytest.raises(UserError, match="the disk is full"):
+        work_off([Cell({**CELL, **QUICK, "seeds": 1, "out": "runs"})], folder, 1, show=False)
+
+
+def test_a_worker_that_is_killed_gets_one_more_try(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process dies of a signal, the second finishes."""
+    started: list[subprocess.Popen[str]] = []
+    begin = subprocess.Popen
+
+    def popen(*arguments: Any, **how: Any) -> subprocess.Popen[str]:
+        process = begin(*arguments, **how)
+        started.append(process)
+        if len(started) == 1:
+            os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    cell = Cell({**CELL, **QUICK, "seeds": 1, "out": "runs"})
+    assert work_off([cell], folder, 1, show=False) == {}
+    assert len(started) == 2
+    assert cell.finished
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_workers_and_the_same_command_goes_on(folder: Path) -> None:
+    path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
+    code = (
+        "from offline_rl.suite.benchmark import benchmark; "
+        f"benchmark(suite={str(path)!r}, workers=1, show=False)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    seeds = folder / "runs/mine/none/td3_bc/default"
+    deadline = time.monotonic() + 120
+    while not list(seeds.glob("seed_1/checkpoints/*")) and time.monotonic() < deadline:
+        threading.Event().wait(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) != 0
+    assert list(seeds.glob("seed_1/checkpoints/*"))
+    with taken(next((folder / "runs/mine/queue").glob("*.lock"))) as lock:
+        assert lock is not None  # the worker is gone too

@@ -1,0 +1,49 @@
+"""`train(dataset=)` takes a Dataset: no file, known again by what is in its arrays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offline_rl import Dataset, UserError, train
+from offline_rl.utils.files import read_json
+
+QUICK = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "compile": "never"}
+QUICK |= {"algorithm.hidden": [8], "show": False, "tracker": "none"}
+
+
+def made(reward: float = 1.0) -> Dataset:
+    draw, rows = np.random.default_rng(0), 200
+    return Dataset.from_arrays(
+        draw.normal(size=(rows, 4)),
+        draw.uniform(-1, 1, (rows, 2)),
+        np.full(rows, reward),
+        np.arange(rows) % 50 == 49,
+        name="mine",
+    )
+
+
+def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
+    seed = train(**QUICK, dataset=made(), out=str(tmp_path)).path / "seed_0"
+    assert read_json(seed / "config.json")["dataset"] == "in memory"
+    assert read_json(seed / "result.json")["dataset"] == "mine"
+    before = (seed / "result.json").stat()
+    train(**QUICK, dataset=made(), out=str(tmp_path))  # equal arrays: finished, nothing to do
+    assert (seed / "result.json").stat() == before
+    with pytest.raises(UserError, match="was begun with data="):
+        train(**QUICK, dataset=made(2.0), out=str(tmp_path))
+
+
+def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
+    data = made()
+    assert data.checksum() == made().checksum() == replace(data, path="a", sha256="b").checksum()
+    others = [made(2.0), data.select([0, 1]), replace(data, extras={"costs": data.rewards})]
+    others.append(replace(data, actions=data.actions.astype(np.float64)))
+    assert len({other.checksum() for other in (data, *others)}) == 5
+
+
+def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="action_scale= says how a file is read"):
+        train(**QUICK, dataset=made(), action_scale=2.0, out=str(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,300 @@
+"""Learning in an environment: sources apart, long cycles, mishaps, going on from another run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from safetensors.torch import load_file
+from torch import nn
+
+import envs
+from envs import tasks
+from offline_rl import Dataset, UserError, finetune, train
+from offline_rl.algorithms.common.base import Algorithm, minimise
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.schedule import Interact, Learn, Online, at
+from offline_rl.data.transform import Preprocessing
+from offline_rl.data.writers.d4rl import write
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.run_folder import Done, SeedFolder
+from policies import Spec
+from policies.networks.mlp import Scalar
+
+QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
+QUICK |= {"algorithm.hidden": [8], "eval_episodes": 1, "tracker": "none", "show": False}
+QUICK |= {"online.warm_up": 10, "checkpoint_every": 20, "eval_every": 1000}
+
+
+class Line(gymnasium.Env):
+    """A point on a line; 10 steps; the reward is its place. It breaks where it is told to."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+    breaks: ClassVar[dict[str, Any]] = {}  # what happens at which step of all
+
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.x, self.t = float(self.np_random.uniform(-1, 1)), 0
+        return np.array([self.x, 0], np.float32), {}
+
+    def step(self, action: np.ndarray):
+        Line.steps += 1
+        self.x, self.t = self.x + 0.1 * float(action[0]), self.t + 1
+        if Line.steps in self.breaks.get("raise", ()):
+            raise OSError("the cable is out")
+        reward = float("nan") if Line.steps in self.breaks.get("nan", ()) else self.x
+        return np.array([self.x, self.t], np.float32), reward, False, False, {}
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task's name."""
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
+    monkeypatch.setattr(Line, "breaks", {})
+    monkeypatch.setattr(Line, "steps", 0)
+    envs.register("line", Line, max_episode_steps=10)
+    return "line"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data set of the line's shape whose rewards are 100 and more: none of the line's are."""
+    draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
+    rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), 100 + draw.uniform(size=60))
+    return write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), tmp_path / "line.hdf5")
+
+
+def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    files = SeedFolder(run, seed).checkpoints()
+    return load_file(files[max(files)])
+
+
+def learnt(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of these, what the learner holds."""
+    return {k: v for k, v in tensors(run, seed).items() if not k.startswith("buffer/")}
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    """To the bit."""
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """The data's rewards are above 100 and stay out of the buffer; both kinds of work are done."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    result = train(**keys, num_updates=20, num_env_steps=40)
+    assert [r["online_updates"] for r in result.results] == [30, 30]
+    rewards = tensors(result.path)["buffer/rewards"]
+    assert len(rewards) == 40
+    assert rewards.abs().max() < 10
+    rows = (result.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    when = [(row["updates"], row["env_steps"]) for row in map(json.loads, rows)]
+    assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
+
+
+def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
+    """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
+    means = {}
+    for mixing in (0.0, 0.5, "rows"):
+        keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data)}
+        keys |= {"out": str(tmp_path), "name": f"mixing-{mixing}", "online.mixing": mixing}
+        path = train(**keys, num_updates=0, num_env_steps=30).path
+        lines = (path / "seed_0" / "metrics.jsonl").read_text().splitlines()
+        means[mixing] = json.loads(lines[-1])["train/target"]
+    assert abs(means[0.0]) < 15
+    assert means[0.5] == pytest.approx(50, abs=15)
+    assert means["rows"] > means[0.5]  # 60 rows of data beside at most 30
+
+
+def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    whole = train(**keys, num_updates=20, num_env_steps=40, name="whole").path
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    first = train(**offline, num_updates=20, name="first").path
+    more = {k: v for k, v in QUICK.items() if k != "seeds"} | {"out": str(tmp_path)}
+
+    def stop(trainer: Any) -> None:
+        if trainer.env_steps >= 20:
+            raise KeyboardInterrupt
+
+    for name, watch in (("second", None), ("cut", stop)):
+        own = {**more, "name": name, "num_env_steps": 40, "eval_every": 20}
+        if watch is not None:
+            with pytest.raises(KeyboardInterrupt):
+                finetune(run=first, watch=watch, **own)
+        path = finetune(run=first, **own).path
+        for seed in range(2):
+            assert same(learnt(path, seed), learnt(whole, seed))
+        begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
+        assert begun["updates"] == 20
+        assert set(begun["sha256"]) == {"0", "1"}
+
+
+def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path: Path) -> None:
+    keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
+    keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**keys, algorithm="td3_bc").path
+    for change, match in {
+        (("num_env_steps", 0),): "num_env_steps=",
+        (
+            ("num_env_steps", 5),
+            ("algorithm", "sac"),
+            ("algorithm.hidden", 8),
+        ): r"params/policy\S+ is \(",
+        (("num_env_steps", 5), ("algorithm", "td3"), ("algorithm.hidden", 9)): r"params/\S+ is \(",
+        (("num_env_steps", 5), ("seeds", 7)): "seed",
+    }.items():
+        given = dict(change)
+        if "algorithm.hidden" in given:
+            given["algorithm.hidden"] = [given["algorithm.hidden"]]
+        if "seeds" in given:
+            given["seeds"] = [7]
+        own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
+        with pytest.raises(UserError, match=match):
+            finetune(run=run, **{**own, **given})
+    for folder in (run / "seed_0" / "checkpoints", run / "seed_1" / "checkpoints"):
+        for file in folder.iterdir():
+            file.unlink()
+    with pytest.raises(UserError, match="no checkpoint"):
+        finetune(run=run, num_env_steps=5, algorithm="td3")
+    with pytest.raises(UserError, match="no such folder"):
+        finetune(run=tmp_path / "gone", num_env_steps=5)
+
+
+def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
+    """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
+    keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
+    keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**keys, algorithm="td3_bc").path
+    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
+    own |= {"online.warm_up": 10, "online.warm_up_by": "policy", "algorithm.hidden": [8]}
+    path = finetune(run=run, num_env_steps=10, **own).path
+    assert same(learnt(path), learnt(run))
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_a_broken_episode_is_dropped_and_the_next_begins(
+    kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed; the 25th step breaks, the fifth of its third episode: 4 rows are lost, and it."""
+    Line.breaks = {kind: {25}}
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "online.warm_up": 100}
+    path = train(**keys, num_env_steps=40).path
+    kept = tensors(path)
+    steps = kept["buffer/observations"][: len(kept["buffer/rewards"]), 1]
+    assert int(kept["buffer/added"][0]) == 40 - 5
+    assert steps[:20].tolist() == [*range(10)] * 2
+    assert steps[20:35].tolist() == [*range(10), *range(5)]
+    said = capsys.readouterr().out
+    assert "seed 0: the environment broke in step 4" in said
+    assert kept["buffer/rewards"].isfinite().all()
+
+
+def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(
+    line: str, tmp_path: Path
+) -> None:
+    Line.breaks = {"raise": set(range(30, 200))}
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "online.warm_up": 100}
+    with pytest.raises(UserError, match=r"the cable is out.*5th time"):
+        train(**keys, num_env_steps=100)
+
+
+@dataclass(frozen=True)
+class CountConfig(Preprocessing):
+    discount: float = 0.9
+    cycle: int = 6
+
+
+class Count(Algorithm):
+    """A number that grows by 1 in every place but the last, where it doubles."""
+
+    Config: ClassVar[type] = CountConfig
+
+    @property
+    def period(self) -> int:
+        return self.cfg.cycle
+
+    def alike(self, i: int) -> int:
+        return i if i == self.period - 1 else 0
+
+    def networks(self) -> dict[str, nn.Module]:
+        return {"policy": Scalar(1.0), "other": Scalar(0.0)}
+
+    def optimisers(self) -> dict[str, Adam]:
+        return {"other": Adam(0.1)}
+
+    def update(self, state, batch, i):
+        value = state.params["policy"]["value"]
+        last = i == self.period - 1
+        new = {"value": 2 * value if last else value + 1}
+        state, loss = minimise(state, "other", lambda net: (net() - state.done).square())
+        params = {**state.params, "policy": new}
+        metrics = {"value": value, "done": state.done.float(), "loss": loss}
+        return type(state)(self, params, state.optimiser, state.random, state.done), (
+            metrics | {"last": value} if last else metrics
+        )
+
+
+def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_short_way() -> None:
+    """((1 + 5) * 2 + 5) * 2 = 34 after two cycles; metrics are means over their own calls."""
+    buffer = ReplayBuffer((2,), 1, 4)
+    zero = np.zeros(4, np.float32)
+    rows = {"observations": np.zeros((4, 2)), "actions": np.zeros((4, 1)), "rewards": zero}
+    rows |= {"terminated": zero, "truncated": zero, "next_observations": np.zeros((4, 2))}
+    buffer.append(0, rows)
+    engine = Engine(lambda _: Count(Spec((2,), 1), CountConfig()), [0, 1], buffer, batch_size=2)
+    engine.run(12)
+    assert engine.state["params"]["policy"]["value"].tolist() == [34, 34]
+    assert engine.updates == 12
+    assert len(engine._programs) == 2
+    metrics = engine.metrics()
+    values = [1, 2, 3, 4, 5, 6, 12, 13, 14, 15, 16, 17]
+    assert metrics["value"].tolist() == [pytest.approx(np.mean(values))] * 2
+    assert metrics["last"].tolist() == [pytest.approx((6 + 17) / 2)] * 2
+    assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
+    engine.starts["update"] = 100
+    short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
+    short.run(3)
+    assert len(short._programs) == 1
+    assert short.state["params"]["policy"]["value"].tolist() == [6]
+
+
+def test_a_schedule_says_what_is_under_way() -> None:
+    schedule = [Learn("fit", 3), Learn("update", 5), Interact("online", 4)]
+    assert at(schedule, 0) == (0, 0)
+    assert at(schedule, 3) == (1, 0)
+    assert at(schedule, 7) == (1, 4)
+    assert at(schedule, 8) == (2, 0)
+    assert at(schedule, 12) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "due"), [(0, 0), (100, 0), (101, 0), (102, 4), (103, 4), (104, 8)]
+)
+def test_updates_come_after_the_warm_up_in_whole_cycles(steps: int, due: int) -> None:
+    """utd 2, cycles of 4: an update pair a step after the 100th, four at a time."""
+    assert Online(warm_up=100, utd=2.0).due(steps, 8, 4) == due
+
+
+def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
+    done = [Done(0, 10), Done(0, 200), Done(5, 200), Done(5, 210), Done(40, 220)]
+    assert [Done.of(d.file) for d in done] == done
+    assert sorted(done) == done
+    assert Done.of("0000000040.safetensors") == Done(0, 40)
+    assert Done.of("x.safetensors") is None

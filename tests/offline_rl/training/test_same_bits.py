@@ -1,0 +1,71 @@
+"""One command, the same bits: whatever the clock says, and whether or not a cache is warm."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_data import save_small
+
+from offline_rl.training.train import train
+from offline_rl.utils import hardware
+from offline_rl.utils.files import read_json
+
+LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
+
+
+def parameters(folder: Path) -> dict[str, Any]:
+    """Of the newest checkpoint."""
+    (path,) = folder.glob("runs/*/*/*/seed_0/checkpoints/*")
+    return load_file(path)
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    one_of, other_of = parameters(one), parameters(other)
+    assert one_of.keys() == other_of.keys()
+    for name, value in one_of.items():
+        assert value.equal(other_of[name]), name
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Leaves torch with as many as it found it with."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_runs_of_one_call_end_in_the_same_bits(
+    threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process did before; on a machine that says it has two cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    data = save_small(tmp_path / "small.npz")
+    for place, left in (("one", 1), ("other", 3)):
+        torch.set_num_threads(left)
+        options = {"algorithm": "td3_bc", "task": "none", "dataset": str(data), "num_updates": 20}
+        out = {"out": str(tmp_path / place / "runs"), "tracker": "none", "show": False}
+        (seed,) = train(**options, **out).path.glob("seed_*")
+        choices = read_json(seed / "environment.json")["choices"]
+        assert (choices["compile"], choices["threads"]) == (False, 2)
+        assert "20 of them do not repay a compilation" in choices["why"]
+    assert_same_bits(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_cold_cache_and_a_warm_one_end_in_the_same_bits(tmp_path: Path) -> None:
+    data = save_small(tmp_path / "small.npz")
+    command = [sys.executable, "-c", LAUNCH, "train", "algorithm=td3_bc", "task=none"]
+    command += [f"dataset={data}", "num_updates=200", "compile=always", "tracker=none"]
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    env.pop("OMP_NUM_THREADS", None)
+    for place in ("cold", "warm"):
+        (tmp_path / place).mkdir()
+        subprocess.run(command, cwd=tmp_path / place, env=env, check=True)
+    assert_same_bits(tmp_path / "cold", tmp_path / "warm")

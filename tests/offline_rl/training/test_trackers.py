@@ -1,0 +1,83 @@
+"""Weights & Biases without a network: where its runs stand, and that no two seeds share one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_data import save_small
+
+from offline_rl.training.train import train
+from offline_rl.utils.errors import UserError
+
+wandb = pytest.importorskip("wandb")
+QUICK = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "compile": "never"}
+QUICK |= {"algorithm.hidden": [8], "seeds": 2, "show": False, "tracker": "wandb"}
+
+
+class Remembered:
+    """In place of a run of W&B's; keeps what it was begun with and told."""
+
+    made: list["Remembered"] = []
+
+    def __init__(self, **keys: Any) -> None:
+        self.keys, self.logged, self.finished = keys, list[tuple[dict[str, float], int]](), False
+        self.made.append(self)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((values, step))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Remembered]:
+    """The runs that were begun, in order."""
+    monkeypatch.setattr(Remembered, "made", [])
+    monkeypatch.setattr(wandb, "init", Remembered)
+    return Remembered.made
+
+
+def test_a_run_stands_where_it_was_told_and_keeps_its_id(
+    begun: list[Remembered], tmp_path: Path
+) -> None:
+    """Two machines with the same paths: other ids. The same folder resumed: the same."""
+    data = save_small(tmp_path / "small.npz")
+    told = {"wandb.project": "mine", "wandb.entity": "us", "wandb.tags": ["a", "b"]}
+    told |= {"wandb.mode": "offline", "dataset": str(data)}
+    for place in ("here", "there"):
+        path = train(**QUICK, **told, out=str(tmp_path / place)).path
+    ids = [run.keys["id"] for run in begun]
+    assert len(set(ids)) == len(ids) == 4
+    for run in begun:
+        known = {k: run.keys[k] for k in ("project", "entity", "tags", "mode", "group", "resume")}
+        assert known == {
+            "project": "mine",
+            "entity": "us",
+            "tags": ["a", "b"],
+            "mode": "offline",
+            "group": "none/td3_bc/default",
+            "resume": "allow",
+        }
+        assert [step for _, step in run.logged] == [20]
+        assert run.finished
+    assert [run.keys["config"]["seed"] for run in begun] == [0, 1, 0, 1]
+    for seed in (0, 1):  # as after a kill before the result was written
+        (path / f"seed_{seed}" / "result.json").unlink()
+    train(**QUICK, **told, out=str(tmp_path / "there"))
+    assert [run.keys["id"] for run in begun[4:]] == ids[2:]
+
+
+def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    data = save_small(tmp_path / "small.npz")
+    path = train(**QUICK | {"seeds": 1}, dataset=str(data), out=str(tmp_path / "runs")).path
+    wandb.teardown()  # it remembers how it was started
+    known = json.loads((path / "seed_0" / "wandb.json").read_text())["id"]
+    assert list(path.glob(f"seed_0/wandb/offline-run-*-{known}/run-{known}.wandb"))
+
+
+def test_its_options_without_it_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"wandb\.project= needs tracker=wandb"):
+        train(**QUICK | {"tracker": "none"}, wandb__project="mine", out=str(tmp_path))
