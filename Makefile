@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A process to a core; tests that share what is slow to make are told to run in one (xdist_group).
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 .PHONY: setup demo test test-all lint clean
 

@@ -11,6 +11,7 @@ import pytest
 from small_data import save_small
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.xdist_group("wheel")  # built and installed once
 QUICK = [
     "num_updates=20",
     "eval_episodes=1",

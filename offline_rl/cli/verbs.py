@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from offline_rl.utils.errors import UserError
@@ -23,6 +24,9 @@ def train(arguments: Sequence[str]) -> None:
     """Train policies on a task's data, evaluate them and write policy bundles.
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
+           offline-rl train experiment=<name or file> [key=value …]  keys of configs/experiment
+           offline-rl train … -m      each of several values: algorithm=iql,cql seeds=range(0,3)
+           offline-rl train … --cfg job    what would be run, complete, as YAML
            offline-rl train algorithm=<name> [task=<task>] --help    its hyper-parameters as well
 
     Hyper-parameters are algorithm.<name>=…, for example algorithm.alpha=1.0; a list such as
@@ -30,12 +34,18 @@ def train(arguments: Sequence[str]) -> None:
     continues an interrupted run. The last line printed is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
-    from offline_rl.training.train import train as run
+    from offline_rl.cli.compose import compose, shown
+    from offline_rl.report.report import report as table
+    from offline_rl.training.launch import launch, merge
 
-    result = run(**parse(arguments))
-    print(summary(result.path))
-    print(result.path)
+    command = compose(arguments)
+    if command.shown:
+        print("---\n".join(map(shown, merge(command.jobs))), end="")
+        return
+    paths = launch(command.jobs)
+    made = os.path.commonpath(paths)
+    print(table(paths, out=made))
+    print(made)
 
 
 @takes("offline_rl.training.options:FinetuneOptions")

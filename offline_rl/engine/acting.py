@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from offline_rl.algorithms.common.base import Network
+from offline_rl.engine.trace import traced
 from offline_rl.utils.random import Random
 from policies.networks.precision import in_float32
 
@@ -71,7 +71,7 @@ class StackedPolicy:
         example = torch.zeros(*self.shape, *observation_shape, device=device)
         now = torch.tensor(0, device=device)
         with in_float32(module), torch.no_grad():
-            self.graph = make_fx(act)(self.leaves, now, example, self.rewards, self.context)
+            self.graph = traced(act, self.leaves, now, example, self.rewards, self.context)
 
     def snapshot(self) -> None:
         """Keeps the policies as they are now, for calls while they go on learning."""

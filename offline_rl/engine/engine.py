@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 
 from offline_rl.algorithms.common.base import Algorithm, State
@@ -27,6 +26,7 @@ from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import captured, compiled
+from offline_rl.engine.trace import traced
 from offline_rl.engine.work import Work, count
 from offline_rl.replay.batch import Source, Sources
 from offline_rl.utils import hardware
@@ -224,7 +224,7 @@ class Engine:
 
         if (phase, places) not in self._traced:
             with self._untaught(), torch.no_grad():
-                graph = make_fx(stacked)(leaves, inputs)
+                graph = traced(stacked, leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
             graph.meta["metrics"] = names

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from sys import float_info
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -33,6 +34,9 @@ from typing import (
 )
 
 from offline_rl.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 T = TypeVar("T")
 MOST = float_info.max
@@ -166,24 +170,41 @@ def takes(options: str, **groups: str) -> Callable[[T], T]:
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """`key=value` arguments to a flat dict, by Hydra's grammar. Raises UserError."""
+    given = overrides(arguments)
+    for override in given:
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line!r}: one value for each key; a list is key=[a,b]")
+    return plain_values(given)
+
+
+def overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
+    """Hydra's, one for each key. groups: a ConfigLoader, which tells what glob(…) chooses from."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser, values = OverridesParser.create(), dict[str, Any]()
+    parser = OverridesParser.create(groups)
+    made: dict[str, Override] = {}
     for argument in arguments:
         try:
-            override = parser.parse_override(argument)
+            (override,) = parser.parse_overrides([argument])
         except HydraException:
             raise UserError(
                 f"{argument!r} is not of the form key=value; put a value with special characters "
                 f"in quotes: \"key='a b'\""
             ) from None
-        if override.is_sweep_override() or override.is_delete():
-            raise UserError(f"{argument!r}: one value for each key; a list is key=[a,b]")
-        if override.key_or_group in values:
+        if override.is_delete():
+            raise UserError(f"{argument!r}: no key can be taken away; give it another value")
+        if override.is_add() or override.is_force_add() or override.package is not None:
+            raise UserError(f"{argument!r}: every key is there already, in its place: key=value")
+        if override.key_or_group in made:
             raise UserError(f"{override.key_or_group} is given twice")
-        values[override.key_or_group] = _plain(override.value())
-    return values
+        made[override.key_or_group] = override
+    return list(made.values())
+
+
+def plain_values(given: Iterable[Override]) -> dict[str, Any]:
+    """Each key's value."""
+    return {override.key_or_group: _plain(override.value()) for override in given}
 
 
 def _plain(value: Any) -> Any:

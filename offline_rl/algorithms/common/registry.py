@@ -135,6 +135,7 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
     return kinds[0]
 
 
+@cache
 def algorithm_yaml(name: str) -> dict[str, Any]:
     """configs/algorithm/<name>.yaml; empty where an algorithm has none, as those of others."""
     from omegaconf import OmegaConf

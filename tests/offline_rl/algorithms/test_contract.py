@@ -1,8 +1,12 @@
-"""One suite over every algorithm file: what the engine and the trainer rely on."""
+"""One suite over every algorithm file: what the engine and the trainer rely on.
+
+Tracing takes a second or two. So all tests of an algorithm run in one process, one after the other,
+and what has been traced is kept for the next.
+"""
 
 import math
 from dataclasses import fields
-from functools import cache
+from functools import lru_cache
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -62,13 +66,13 @@ def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     return Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, **options)
 
 
-@cache
+@lru_cache(8)  # the kinds that one algorithm's tests ask for
 def traced(name: str, count: int, options: tuple[tuple[str, object], ...]) -> Engine:
     return new_engine(name, [*range(count)], **dict(options))
 
 
 def engine(name: str, seeds: list[int], **options: object) -> Engine:
-    """An engine at its start; tracing takes a second, so that it is done once for each kind."""
+    """An engine at its start."""
     e, new = traced(name, len(seeds), tuple(options.items())), new_engine(name, seeds)
     restore(e, [new.seed_state(s) for s in range(len(seeds))])
     e.metrics()
@@ -97,7 +101,13 @@ def leaves(batch: Batch) -> dict[str, torch.Tensor]:
     return flatten({k: v for k, v in nested.items() if v is not None})
 
 
-every_algorithm = pytest.mark.parametrize("name", algorithm_names())
+def together(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.xdist_group(f"contract of {name}")
+
+
+every_algorithm = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=together(n)) for n in algorithm_names()], scope="module"
+)
 
 
 @every_algorithm
@@ -189,9 +199,9 @@ def test_metrics_are_one_finite_number_per_seed(name: str):
     assert e.metrics() == {}
 
 
-@pytest.mark.parametrize("name", ["td3_bc"])
-def test_compiled_equals_eager(name: str):
-    check_compiled(name)
+@together("td3_bc")
+def test_compiled_equals_eager():
+    check_compiled("td3_bc")
 
 
 @pytest.mark.slow
@@ -251,18 +261,18 @@ def test_a_gpu_gives_what_the_cpu_gives(name: str):
 
 @every_algorithm
 def test_config_floats_may_be_stacked_values(name: str):
-    """Two learning rates side by side equal the two runs apart."""
+    """Two learning rates side by side, the second its own, equal the two runs apart."""
     cls = algorithm_class(name)
     rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
-    made = source(cls, small_config(cls))
-    values = [1e-3, 1e-4]
+    made, own = source(cls, small_config(cls)), getattr(small_config(cls), rate)
+    values = [3 * own, own]
 
     def make(s: int) -> Algorithm:
         return cls(SPEC, small_config(cls, **{rate: values[s]}), 100)
 
     both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
     both.run(10)
-    alone = Engine(lambda _: make(1), [5], made, batch_size=32)
+    alone = engine(name, [5])
     alone.run(10)
     assert largest_difference(alone.seed_state(0), both.seed_state(1)) < 2e-5
     names = ("params", "optimiser")
@@ -270,6 +280,7 @@ def test_config_floats_may_be_stacked_values(name: str):
     assert largest_difference(a, b) > 1e-4
 
 
+@together("td3_bc")
 def test_numbers_that_all_seeds_share_are_computed_once():
     """Else an optimiser's results differ in their axes, and are written in a pass each."""
     graph, _, _ = engine("td3_bc", SEEDS)._trace("update")
@@ -360,6 +371,7 @@ def test_what_cannot_be_stacked_is_refused(field: str):
         )
 
 
+@together("td3_bc")
 def test_counting_teaches_nothing():
     e = engine("td3_bc", SEEDS)
     before = states(e)

@@ -25,6 +25,7 @@ from policies.spec import Spec
 
 SMALL = {"window": 4, "size": 8, "layers": 1, "episode_steps": 20}
 AIM = {"target_return": 3.0, "return_scale": 2.0}
+pytestmark = pytest.mark.xdist_group("decision_transformer")  # one run for all that ask for it
 
 
 def episodes(**replaced) -> Dataset:

@@ -155,7 +155,7 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             ("algorithm", "sac"),
             ("algorithm.hidden", 8),
         ): r"params/policy\S+ is \(",
-        (("num_env_steps", 5), ("algorithm", "td3"), ("algorithm.hidden", 9)): r"(params|optimiser)/\S+ is \(",
+        (("num_env_steps", 5), ("algorithm", "td3"), ("algorithm.hidden", 9)): r"critic/\S+ is \(",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
     }.items():
         given = dict(change)
