@@ -33,6 +33,7 @@ from offline_rl.generation.store import Act, record, store
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
+from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, read_json, write_atomically, write_json
 from offline_rl.utils.options import build, unknown
@@ -40,7 +41,6 @@ from offline_rl.utils.paths import share
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k: its own range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def make_set(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Datase
         else:
             random = quality == "random"
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
-            first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
+            first = seeds.place("rolled-out sets", QUALITIES.index(quality))
             actor = partial(noisy, policy)
             made[quality] = record(plan.environment or plan.task, plan.rows, first, actor)
     return made[quality]

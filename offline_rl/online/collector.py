@@ -11,10 +11,7 @@ from envs import VectorEnv
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
-
-EPISODES = (
-    1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below the evaluation's
-)
+from offline_rl.utils import seeds
 
 
 class Collector:
@@ -41,11 +38,11 @@ class Collector:
         self._reset(np.arange(env.num_envs))
 
     def _seed(self, stream: int) -> int:
-        return EPISODES * (self.engine.seeds[stream] + 1) + int(self.episodes[stream])
+        return seeds.training(self.engine.seeds[stream], int(self.episodes[stream]))
 
     def _reset(self, streams: np.ndarray) -> None:
-        seeds = [self._seed(s) for s in streams]
-        self._observations[streams] = self.env.reset(seeds, streams)
+        begin = [self._seed(s) for s in streams]
+        self._observations[streams] = self.env.reset(begin, streams)
         self._returns[streams], self.began[streams] = 0, self.steps
 
     def _actions(self, observations: np.ndarray) -> np.ndarray:

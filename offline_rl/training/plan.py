@@ -20,6 +20,7 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
+from offline_rl.utils.seeds import TRAINING_SEEDS
 from policies import Spec
 
 DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
@@ -68,9 +69,10 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
     except ValueError as error:
         raise UserError(str(error)) from None
     count = options.seeds
-    if isinstance(count, int) and not 1 <= count <= 901:
+    if isinstance(count, int) and not 1 <= count <= TRAINING_SEEDS:
         raise UserError(
-            f"seeds={count}: give a count from 1 to 901, or a list such as seeds=[7,42]"
+            f"seeds={count}: give a count from 1 to {TRAINING_SEEDS}, or a list such as "
+            "seeds=[7,42]"
         )
     seeds = count if isinstance(count, list) else list(range(count))
     checks(options, algorithm, seeds)
@@ -177,8 +179,9 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > 900:
-        raise UserError(f"seeds={seeds}: give different seeds between 0 and 900")
+    if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
+        last = TRAINING_SEEDS - 1
+        raise UserError(f"seeds={seeds}: give different seeds between 0 and {last}")
     if options.compile == "always" and (missing := hardware.compiler_missing()):
         raise UserError(f"compile=always: {missing}")
     package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)

@@ -13,12 +13,13 @@ import envs
 import offline_rl
 import policies
 from envs.suites.gymnasium_robotics import SPARSE
-from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
+from offline_rl.evaluation.rollout import rollout
 from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
 from offline_rl.generation.store import record
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
 
 SMALL = {
