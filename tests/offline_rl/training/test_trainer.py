@@ -184,7 +184,8 @@ def test_preliminary_phases_come_first(tmp_path: Path):
         **base,
         **keys,
     )
-    assert result.results[0]["num_updates"] == 16
+    assert result.results[0]["num_updates"] == 10
+    assert result.results[0]["pretrain_updates"] == 6
 
 
 def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch):
