@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from offline_rl.training.trackers import tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import locked, read_json, write_json
+from offline_rl.utils.files import locked, read_object, write_json
 
 
 def train(
@@ -66,6 +67,8 @@ def train(
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
                 member.folder.agree(member.description)
+            if member.folder.finished:
+                member.folder.outcome()  # refuses a damaged one
         left = [m for m in members if not m.folder.finished]
         say = print if show else (lambda *_: None)
         if not left:
@@ -76,7 +79,7 @@ def train(
         for group in (begun, [m for m in left if m not in begun]):
             if group:
                 train_group(plan, group, show, watch)
-    return Result(path, [read_json(m.folder.result) for m in members])
+    return Result(path, [m.folder.outcome() for m in members])
 
 
 def train_group(
@@ -108,7 +111,8 @@ def train_group(
             streams=len(seeds),
             device=device,
         )
-    choices = stored_choices(folders) or first_choices(o, device)
+    done = common_checkpoint(folders)
+    choices = first_choices(o, device) if done is None else stored_choices(folders[0], done)
     engine = Engine(
         lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon),
         seeds,
@@ -136,12 +140,12 @@ def train_group(
         env = envs.make_vector(plan.task, len(seeds))
         random_steps = getattr(plan.cfg, "random_steps", 0)
         collector = Collector(engine, env, source, transform, random_steps)
-    done = common_checkpoint(folders)
     for member in members:
         folder = member.folder
         folder.agree(member.description)
         if done is None:
-            folder.rewind(-1, -1)
+            folder.rewind(None)
+        if done is None or lost(folder.path / "environment.json"):
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
         tracker(
@@ -159,6 +163,7 @@ def train_group(
         phases=phases(plan, engine.algorithm),
         evaluation=evaluation,
         collector=collector,
+        choices=choices,
         watch=watch,
         show=show,
     )
@@ -185,22 +190,48 @@ def train_group(
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
-    """The newest point that all seeds have."""
+    """The newest point of which all seeds have a whole checkpoint; None where none has any.
+
+    Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
+    """
     common = set.intersection(*(set(f.checkpoints()) for f in folders))
-    return max(common) if common else None
-
-
-def stored_choices(folders: Sequence[SeedFolder]) -> dict[str, Any] | None:
-    """What was chosen by measurement when the run began, to be used again when it resumes."""
-    path = folders[0].path / "environment.json"
-    if common_checkpoint(folders) is None or not path.is_file():
-        return None
-    if (choices := read_json(path).get("choices")) is None:
+    for done in sorted(common, reverse=True):
+        try:
+            for folder in folders:
+                folder.load(done)
+        except UserError as error:
+            print(f"{error}: not used")
+        else:
+            return done
+    if common:
         raise UserError(
-            f"{path} does not say how the run began; remove {path.parent} to begin anew"
+            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
+            "begin again, or give the new run another name=…"
         )
-    torch.set_num_threads(choices["threads"])
-    return dict(choices)
+    return None
+
+
+def stored_choices(folder: SeedFolder, done: Done) -> dict[str, Any]:
+    """What was chosen by measurement when the run began, to be used again when it resumes."""
+    path, (_, progress) = folder.path / "environment.json", folder.load(done)
+    try:  # before format 3 of checkpoints they were in that file alone
+        choices = progress["choices"] if "choices" in progress else read_object(path)["choices"]
+        torch.set_num_threads(choices["threads"])
+        return {name: choices[name] for name in ("precision", "compile", "threads")}
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise UserError(
+            f"{path} does not say how the run began ({error}); remove {path.parent} to begin anew"
+        ) from None
+
+
+def lost(path: Path) -> bool:
+    """Whether the JSON file is missing or damaged; says so."""
+    try:
+        read_object(path)
+    except UserError as error:
+        print(f"{error}: written anew")
+        return True
+    return False
 
 
 def first_choices(o: TrainOptions, device: torch.device) -> dict[str, Any]:
