@@ -71,9 +71,7 @@ class Preprocessing:
     """The options that every algorithm's config has; the defaults leave the data as it is."""
 
     normalise_observations: bool = False  # z-score with the offline data's statistics
-    normalise_returns: bool = (
-        False  # rewards * 1000 / (best - worst episode return); then the next two
-    )
+    normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
     reward_scale: float = 1.0  # rewards * scale + shift
     reward_shift: float = 0.0
     clip_actions: float = 1.0  # in (0, 1]: actions of the data are clipped to +- this
