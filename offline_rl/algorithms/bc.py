@@ -39,6 +39,7 @@ class Config(Preprocessing):
 
 class BC(Algorithm):
     Config = Config
+    follows_card = False  # it clones
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:

@@ -57,6 +57,7 @@ class SAC(Algorithm):
     Config = Config
     targets: ClassVar = {"critic_target": "critic"}
     online = True
+    follows_card = False  # it begins without data
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg

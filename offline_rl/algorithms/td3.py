@@ -43,6 +43,7 @@ class TD3(Algorithm):
     Config = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     online = True
+    follows_card = False  # it begins without data
 
     @property
     def period(self) -> int:

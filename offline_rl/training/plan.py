@@ -12,7 +12,7 @@ from typing import Any
 import envs
 from envs import Task
 from offline_rl.algorithms.common.base import Algorithm, check_stackable
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, prepared
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
 from offline_rl.training.options import TrainOptions
@@ -116,6 +116,11 @@ def prepare(keys: Mapping[str, Any]) -> Plan:
         env.close()
     plan = Plan(options, algorithm, settings, pattern, task, dataset, expert, spec, seeds)
     learner = algorithm(spec, plan.cfg)
+    if options.pretrain_updates is not None and not learner.phases:
+        raise UserError(
+            f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
+            "phase with these settings; leave it out"
+        )
     lengths = {"num_updates": options.num_updates}
     for name, updates in phases(plan, learner).items():
         lengths[name if options.pretrain_updates is None else "pretrain_updates"] = updates
@@ -243,7 +248,9 @@ def headline(plan: Plan) -> str:
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
         rows += f", {plan.expert.num_rows:,} of the expert's"
-    table = f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    card = prepared(o.algorithm, o.task)
+    table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
+    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""

@@ -93,6 +93,21 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, empty where that is. Raises UserError naming file and fault."""
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    try:
+        found: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, ValueError, TypeError, OSError, LookupError, RecursionError) as error:
+        fault = " ".join(str(error).split())
+        raise UserError(f"{path} is not readable as YAML: {fault}") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UserError(f"{path}: names and their values are expected, found {found!r:.80}")
+    return found
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds `folder` for this process. Raises UserError where another process holds it."""

@@ -62,7 +62,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     try:
         return cls(**checked)
     except ValueError as error:  # a config's own check
-        raise UserError(f"{prefix.rstrip('.') or cls.__name__}: {error}") from None
+        raise UserError(f"{prefix.rstrip('.: ') or cls.__name__}: {error}") from None
 
 
 def coerce(value: Any, hint: Any, name: str) -> Any:

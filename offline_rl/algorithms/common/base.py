@@ -83,11 +83,10 @@ class Algorithm:
     """Base of all algorithms. A subclass gives `Config`, `networks`, `optimisers` and `update`."""
 
     Config: ClassVar[type]
-    targets: ClassVar[
-        Mapping[str, str]
-    ] = {}  # target network -> the network it starts as a copy of
+    targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn from an environment of its own
+    follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: ClassVar[str] = "policy"  # the network that acts
 
     def __init__(self, spec: Spec, cfg: Any, num_updates: int = 1) -> None:
