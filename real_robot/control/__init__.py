@@ -1,1 +1,1 @@
-"""What moves the robot in time: clock, shared memory, schedule, loop, and the processes beside it."""
+"""What moves the robot in time: clock, shared memory, schedule, loop, and the other processes."""

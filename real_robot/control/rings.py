@@ -44,7 +44,7 @@ class Ring:
             for kind, offset in ((np.uint64, 0), (np.uint32, 8))
         )
         self.record = np.zeros((), dtype)  # what the writer fills in and `push` copies
-        self._source = memoryview(self.record.reshape(1).view(np.uint8))
+        self._source = self.record.reshape(1).view(np.uint8).data
 
     @classmethod
     def create(cls, path: Path, dtype: np.dtype, slots: int) -> Ring:
@@ -120,7 +120,7 @@ class Reader:
     def __init__(self, ring: Ring, *, from_start: bool = False) -> None:
         self.ring = ring
         self.record = np.zeros((), ring.dtype)  # what the last successful call found
-        self._into = memoryview(self.record.reshape(1).view(np.uint8))
+        self._into = self.record.reshape(1).view(np.uint8).data
         self.next = 0 if from_start else ring.written
         self.lost = 0  # records that were overwritten before they were read
 
