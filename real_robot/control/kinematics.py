@@ -23,7 +23,7 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
     except ValueError as error:
         raise UserError(f"{spec.workspace.model} is not a model: {error}") from None
     data = mujoco.MjData(model)
-    places, sites = [], []
+    places, sites = list[int](), list[int]()
     for names, kind, found in (
         (spec.joints, mujoco.mjtObj.mjOBJ_JOINT, places),
         (spec.workspace.points, mujoco.mjtObj.mjOBJ_SITE, sites),

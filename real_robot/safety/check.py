@@ -1,96 +1,28 @@
 """The check: what may be sent next, given what is wanted, what was sent, and what was measured.
 
-Time goes in whole periods P: a command is one step of one period, whatever the tick's jitter, so
-that after a missed deadline the robot falls behind its plan and never catches up beyond a limit.
-With q the goals as sent, v = (q - q') / P, a = (v - v') / P and j = (a - a') / P.
-
-A goal is accepted only if the robot could still stop after it. Through the last three goals goes
-one parabola: position q, velocity v + a P / 2, acceleration a. The quickest stop of a continuous
-joint from there (`stopping`) must keep position and velocity inside their limits. It then is the
-way out: sampled at the ticks to come, its differences are means of its derivatives (a divided
-difference is a mean of the derivative, by Peano), so they keep every limit too. Where the next goal
-is not accepted, the joint goes a tick along the way out that was accepted last. So there always is
-a goal that keeps all limits, and no sequence of targets leads out of them.
+Time goes in whole periods: a command is one step of one period, whatever the tick's jitter, so that
+after a missed deadline the robot falls behind its plan and never catches up beyond a limit.
 
 `check` reads `before` and writes `after`, makes no array, list or object that outlives it, and
-knows no robot, clock or file.
+knows no robot, clock or file. Why no sequence of targets passes a limit: see `limiter`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import isfinite
 
 from real_robot.robot import Code, Reading, Status
+from real_robot.safety.limiter import FREE, HALVINGS, HARD, SOFT, WAY_OUT, Motion, step, step_out
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import FAULTS, MOVING, Reason, State
-from real_robot.safety.stopping import (
-    advance,
-    distance,
-    duration_s,
-    speed_to_stop_within,
-    turn,
-)
+from real_robot.safety.stopping import distance, duration_s
 
-# why a goal was changed: bits
-POSITION, VELOCITY, ACCELERATION, JERK = 1, 2, 4, 8  # its own limit
-BRAKING, WAY_OUT = 16, 32  # it had to brake for another limit: partly, wholly
-
-FREE, SOFT, HARD = 0, 1, 2  # how the robot is stopping
-HALVINGS, SOFTEST = 10, 0.05  # of the search that lets joints come to rest together
-SHARES = (0.5, 0.25, 0.125)  # of the way from the way out to the goal that is tried
-SLACK = 1e-12  # rad: rounding, where a stop ends at the limit itself
+SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
 _ILL = int(~Status.MISSING)  # a joint that is missing counts as a reading that failed
-_NAN = float("nan")
-
-
-class Motion:
-    """What is known of the robot's motion after a tick. Lists over joints, [J], in SI units."""
-
-    LISTS = (
-        *("q", "v", "a", "way_v", "way_a", "way_limit_a", "way_limit_j"),
-        *("goal", "measured", "current_a", "clips"),
-    )
-    NUMBERS = (
-        *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
-        *("clipped", "bus_faults", "frozen"),
-    )
-    __slots__ = (*LISTS, *NUMBERS)
-
-    q: list[float]  # the goal as sent
-    v: list[float]
-    a: list[float]
-    way_v: list[float]  # the way out: its velocity and acceleration at q,
-    way_a: list[float]
-    way_limit_a: list[float]  # and the limits that it keeps
-    way_limit_j: list[float]
-    goal: list[float]  # what was asked for; NaN where nothing was
-    measured: list[float]  # q of the last good reading
-    current_a: list[float]  # low-passed
-    clips: list[int]  # why the goal was changed
-
-    def __init__(self, q: Sequence[float], now_ns: int) -> None:
-        """At rest at `q`, just armed."""
-        count = len(q)
-        for name in self.LISTS:
-            setattr(self, name, [0.0] * count)
-        self.q[:], self.measured[:], self.goal[:] = q, q, [_NAN] * count
-        self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
-        self.clips = [0] * count
-        self.now_ns = self.fresh_ns = now_ns
-        self.middle_ns = 0  # of the last good reading; 0: none so far
-        self.stop = SOFT
-        self.reasons = 0  # bits of Reason, of this tick
-        self.seq = -1
-        self.clipped = 0  # ticks in a row in which the goal was held back
-        self.bus_faults = 0.0  # a leaky count of readings that did not come
-        self.frozen = 0.0  # how far goals went since a reading last changed, of what is permitted
-
-    def stands(self) -> bool:
-        """Whether the goal stands still, and the three before it did."""
-        return not (any(self.v) or any(self.a) or any(self.way_v) or any(self.way_a))
+_NAN, _INFINITE = float("nan"), float("inf")
 
 
 def check(
@@ -177,8 +109,8 @@ def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_n
             reasons |= 1 << Reason.POSITION_MEASURED
         # an encoder's last digit is no motion
         fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
-        leapt = dt_s > 0 and abs(q - before.measured[i]) > fastest * max(dt_s, e.period_s)
-        if leapt or not abs(dq) <= fastest:
+        furthest = fastest * max(dt_s, e.period_s) if before.middle_ns else _INFINITE
+        if not (abs(dq) <= fastest and abs(q - before.measured[i]) <= furthest):
             reasons |= 1 << Reason.VELOCITY_MEASURED
         if not abs(before.q[i] - q) <= room:
             reasons |= 1 << Reason.TRACKING_ERROR
@@ -208,17 +140,17 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
     resuming = before.stop != FREE
     for i in range(len(e.joints)):
         goal = float(target[i])
-        clips = _step(e, i, before, after, goal)
+        clips = step(e, i, before, after, goal)
         if resuming and clips & WAY_OUT:
             _stop(e, before, after, SOFT)  # it still brakes harder than motion may: all go on
             return 0
-        after.clips[i], after.goal[i] = clips, goal
+        after.clips[i] = clips
         clamped = min(max(goal, e.low[i]), e.high[i])
         speed = abs(clamped - before.q[i]) / e.period_s
         extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
         held = held or abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]
     after.stop = FREE
-    after.clipped = before.clipped + 1 if held else 0
+    after.clipped = before.clipped + 1 if held else max(0.0, before.clipped - 0.5)
     reasons = 0
     if extreme:
         reasons |= 1 << Reason.REQUEST_EXTREME
@@ -229,93 +161,12 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
     return reasons
 
 
-def _step(e: Envelope, i: int, before: Motion, after: Motion, goal: float) -> int:
-    """Joint i goes one period towards `goal`; returns the bits of what held it back."""
-    period, low, high = e.period_s, e.low[i], e.high[i]
-    limit_v, limit_a, limit_j = e.velocity[i], e.acceleration[i], e.jerk[i]
-    q, v, a = before.q[i], before.v[i], before.a[i]
-    clips = 0
-    if not low <= goal <= high:
-        goal, clips = min(max(goal, low), high), POSITION
-    least = max(a - limit_j * period, -limit_a)
-    most = min(a + limit_j * period, limit_a)
-    speed = (goal - q) / period
-    pull = (speed - v) / period
-    if least <= pull <= most and -limit_v <= speed <= limit_v:
-        q1 = goal
-    else:
-        clips |= VELOCITY if abs(speed) > limit_v else 0
-        clips |= ACCELERATION if abs(pull) > limit_a else 0
-        clips |= JERK if not least <= pull <= most else 0
-        feed = (goal - before.goal[i]) / period
-        if not -limit_v <= feed <= limit_v:  # also where there was no goal before
-            feed = 0.0
-        pull = _pull(goal - feed * period - q, v, feed, limit_v, limit_a, limit_j, period)
-        q1 = q + (v + min(max(pull, least), most) * period) * period
-    possible = least <= most  # not where a stop brakes harder than motion may
-    if possible and _accept(e, i, before, after, q1):
-        return clips
-    limit_a, limit_j = before.way_limit_a[i], before.way_limit_j[i]
-    out, way_v, way_a = advance(q, before.way_v[i], before.way_a[i], limit_a, limit_j, period)
-    if possible and before.stop == FREE:
-        # between two goals that keep the limits of v, a and j, all others keep them
-        for share in SHARES:
-            if _accept(e, i, before, after, out + share * (q1 - out)):
-                return clips | BRAKING
-    _set(after, i, before, out, period)
-    after.way_v[i], after.way_a[i] = way_v, way_a
-    after.way_limit_a[i], after.way_limit_j[i] = limit_a, limit_j
-    return clips | WAY_OUT
-
-
-def _pull(
-    room: float, v: float, feed: float, limit_v: float, limit_a: float, limit_j: float, p: float
-) -> float:
-    """The acceleration that takes a joint to a goal that was `room` away and moves at `feed`.
-
-    Not a limit: what it answers is held to them by others.
-    """
-    way = abs(room) - abs(v - feed) * p
-    speed = speed_to_stop_within(way if way > 0 else 0.0, limit_a, limit_j)
-    wanted = feed + (speed if room > 0 else -speed)
-    change = min(max(wanted, -limit_v), limit_v) - v
-    pull = limit_j * (sqrt(p * p + 2 * abs(change) / limit_j) - p)
-    return pull if change > 0 else -pull
-
-
-def _accept(e: Envelope, i: int, before: Motion, after: Motion, q1: float) -> bool:
-    """Makes q1 joint i's next goal if the joint can still stop after it; else changes nothing."""
-    limit_v, limit_a, limit_j = e.velocity[i], e.acceleration[i], e.jerk[i]
-    v1 = (q1 - before.q[i]) / e.period_s
-    a1 = (v1 - before.v[i]) / e.period_s
-    w = v1 + a1 * e.period_s / 2
-    rest = w + a1 * abs(a1) / (2 * limit_j)  # the velocity once a1 is taken back
-    if not (-limit_v <= v1 <= limit_v and -limit_v <= w <= limit_v and -limit_v <= rest <= limit_v):
-        return False
-    if not e.low[i] + e.room[i] <= q1 <= e.high[i] - e.room[i]:
-        end, turned = distance(w, a1, limit_a, limit_j), turn(w, a1, limit_j)
-        if q1 + min(0.0, end, turned) < e.low[i] - SLACK:
-            return False
-        if q1 + max(0.0, end, turned) > e.high[i] + SLACK:
-            return False
-    _set(after, i, before, q1, e.period_s)
-    after.way_v[i], after.way_a[i] = w, a1
-    after.way_limit_a[i], after.way_limit_j[i] = limit_a, limit_j
-    return True
-
-
-def _set(after: Motion, i: int, before: Motion, q1: float, period: float) -> None:
-    after.q[i] = q1
-    after.v[i] = v1 = (q1 - before.q[i]) / period
-    after.a[i] = (v1 - before.v[i]) / period
-
-
 def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
     """All joints go one period along their way out, as hard as `wanted` says."""
     after.stop = max(before.stop, wanted)
     after.clipped = 0
     for i in range(len(e.joints)):
-        after.goal[i], after.clips[i] = _NAN, 0
+        after.goal[i], after.goal_v[i], after.clips[i] = _NAN, _NAN, 0
         if after.stop > before.stop:
             after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
         else:
@@ -324,15 +175,7 @@ def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
     if after.stop == SOFT and before.stop == FREE:
         _together(e, before, after)
     for i in range(len(e.joints)):
-        out, after.way_v[i], after.way_a[i] = advance(
-            before.q[i],
-            before.way_v[i],
-            before.way_a[i],
-            after.way_limit_a[i],
-            after.way_limit_j[i],
-            e.period_s,
-        )
-        _set(after, i, before, out, e.period_s)
+        step_out(e, i, before, after)
 
 
 def _together(e: Envelope, before: Motion, after: Motion) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent
-from real_robot.safety.check import Motion, check
+from real_robot.safety.check import check
+from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
     ARMED,

@@ -18,7 +18,7 @@ STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never m
 class Rules:
     """What stops a robot besides its limits. Defaults hold for position servos on a bench."""
 
-    trip_after_s: float = 0.4  # > 0: a request clipped so long, without a break, stops the robot
+    trip_after_s: float = 0.4  # > 0: requests clipped for so long stop the robot
     trip_ratio: float = 20.0  # > 1: so does a velocity asked for beyond so many times its limit
     velocity_ratio: float = 1.2  # >= 1: measured over commanded
     held_back: float = (

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-REST = 1e-12  # rad/s and rad/s²: below, a joint stands
-
 
 def phases(v: float, a: float, limit_a: float, limit_j: float) -> tuple[float, float, float, float]:
     """(s, t1, t2, t3): the sign of jerk in the first part, and the three durations in s."""
@@ -83,11 +81,3 @@ def turn(v: float, a: float, limit_j: float) -> float:
         t = (-a - sqrt(-2 * limit_j * rest)) / limit_j
         return t * (v + t * (a / 2 + t * limit_j / 6))
     return 0.0
-
-
-def speed_to_stop_within(room: float, limit_a: float, limit_j: float) -> float:
-    """The velocity, >= 0, from which the stop, begun without acceleration, takes `room` >= 0."""
-    ramp = limit_a / limit_j
-    if room <= limit_a * ramp * ramp:  # the peak stays under the limit: room = v sqrt(v / j)
-        return float((room * room * limit_j) ** (1 / 3))
-    return limit_a / 2 * (sqrt(ramp * ramp + 8 * room / limit_a) - ramp)

@@ -16,8 +16,9 @@ from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
 
 from real_robot.control.kinematics import forward
 from real_robot.robot import Code, Limits, Reading
-from real_robot.safety.check import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion, check
+from real_robot.safety.check import check
 from real_robot.safety.guard import Guard
+from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
 from real_robot.safety.limits import Envelope, Rules, envelope, faults, limits_from, tightest
 from real_robot.safety.states import MOVING, Reason, Refused, State
 from real_robot.safety.stopping import advance, distance, duration_s, turn
@@ -125,7 +126,9 @@ STYLES = ["noise", "nyquist", "walk", "steps", "ramp", "twitch"]
 
 
 @settings(max_examples=120, deadline=None)
-@given(envelopes(), st.integers(0, 10**6), st.lists(st.sampled_from(STYLES), min_size=1, max_size=3))
+@given(
+    envelopes(), st.integers(0, 10**6), st.lists(st.sampled_from(STYLES), min_size=1, max_size=3)
+)
 def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed: int, styles):
     rng = random.Random(seed)
     run = Run(e, [rng.uniform(low, high) for low, high in zip(e.low, e.high, strict=True)])
@@ -194,7 +197,7 @@ def test_a_target_within_the_limits_is_sent_to_the_bit():
     run = Run(envelope(spec(), limits(), 200.0))
     for k in range(400):
         t = k / 200
-        target = [0.3 * t**3 / (1 + t**3), -0.2 * (1 - math.cos(2 * t)) * min(1.0, t)]
+        target = [0.3 * t**3 / (1 + t**3), -0.2 * (t - math.sin(2 * t) / 2)]
         assert run.tick(target).q == target, k
         assert run.motion.clips == [0, 0]
         assert run.motion.reasons == 0
@@ -208,7 +211,7 @@ def test_a_step_of_a_radian_becomes_a_ramp_that_arrives(rate_hz: float):
         run.tick([1.0, 0.0])
     fastest = 1.0 / 2.0 + 2.0 / 15.0 + 15.0 / 400.0  # d / v + v / a + a / j
     took = (len(run.q) - 1) / rate_hz
-    assert fastest - 1 / rate_hz < took < 1.4 * fastest
+    assert 0.98 * fastest - 1 / rate_hz < took < 1.4 * fastest
     assert max(q[0] for q in run.q) < 1.01
     assert run.tick([1.0, 0.0]).q[1] == 0.0
     assert_within(run)
@@ -224,7 +227,7 @@ def test_a_step_of_a_radian_becomes_a_ramp_that_arrives(rate_hz: float):
     ],
 )
 def test_what_held_a_target_back_is_told(target, bit: int):
-    run = Run(envelope(spec(), limits(), 200.0))
+    run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
     assert run.tick(target).clips[0] & bit
     assert run.motion.clips[1] == 0
 

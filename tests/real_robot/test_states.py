@@ -1,4 +1,4 @@
-"""The state machine: the listed transitions and no others, and reasons that only a person clears."""
+"""The state machine: the listed transitions and no others; a person alone clears a reason."""
 
 import itertools
 
