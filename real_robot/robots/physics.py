@@ -12,9 +12,18 @@ class Physics:
 
     Time is in integer nanoseconds and starts at the first `advance`. A servo without torque gives
     way: only its gears' friction is left.
+
+    stand: something carries the arm as long as no servo has torque.
     """
 
-    def __init__(self, model: Path, joints: Sequence[str], *, period_ns: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        model: Path,
+        joints: Sequence[str],
+        *,
+        period_ns: int = 1_000_000,
+        stand: bool = False,
+    ) -> None:
         import mujoco
 
         self._mujoco = mujoco
@@ -39,6 +48,7 @@ class Physics:
         self._gain = self.model.actuator_gainprm[self._servo, 0].copy()
         self._bias = self.model.actuator_biasprm[self._servo, :3].copy()
         self.max_torque = self.model.actuator_forcerange[self._servo, 1].copy()  # [J] N m
+        self._stand, self._on = stand, np.zeros(len(joints), bool)
         for index in range(len(joints)):
             self.set_torque(index, False)
         mujoco.mj_forward(self.model, self.data)
@@ -62,6 +72,7 @@ class Physics:
         self.data.ctrl[self._servo[index]] = angle_rad
 
     def set_torque(self, index: int, on: bool) -> None:
+        self._on[index] = on
         self.model.actuator_gainprm[self._servo[index], 0] = self._gain[index] * on
         self.model.actuator_biasprm[self._servo[index], :3] = self._bias[index] * on
 
@@ -84,7 +95,7 @@ class Physics:
         self._mujoco.mj_forward(self.model, self.data)
 
     def where(self, name: str) -> np.ndarray:
-        """[3] m: of a site or else of a body. Raises KeyError."""
+        """[3] m: of a site or else of a body; a view that moves with it. Raises KeyError."""
         try:
             return self.data.site(name).xpos
         except KeyError:
@@ -96,6 +107,8 @@ class Physics:
             self.now_ns = to_ns
         while self.now_ns + self.period_ns <= to_ns:
             self.now_ns += self.period_ns
+            if self._stand and not self._on.any():
+                continue
             if self.before_step is not None:
                 self.before_step(self.now_ns)
             self._mujoco.mj_step(self.model, self.data)

@@ -32,7 +32,8 @@ from real_robot.robots.dynamixel.packets import (
 )
 
 LATENCY_S = 1e-3  # of a USB adapter with its timer set to 1 ms
-SLACK_S = 1e-3  # that the host may be late by, beyond what is counted
+SLACK_S = 2e-3  # that the host may be late by, beyond what is counted
+PATIENCE_S = 0.03  # the same where nothing hurries: all but sync reads
 SETTLE_S = 5e-3  # at most, for a line that does not fall silent
 
 
@@ -197,18 +198,18 @@ class Bus:
 
     def ping(self, id_: int) -> Answer:
         """data: model number, 2, and firmware version, 1."""
-        return self._ask(encode(id_, Instruction.PING), (id_,), 3)[0]
+        return self._single(encode(id_, Instruction.PING), id_, 3)
 
     def read(self, id_: int, address: int, size: int) -> Answer:
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
-        return self._ask(encode(id_, Instruction.READ, where), (id_,), size)[0]
+        return self._single(encode(id_, Instruction.READ, where), id_, size)
 
     def write(self, id_: int, address: int, data: bytes) -> Answer:
         where = address.to_bytes(2, "little")
-        return self._ask(encode(id_, Instruction.WRITE, where + data), (id_,), 0)[0]
+        return self._single(encode(id_, Instruction.WRITE, where + data), id_, 0)
 
     def reboot(self, id_: int) -> Answer:
-        return self._ask(encode(id_, Instruction.REBOOT), (id_,), 0)[0]
+        return self._single(encode(id_, Instruction.REBOOT), id_, 0)
 
     def sync_read(
         self,
@@ -223,7 +224,7 @@ class Bus:
         """
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
         request = encode(BROADCAST, Instruction.SYNC_READ, where + bytes(ids))
-        return self._ask(request, ids, size, fresh)
+        return self._ask(request, ids, size, self._slack_ns, fresh)
 
     def sync_write(self, ids: Sequence[int], address: int, values: Sequence[bytes]) -> Code:
         """Nobody answers: OK says that it has left the host."""
@@ -254,11 +255,15 @@ class Bus:
         start = max(self.port.now_ns(), self._line_free_ns)
         self._line_free_ns = start + int(len(request) * self._byte_ns)
 
+    def _single(self, request: bytes, id_: int, size: int) -> Answer:
+        return self._ask(request, (id_,), size, self._slack_ns + PATIENCE_S * 1e9)[0]
+
     def _ask(
         self,
         request: bytes,
         ids: Sequence[int],
         size: int,
+        slack_ns: float,
         fresh: Callable[[int, bytes], bool] | None = None,
     ) -> list[Answer]:
         """Servos answer in the order of `ids`: once one has, those before it will not."""
@@ -268,7 +273,7 @@ class Bus:
         packet_ns = (OVERHEAD + 1 + size) * self._byte_ns + self._delay_ns
         try:
             self._send(request)
-            deadline = self._line_free_ns + int(len(ids) * packet_ns + self._slack_ns)
+            deadline = self._line_free_ns + int(len(ids) * packet_ns + slack_ns)
             while next_ < len(ids):
                 data = self.port.read(deadline)
                 if not data:

@@ -2,7 +2,8 @@
 
 FF FF FD 00 | id | length, 2 | instruction | parameters | CRC-16, 2; little endian; the length
 counts what follows it. A status packet has the instruction 0x55, and an error byte before its
-parameters. So that no header stands inside a packet, FF FF FD becomes FF FF FD FD between length and CRC.
+parameters. So that no header stands inside a packet, FF FF FD becomes FF FF FD FD between length and
+CRC.
 
 Format: emanual.robotis.com/docs/en/dxl/protocol2.
 """

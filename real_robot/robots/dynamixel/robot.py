@@ -266,8 +266,9 @@ class DynamixelRobot:
             self._set_all(table.BUS_WATCHDOG, 0)
             self._set_all(table.PROFILE_VELOCITY, 0)
             self._set_all(table.PROFILE_ACCELERATION, 0)
-            for id_ in on:
-                self._set(id_, table.TORQUE_ENABLE, 1)
+            if on:  # all at once, so that the arm does not sag servo by servo; then see whether
+                self.bus.sync_write(on, table.TORQUE_ENABLE.address, [b"\1"] * len(on))
+            self._set_all(table.TORQUE_ENABLE, 1)
             goals = [table.GOAL_POSITION.pack(int(ticks)) for ticks in present]
             for id_, goal in zip(self._ids, goals, strict=True):
                 self._write(id_, table.GOAL_POSITION, goal)
@@ -288,10 +289,10 @@ class DynamixelRobot:
         """What did not answer is asked again as long as `timeout_s` allows. The first reading,
         and the first after a servo's reboot, take longer: they tell it what to show."""
         port = self.bus.port
-        begin = port.now_ns()
-        end = begin + int(self._spec.timeout_s * 1e9)
         missing = set(self._ids)
         code = self._prepare()
+        begin = port.now_ns()
+        end = begin + int(self._spec.timeout_s * 1e9)
         while missing and not code:
             code = self._ask(missing)
             if code in (Code.TIMEOUT, Code.CORRUPT) and port.now_ns() + self._needs(missing) <= end:

@@ -21,14 +21,15 @@ def build(
     latency_s: float = 1e-3,
     seed: int = 0,
     calibrated: bool = True,
+    stand: bool = True,
     model: str = "XM430-W350",
     log: Log | None = None,
 ) -> Line:
     """The robot's servos, each screwed on at an angle of its own; every other one turned round.
 
-    calibrated: what a calibration writes is in them.
+    calibrated: what a calibration writes is in them. stand: see `Physics`.
     """
-    physics = Physics(described.model, described.spec.joints)
+    physics = Physics(described.model, described.spec.joints, stand=stand)
     chance = random.Random(seed)
     kind = next(known for known in t.MODELS.values() if known.name == model)
     servos = []

@@ -159,7 +159,7 @@ class Line:
         return {servo.id: servo for servo in self.servos}[id_]
 
     def event(self, kind: str, what: dict[str, Any], now_ns: int) -> None:
-        """Carries out and logs one of: stall, late_once, reboot, torque_off, fail, heat, place.
+        """Carries out and logs one of: stall, late_once, reboot, torque_off, fail, heat, place, pose.
 
         Raises KeyError for another.
         """
@@ -172,6 +172,7 @@ class Line:
             "fail": lambda id, bits: self.servo(id).fail(bits),
             "heat": lambda id, celsius: setattr(self.servo(id), "temperature_c", celsius),
             "place": self.physics.place,
+            "pose": self.physics.pose,
         }
         actions[kind](**what)
         self.log(now_ns, kind, what)
@@ -210,14 +211,16 @@ class Line:
         }
         for servo in hearing.values():
             servo.feed(now_ns)
-        at = float(now_ns)
+        at, last = float(now_ns), float(now_ns)
+        answers = b""
         if kind == Instruction.SYNC_READ:
             address, size = _pair(content)
             for id_ in content[4:]:
                 at += (11 + size) * self._byte_ns + self._return_delay_ns(id_)
                 if id_ in hearing and hearing[id_].get(t.STATUS_LEVEL) >= 1:
                     error, data = hearing[id_].read(address, size, now_ns)
-                    self._answer(hearing[id_], error, data, at + late)
+                    if answer := self._answer(hearing[id_], error, data):
+                        answers, last = answers + answer, at
         elif kind == Instruction.SYNC_WRITE:
             address, size = _pair(content)
             rows = content[4:]
@@ -236,7 +239,11 @@ class Line:
                     at += (11 + len(data)) * self._byte_ns
                     asked = packet.id != BROADCAST or kind == Instruction.PING
                     if asked and servo.get(t.STATUS_LEVEL) >= level:
-                        self._answer(servo, error, data, at + late)
+                        answers, last = answers + self._answer(servo, error, data), at
+        if answers:  # the adapter passes on together what follows closely
+            delay = self._latency_ns + self.faults.delay_s * 1e9 + late
+            self._count += 1
+            heapq.heappush(self._answers, (int(last + delay), self._count, answers))
 
     def _one(self, servo: SimulatedServo, packet: Packet, now_ns: int) -> tuple[int, bytes, int]:
         """error, data and the status level from which on it is answered."""
@@ -276,17 +283,16 @@ class Line:
             self.log(now_ns, "write", what)
         return error
 
-    def _answer(self, servo: SimulatedServo, error: int, data: bytes, at_ns: float) -> None:
+    def _answer(self, servo: SimulatedServo, error: int, data: bytes) -> bytes:
+        """As it reaches the host."""
         if self._random.random() < self.faults.drop:
-            return
+            return b""
         packet = status(servo.id, servo.error_byte(error), data)
         if self._random.random() < self.faults.corrupt:
             where = self._random.randrange(len(packet))
             wrong = packet[where] ^ self._random.randrange(1, 256)
             packet = packet[:where] + bytes([wrong]) + packet[where + 1 :]
-        at = int(at_ns + self._latency_ns + self.faults.delay_s * 1e9)
-        self._count += 1
-        heapq.heappush(self._answers, (at, self._count, packet))
+        return packet
 
 
 def _pair(content: bytes) -> tuple[int, int]:
