@@ -62,7 +62,7 @@ class Line:
 class Simulation:
     """Of `simulated`."""
 
-    rate_hz: float = 1000.0  # of physics
+    rate_hz: float = 250.0  # at which it takes goals and publishes; the physics run at 1 kHz
     folder: str | None = None  # of the shared memory; default: a temporary one
 
 

@@ -2,8 +2,7 @@
 
 FF FF FD 00 | id | length, 2 | instruction | parameters | CRC-16, 2; little endian; the length
 counts what follows it. A status packet has the instruction 0x55, and an error byte before its
-parameters. So that no header stands inside a packet, FF FF FD becomes FF FF FD FD between length and
-CRC.
+parameters. Between length and CRC, FF FF FD becomes FF FF FD FD: no header stands in a packet.
 
 Format: emanual.robotis.com/docs/en/dxl/protocol2.
 """

@@ -159,10 +159,7 @@ class Line:
         return {servo.id: servo for servo in self.servos}[id_]
 
     def event(self, kind: str, what: dict[str, Any], now_ns: int) -> None:
-        """Carries out and logs one of: stall, late_once, reboot, torque_off, fail, heat, place, pose.
-
-        Raises KeyError for another.
-        """
+        """Carries out and logs what happens once. Raises KeyError for another kind than these."""
         self.advance(now_ns)
         actions: dict[str, Callable[..., Any]] = {
             "stall": lambda seconds: self.stall(seconds, now_ns),
