@@ -145,8 +145,8 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
             _stop(e, before, after, SOFT)  # it still brakes harder than motion may: all go on
             return 0
         after.clips[i] = clips
-        clamped = min(max(goal, e.low[i]), e.high[i])
-        speed = abs(clamped - before.q[i]) / e.period_s
+        last = before.goal[i] if before.goal[i] == before.goal[i] else before.q[i]
+        speed = abs(after.goal[i] - last) / e.period_s
         extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
         held = held or abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]
     after.stop = FREE

@@ -19,7 +19,7 @@ class Rules:
     """What stops a robot besides its limits. Defaults hold for position servos on a bench."""
 
     trip_after_s: float = 0.4  # > 0: requests clipped for so long stop the robot
-    trip_ratio: float = 20.0  # > 1: so does a velocity asked for beyond so many times its limit
+    trip_ratio: float = 200.0  # > 1: so do targets that move at so many times the limit of velocity
     velocity_ratio: float = 1.2  # >= 1: measured over commanded
     held_back: float = (
         0.1  # > 0: a goal off what was asked by this much of tracking_error is clipped

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from real_robot.control.kinematics import forward
+from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.rings import Reader, Ring
+from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import Rules, envelope
 
 JOINTS = ("shoulder", "elbow")
 ARM = """
@@ -164,3 +171,106 @@ class MemoryRobot:
 
     def lose_torque(self, joint: int) -> None:
         self.status[joint] |= Status.TORQUE_OFF
+
+
+class Script(Inputs):
+    """A policy with a latency, a person and a watchdog, all on the simulated clock.
+
+    `act(t_s) -> [H, J]` is the chunk for an observation at t_s.
+    """
+
+    def __init__(self, clock: Clock, act, *, every_s: float = 0.1, latency_s: float = 0.03) -> None:
+        self.clock, self.act = clock, act
+        self.every_ns, self.latency_ns = int(every_s * 1e9), int(latency_s * 1e9)
+        self.start_ns = self.next_ns = clock.now_ns()
+        self.seq, self.waiting = 0, list[Chunk]()
+        self.dead = False  # inference answers no more
+        self.watched = True
+        self.recorder_dead = False
+        self.wishes: dict[int, Wish] = {}  # by the number of the call
+        self.calls = 0
+        self.standing = Wish()  # where none is scripted
+
+    def chunk(self) -> Chunk | None:
+        now = self.clock.now_ns()
+        if now >= self.next_ns and not self.dead:
+            self.next_ns = now + self.every_ns
+            actions = np.asarray(self.act((now - self.start_ns) * 1e-9), float)
+            self.waiting.append(Chunk(self.seq, now, now + self.latency_ns, actions))
+            self.seq += 1
+        ready = [c for c in self.waiting if c.answered_ns <= now]
+        if ready:
+            self.waiting = [c for c in self.waiting if c.answered_ns > now]
+            return ready[-1]
+        return None
+
+    def wish(self) -> Wish:
+        self.calls += 1
+        return self.wishes.get(self.calls, self.standing)
+
+    def watchdog_ns(self) -> int | None:
+        return self.clock.now_ns() - (0 if self.watched else 10**9)
+
+    def recorder_lost(self) -> bool:
+        return self.recorder_dead
+
+
+RATE_HZ = 200.0
+STEP_S, HORIZON = 0.05, 8
+
+
+def swing(t: float) -> np.ndarray:
+    """The chunk of a slow wave, on both joints; within every limit."""
+    times = t + STEP_S * np.arange(HORIZON)
+    return np.stack([0.4 * np.sin(1.5 * times), 0.3 * (1 - np.cos(times))], 1)
+
+
+class Bench:
+    """A whole control process but for its shared memory's other ends: armed and running."""
+
+    def __init__(self, folder: Path, act=swing, *, rules: Rules | None = None, **changes) -> None:
+        self.clock = Clock()
+        box, start = changes.pop("workspace", None), changes.pop("q0", None)
+        robot_spec = spec(RATE_HZ, box, **changes)
+        self.robot = MemoryRobot(self.clock, robot_spec, start)
+        points = forward(robot_spec)
+        e = envelope(robot_spec, robot_spec.limits, RATE_HZ, rules, points)
+        self.guard = Guard(self.robot, e)
+        self.inputs = Script(self.clock, act)
+        self.ring = Ring.create(folder / "ticks", row_type(robot_spec), 4096)
+        self.reader = Reader(self.ring)
+        schedule = Schedule(Timing(1 / STEP_S, HORIZON), 2)
+        self.loop = Loop(self.guard, self.clock, schedule, self.inputs, self.ring)
+        self.guard.connect(self.clock.now)
+        self.guard.passed(self.clock.now)
+        self.guard.arm(self.clock.now)
+        self.loop.begin()
+        self.inputs.wishes[1] = Wish(start=True)
+
+    def run(self, ticks: int) -> list[np.ndarray]:
+        """So many periods; returns the rows of those that were not missed."""
+        rows = []
+        for _ in range(ticks):
+            self.loop.step()
+            while self.reader.following():
+                rows.append(self.reader.record.copy())
+        return rows
+
+    def until(self, condition, ticks: int = 2000) -> int:
+        """Steps until `condition()`; returns how many. Fails after `ticks`."""
+        for k in range(1, ticks + 1):
+            self.loop.step()
+            if condition():
+                return k
+        raise AssertionError(f"not within {ticks} ticks: {self.guard.machine}")
+
+    def assert_within_limits(self) -> None:
+        """By what arrived at the robot, against the limits of stops, which are the wider ones."""
+        e, period = self.guard.envelope, 1 / RATE_HZ
+        q = np.array([self.robot.arrived[0][1]] * 3 + [q for _, q in self.robot.arrived])
+        assert np.isfinite(q).all()
+        assert (q >= np.array(e.low) - 1e-9).all()
+        assert (q <= np.array(e.high) + 1e-9).all()
+        for order, most in ((1, e.velocity), (2, e.stop_acceleration), (3, e.stop_jerk)):
+            found = np.abs(np.diff(q, order, axis=0)).max(0) / period**order
+            assert (found <= np.array(most) * (1 + 1e-6) + 1e-14 / period**order).all(), order
