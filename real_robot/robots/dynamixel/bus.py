@@ -34,7 +34,7 @@ from real_robot.robots.dynamixel.packets import (
 LATENCY_S = 1e-3  # of a USB adapter with its timer set to 1 ms
 SLACK_S = 2e-3  # that the host may be late by, beyond what is counted
 PATIENCE_S = 0.03  # the same where nothing hurries: all but sync reads
-SETTLE_S = 5e-3  # at most, for a line that does not fall silent
+SETTLE_S = 5e-3  # of silence, before the first request of all
 
 
 class Gone(Exception):
@@ -110,7 +110,7 @@ class SerialPort:
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:
-                if not select.select([], [self._fd], [], SETTLE_S)[1]:
+                if not select.select([], [self._fd], [], SLACK_S)[1]:
                     raise Gone("the port takes no bytes") from None
             except OSError as error:
                 raise Gone(error.strerror) from None
@@ -237,10 +237,9 @@ class Bus:
         return Code.OK
 
     def settle(self, silence_s: float) -> None:
-        """Waits until the line has been silent for so long (at most SETTLE_S longer). May raise
-        Gone."""
+        """Waits until the line has been silent for so long, at most twice as long. Raises Gone."""
         port = self.port
-        end = port.now_ns() + int((silence_s + SETTLE_S) * 1e9)
+        end = port.now_ns() + int(2 * silence_s * 1e9)
         while (now := port.now_ns()) < end:
             data = port.read(min(now + int(silence_s * 1e9), end))
             if not data:

@@ -256,8 +256,9 @@ class DynamixelRobot:
     def arm(self) -> Reading:
         if not self.bus.port.claim():
             raise UserError(f"the port of {self._spec.name} is in use by another process")
-        reading = self.read()
-        if reading.code or reading.status.any():
+        self._armed = False
+        reading = self._steady()
+        if reading.code or (reading.status & ~Status.WATCHDOG).any():
             self._complain(reading)
         present = self._shown["position"].copy()
         was_on = self._shown["torque"] == 1
@@ -275,7 +276,7 @@ class DynamixelRobot:
             if self._spec.own_watchdog_s is not None:
                 self._set_all(table.BUS_WATCHDOG, round(self._spec.own_watchdog_s / 0.02))
             self._armed = True
-            reading = self.read()
+            reading = self._steady()
             if reading.code or reading.status.any():
                 self._complain(reading)
         except UserError:
@@ -283,6 +284,13 @@ class DynamixelRobot:
             for id_ in on:  # as they were found
                 self.bus.write(id_, table.TORQUE_ENABLE.address, b"\0")
             raise
+        return reading
+
+    def _steady(self) -> Reading:
+        """A reading, on a second try if need be: a rebooted servo is told what to show first."""
+        for _ in range(TRIES):
+            if not (reading := self.read()).code:
+                break
         return reading
 
     def read(self) -> Reading:
@@ -304,7 +312,8 @@ class DynamixelRobot:
     def _needs(self, missing: set[int]) -> int:
         """ns that asking these may take."""
         counts = [len(missing.intersection(ids)) for _, ids in self._groups]
-        seconds = [self.bus.duration_s(14 + n, n * (11 + SIZE), n) for n in counts if n]
+        silence = 2 * (11 + SIZE)  # packets' time, should one stay away
+        seconds = [self.bus.duration_s(14 + n, n * (11 + SIZE) + silence, n) for n in counts if n]
         return int(sum(seconds) * 1e9)
 
     def _ask(self, missing: set[int]) -> Code:

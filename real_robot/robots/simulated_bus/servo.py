@@ -107,7 +107,9 @@ class SimulatedServo:
                 self._put(entry.item, entry.default)
         self._put(t.HARDWARE_ERROR, 0)
         first = self.model.indirect_data
-        self._shown = list(range(first, first + INDIRECT))  # the addresses behind indirect data
+        self._shown = [0] * INDIRECT  # the addresses behind indirect data
+        shown = (first + k for k in range(INDIRECT))
+        self._show(0, b"".join(address.to_bytes(2, "little") for address in shown))
         self._torque(False)
 
     # time
