@@ -87,9 +87,7 @@ def zero_here(bus: Bus, id_: int) -> int:
             f"servo {id_} stands {wanted} ticks from its centre; at most {MAX_HOMING} can be "
             "corrected: turn its horn by a quarter and begin again"
         )
-    answer = bus.write(id_, table.HOMING_OFFSET.address, table.HOMING_OFFSET.pack(wanted))
-    if answer.code or _get(bus, id_, table.HOMING_OFFSET) != wanted:
-        raise UserError(f"servo {id_} did not take its homing offset: is its torque off?")
+    _put(bus, id_, table.HOMING_OFFSET, wanted)
     return wanted
 
 
@@ -121,6 +119,22 @@ def read_back(bus: Bus, id_: int, low: int, high: int) -> Servo:
         range_min=max(low, 0),
         range_max=min(high, table.TICKS - 1),
     )
+
+
+def finish(bus: Bus, servo: Servo) -> None:
+    """Writes the servo's own limits, its range, and lets it answer without delay."""
+    _put(bus, servo.id, table.MIN_POSITION, servo.range_min)
+    _put(bus, servo.id, table.MAX_POSITION, servo.range_max)
+    _put(bus, servo.id, table.RETURN_DELAY, 0)
+
+
+def _put(bus: Bus, id_: int, item: table.Item, value: int) -> None:
+    answer = bus.write(id_, item.address, item.pack(value))
+    if answer.code or _get(bus, id_, item) != value:
+        raise UserError(
+            f"servo {id_} did not take {value} for register {item.address} (error {answer.error}): "
+            "is its torque off?"
+        )
 
 
 def _get(bus: Bus, id_: int, item: table.Item) -> int:

@@ -240,6 +240,15 @@ class DynamixelRobot:
                     f"{joint}: servo {servo.id} has {name} {has(item)}, the calibration says "
                     f"{value}: it is another arm's file or another servo; calibrate again"
                 )
+        place = self._place[servo.id]
+        low, high = has(table.MIN_POSITION), has(table.MAX_POSITION)
+        if low - table.CENTRE > self._low[place] or high - table.CENTRE < self._high[place]:
+            wanted = [int(limit[place]) + table.CENTRE for limit in (self._low, self._high)]
+            raise UserError(
+                f"{joint}: servo {servo.id} goes from tick {low} to {high} only, the robot's "
+                f"limits are {wanted[0]} to {wanted[1]}, and goals beyond its own it would ignore: "
+                "write registers 52 and 48, or narrow the robot's limits"
+            )
         if servo.drive_mode & ~table.REVERSE:
             raise UserError(
                 f"{joint}: drive mode {servo.drive_mode} has more than the direction's bit set: "
@@ -260,9 +269,8 @@ class DynamixelRobot:
         reading = self._steady()
         if reading.code or (reading.status & ~Status.WATCHDOG).any():
             self._complain(reading)
-        present = self._shown["position"].copy()
-        was_on = self._shown["torque"] == 1
-        on = [id_ for id_, is_on in zip(self._ids, was_on, strict=True) if not is_on]
+        limp = self._shown["torque"] == 0
+        on = [id_ for id_, is_limp in zip(self._ids, limp, strict=True) if is_limp]
         try:
             self._set_all(table.BUS_WATCHDOG, 0)
             self._set_all(table.PROFILE_VELOCITY, 0)
@@ -270,11 +278,13 @@ class DynamixelRobot:
             if on:  # all at once, so that the arm does not sag servo by servo; then see whether
                 self.bus.sync_write(on, table.TORQUE_ENABLE.address, [b"\1"] * len(on))
             self._set_all(table.TORQUE_ENABLE, 1)
-            goals = [table.GOAL_POSITION.pack(int(ticks)) for ticks in present]
-            for id_, goal in zip(self._ids, goals, strict=True):
-                self._write(id_, table.GOAL_POSITION, goal)
+            if (reading := self._steady()).code:
+                self._complain(reading)
+            for id_, ticks in zip(self._ids, self._shown["position"].tolist(), strict=True):
+                self._set(id_, table.GOAL_POSITION, ticks)
             if self._spec.own_watchdog_s is not None:
-                self._set_all(table.BUS_WATCHDOG, round(self._spec.own_watchdog_s / 0.02))
+                count = round(self._spec.own_watchdog_s / table.WATCHDOG_S)
+                self._set_all(table.BUS_WATCHDOG, count)
             self._armed = True
             reading = self._steady()
             if reading.code or reading.status.any():
@@ -429,16 +439,14 @@ class DynamixelRobot:
             self._set(id_, item, value)
 
     def _set(self, id_: int, item: table.Item, value: int) -> None:
-        self._write(id_, item, item.pack(value))
-
-    def _write(self, id_: int, item: table.Item, data: bytes) -> None:
         """Writes and reads back. Raises UserError."""
+        data = item.pack(value)
         done = self._tried(lambda: self.bus.write(id_, item.address, data))
         back = self._tried(lambda: self.bus.read(id_, item.address, item.size))
         if done.code or back.code or back.data != data:
             joint = self._spec.joints[self._place[id_]]
             raise UserError(
-                f"{joint}: servo {id_} did not take {item.unpack(data)} for register "
+                f"{joint}: servo {id_} did not take {value} for register "
                 f"{item.address} (error {done.error}, found {list(back.data)}): the arm was not "
                 "armed; is the joint inside its servo's own position limits?"
             )

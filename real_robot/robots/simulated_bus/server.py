@@ -132,10 +132,13 @@ class Server:
                 return
             self._seen = (found.st_mtime_ns, found.st_ino)
             control = json.loads(self._control.read_text())
+            faults = Faults.from_json(control.get("faults", {}))
         except FileNotFoundError:
             return
+        except (TypeError, ValueError) as error:
+            self._log(now_ns, "refused", {"why": str(error)})
+            return
         self.line.advance(now_ns)
-        faults = Faults.from_json(control.get("faults", {}))
         if faults != self.line.faults:
             was, self.line.faults = self.line.faults, faults
             self._log(now_ns, "faults", control.get("faults", {}))
@@ -146,10 +149,13 @@ class Server:
         for number, kind, what in control.get("events", []):
             if number > self._done:
                 self._done = number
-                if kind == "goal":  # a channel that is told, not measured
-                    self._goals[what["channel"]] = what["at_m"]
-                else:
-                    self.line.event(kind, what, now_ns)
+                try:
+                    if kind == "goal":  # a channel that is told, not measured
+                        self._goals[what["channel"]] = what["at_m"]
+                    else:
+                        self.line.event(kind, what, now_ns)
+                except (KeyError, TypeError, ValueError) as error:
+                    self._log(now_ns, "refused", {"why": f"{kind}: {error!r}"})
         self._log(now_ns, "control", {"done": self._done})
 
     def _publish(self, now_ns: int) -> None:

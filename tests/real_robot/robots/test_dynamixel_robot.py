@@ -170,11 +170,19 @@ def test_a_hardware_error_is_no_state_to_arm_in(rig: Any) -> None:
 
 
 def test_a_joint_outside_its_servos_limits_is_not_armed(rig: Any) -> None:
-    rig.line.physics.pose(np.array([0.0, 0.2, 2.0, 1.96, 0.0]))
+    rig.line.physics.pose(np.array([0.0, 0.2, 2.0, 1.97, 0.0]))
     rig.robot.connect()
     with pytest.raises(UserError, match="wrist: servo 4 did not take"):
         rig.robot.arm()
     assert not any(servo.torque_on for servo in rig.line.servos)
+
+
+def test_servos_that_would_ignore_goals_are_refused(rig: Any) -> None:
+    """A sync write has no answer: a goal beyond the servo's own limits would vanish silently."""
+    servo = rig.line.servo(3)
+    servo.write(table.MAX_POSITION.address, table.MAX_POSITION.pack(3000))
+    with pytest.raises(UserError, match=r"elbow: servo 3 goes from tick .* to 3000 only"):
+        rig.robot.connect()
 
 
 def test_a_calibration_file_is_of_these_joints(tmp_path: Path, rig: Any, desk: Any) -> None:
@@ -203,7 +211,10 @@ def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
         ranges.look()
     servo = calibration.read_back(bus, 2, int(ranges.low[0]), int(ranges.high[0]))
     assert servo.range_max - servo.range_min == pytest.approx(0.9 / TICK, abs=2)
-    rig.line.servo(2).mounting_ticks += 3000
+    calibration.finish(bus, servo)
+    shown = rig.line.servo(2)
+    assert (shown.get(table.MIN_POSITION), shown.get(table.RETURN_DELAY)) == (servo.range_min, 0)
+    shown.mounting_ticks += 3000
     with pytest.raises(UserError, match="turn its horn"):
         calibration.zero_here(bus, 2)
 
