@@ -13,16 +13,18 @@ from typing import Protocol
 
 import numpy as np
 
+from offline_rl.utils.errors import UserError
 from real_robot.control.clock import Clock
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule
 from real_robot.recording.rows import Mode
-from real_robot.robot import Reading
+from real_robot.robot import Code, Reading
 from real_robot.safety.guard import Guard
 from real_robot.safety.states import ARMED, Reason, Refused, State
 
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
+UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
 TELEOP_AGE_S = 0.1  # an older target of a person's is none
 
@@ -32,10 +34,12 @@ class Wish:
     """What a person at the keys or a takeover device wants, in one tick."""
 
     estop: bool = False  # held or latched by the device
+    arm: bool = False  # torque on, once more, after a fault
     start: bool = False  # the policy moves the robot as soon as it has a plan
     take: bool = False
     release: bool = False
     finish: bool = False
+    limp: bool = False  # torque off: the arm drops
     typed: str | None = None  # to re-arm
     target: Sequence[float] | None = None  # [J] rad or m, while taken over
     target_ns: int = 0  # when the device said so
@@ -81,16 +85,17 @@ class Loop:
         self._start_ns = clock.now_ns()
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
-        self._starting = False
+        self.starting = False  # a person wants the policy to begin; it does with its first plan
         self._taken_ns, self._from = 0, [0.0] * count
         self._mixed = [0.0] * count
         self._end_ns = self._start_ns
         self._nan = np.full(count, np.nan)
 
     def begin(self) -> None:
-        """The grid starts one period from now."""
-        self._start_ns, self.tick_number = self.clock.now_ns(), 0
-        self.guard.motion.now_ns = self.guard.motion.fresh_ns = self._start_ns
+        """The next deadline is one period from now, whatever was missed since the last."""
+        now = self.clock.now_ns()
+        self._start_ns = now - self.tick_number * self.period_ns
+        self.guard.motion.now_ns = self.guard.motion.fresh_ns = now
 
     def step(self) -> None:
         """Sleeps to the next deadline and does that tick, or counts it as missed."""
@@ -140,12 +145,15 @@ class Loop:
         wish = self.inputs.wish()
         if wish.estop:
             others |= 1 << Reason.ESTOP_PRESSED
-        self._obey(wish, reading, now)
+        if self._obey(wish, reading, now):
+            return  # newly armed: the next tick is the first
         chunk = self.inputs.chunk()
-        self._starting = guard.state is State.HOLD and (self._starting or wish.start)
-        if chunk is not None and (self._starting or guard.state in PLANNED):
+        if wish.start and guard.state is State.HOLD and not self.starting:
+            self.starting, self.episode = True, self.episode + 1
+        self.starting = self.starting and guard.state is State.HOLD
+        if chunk is not None and (self.starting or guard.state in PLANNED):
             taken = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
-            if taken and self._starting:
+            if taken and self.starting:
                 self._start(now)
         target: Sequence[float] | None = None
         if guard.state in PLANNED:
@@ -160,12 +168,19 @@ class Loop:
         if guard.state not in PLANNED:
             schedule.clear()
 
-    def _obey(self, wish: Wish, reading: Reading, now: int) -> None:
-        """What a person wants and may have; what is refused stands in `refused`."""
+    def _obey(self, wish: Wish, reading: Reading, now: int) -> bool:
+        """What a person wants and may have; what is refused stands in `refused`. True: armed."""
         guard = self.guard
         try:
             if wish.typed is not None:
                 guard.re_arm(wish.typed, now)
+            if wish.arm and guard.state in UNARMED:
+                guard.passed(now)
+                guard.arm(now)
+                self.begin()
+                return True
+            if wish.limp:
+                guard.limp(now)
             if wish.take and guard.state is not State.TAKEOVER:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
@@ -174,11 +189,12 @@ class Loop:
             if wish.finish and guard.state is State.RUNNING:
                 guard.finish(now)
                 self.schedule.clear()
-        except Refused as error:
+        except (Refused, UserError) as error:
             self.refused = str(error)
+        return False
 
     def _start(self, now: int) -> None:
-        self._starting = False
+        self.starting = False
         try:
             self.guard.start(now)
         except Refused as error:
@@ -234,10 +250,7 @@ class Loop:
         row["status"] = reading.status
         row["target"] = self._nan if target is None else target
         sent = guard.sent
-        if sent is not None and sent.time_ns == now:
-            row["sent"] = sent.q
-        else:
-            row["sent"] = self._nan
+        row["sent"] = sent.q if sent is not None and sent.code == Code.OK else self._nan
         row["clips"] = guard.motion.clips
         for name, value in reading.channels.items():
             row[f"channel.{name}"] = value

@@ -171,6 +171,7 @@ class Words:
         "watchdog_beat",
         "watchdog_ns",
         "watchdog_fired",  # 1 once it has taken the bus
+        "starting",  # 1: a policy is wanted, and begins with its first plan
         "inference_beat",
         "writer_beat",
         "estop",  # 1 once somebody pressed it, in whatever process

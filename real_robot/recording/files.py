@@ -84,7 +84,7 @@ def read(path: str | Path) -> Recording:
         raise UserError(f"{path} is not a recording of a robot")
     _, size, total = HEAD.unpack_from(data)
     text = data[HEAD.size : HEAD.size + size]
-    if len(text) != size or crc32(text) != total:
+    if not text or len(text) != size or crc32(text) != total:
         raise UserError(f"{path}: the recording is damaged at its very beginning")
     header = json.loads(bytes(text))
     if header["format"] != FORMAT:

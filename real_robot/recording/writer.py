@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.session import Session, main_folder, told_as_error
 from real_robot.recording.files import RecordingWriter
 
 FLUSH_S = 0.5  # a killed machine loses no more than this
@@ -47,23 +49,46 @@ class Writer:
         self._file.close()
 
 
-def write_until_stopped(
-    ticks: Path,
-    words: Path,
-    path: Path,
-    about: dict[str, Any],
-    now_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """The writer process: until everyone is told to end. Raises OSError where the disk is full."""
-    shared = Words(words)
-    writer = Writer(Ring.open(ticks), path, about)
-    flushed = now_s()
-    while not shared["stop"]:
-        waiting = writer.take()
-        if waiting and now_s() - flushed >= FLUSH_S:
-            writer.flush()
-            flushed = now_s()
-        shared["writer_beat"] += 1
-        sleep(POLL_S)
-    writer.close()
+def write(session: Session) -> None:
+    """The writer process, until everyone is told to end. Raises UserError: such as a full disk."""
+    assert session.recording is not None
+    words = Words(session.path / "words")
+    while not words["control_beat"]:
+        if words["stop"]:
+            return
+        time.sleep(POLL_S)
+    spec = session.make_robot().spec
+    about: dict[str, Any] = {"robot": spec.name, "joints": spec.joints, "units": spec.units}
+    about |= {"rate_hz": session.rate_hz, "bundle": session.bundle}
+    try:
+        writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
+        flushed = time.monotonic()
+        while not words["stop"]:
+            waiting = writer.take()
+            if waiting and time.monotonic() - flushed >= FLUSH_S:
+                writer.flush()
+                flushed = time.monotonic()
+            words["writer_beat"] += 1
+            time.sleep(POLL_S)
+        _wait_for_the_last(words)
+        writer.close()
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"{session.recording} could not be written: {why}") from None
+
+
+def _wait_for_the_last(words: Words) -> None:
+    """Control takes some time to bring the robot to rest, which belongs to the recording."""
+    end = time.monotonic() + 5.0
+    while words["armed"] and not words["watchdog_fired"] and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def main(arguments: list[str]) -> None:
+    session = main_folder(arguments)
+    with told_as_error(session, "writer"):
+        write(session)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -37,7 +37,7 @@ class Guard:
         self.machine = Machine()
         count = len(envelope.joints)
         self.motion, self._other = Motion([0.0] * count, 0), Motion([0.0] * count, 0)
-        self.sent: Sent | None = None  # the last answer of `command`
+        self.sent: Sent | None = None  # what became of this tick's command; None: there was none
         self.missing = 0  # commands that did not get through, since armed
         self._low, self._high = np.array(envelope.low), np.array(envelope.high)
         self._goal = np.zeros(count)
@@ -136,6 +136,7 @@ class Guard:
         Arguments: `check`'s. Unarmed, nothing is sent.
         """
         machine = self.machine
+        self.sent = None
         if machine.state not in ARMED and machine.state not in STOPPING:
             self._expire(now_ns)
             return self.motion
