@@ -198,7 +198,6 @@ class Line:
 
     def _carry_out(self, now_ns: int, packet: Packet) -> None:
         content, kind = packet.parameters, packet.instruction
-        late, self._late_once_ns = self._late_once_ns, 0.0
         hearing = {
             servo.id: servo
             for servo in self.servos
@@ -238,7 +237,8 @@ class Line:
                     if asked and servo.get(t.STATUS_LEVEL) >= level:
                         answers, last = answers + self._answer(servo, error, data), at
         if answers:  # the adapter passes on together what follows closely
-            delay = self._latency_ns + self.faults.delay_s * 1e9 + late
+            delay = self._latency_ns + self.faults.delay_s * 1e9 + self._late_once_ns
+            self._late_once_ns = 0.0
             self._count += 1
             heapq.heappush(self._answers, (int(last + delay), self._count, answers))
 

@@ -1,6 +1,4 @@
-"""What succeeds in arm/reach and arm/push succeeds through the servo protocol: one model, two ways to
-drive it.
-"""
+"""What succeeds in arm/reach and arm/push succeeds through the servo protocol: the model is one."""
 
 from typing import Any
 
