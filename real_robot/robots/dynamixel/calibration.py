@@ -102,7 +102,8 @@ class Ranges:
     def look(self) -> np.ndarray:
         """The positions now, [J] ticks, -1 where a servo did not answer."""
         position = table.PRESENT_POSITION
-        answers = self._bus.sync_read(self.ids, position.address, position.size)
+        # one by one, with patience: new servos answer late
+        answers = [self._bus.read(id_, position.address, position.size) for id_ in self.ids]
         here = np.array([-1 if a.code else position.unpack(a.data) for a in answers])
         known = here >= 0
         self.low[known] = np.minimum(self.low, here)[known]
