@@ -1,4 +1,4 @@
-"""`robot calibrate`: where a servo arm's zero is, and how far each joint goes, by a person's hand."""
+"""`robot calibrate`: where an arm's zero is, and how far each joint goes, by a person's hand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEAST_TICKS = 100  # a joint that was moved by less was not moved
 def calibrate(robot: str, *, ask: Callable[[str], object] | None = None, **changes: Any) -> str:
     """Writes the robot's calibration file; returns its path, last.
 
-    ask: shows a sentence and returns when it is done, by default with Enter. changes: of the
-    adapter's options, such as port=…. Raises UserError; servos that were zeroed before that stay so.
+    ask: shows a sentence and returns when that is done, by default with Enter. changes: of the
+    adapter's options, such as port=…. Raises UserError; servos zeroed before that stay so.
     """
     from real_robot.robots.dynamixel import table
     from real_robot.robots.dynamixel.bus import Bus, SerialPort, adapter_latency_s
@@ -40,7 +40,7 @@ def calibrate(robot: str, *, ask: Callable[[str], object] | None = None, **chang
         bus = Bus(port, line.baud, latency_s=latency_s)
         wait("Torque goes off: hold the arm. Then Enter")
         for id_ in ids.values():
-            if bus.write(id_, table.TORQUE.address, table.TORQUE.pack(0)).code:
+            if bus.write(id_, table.TORQUE_ENABLE.address, table.TORQUE_ENABLE.pack(0)).code:
                 raise UserError(f"servo {id_} does not answer: check its power, id and baud rate")
         wait("Bring every joint to its zero. Then Enter")
         for id_ in ids.values():
@@ -53,9 +53,7 @@ def calibrate(robot: str, *, ask: Callable[[str], object] | None = None, **chang
             ranges.look()
         for joint, low, high in zip(ids, ranges.low, ranges.high, strict=True):
             if high - low < LEAST_TICKS:
-                raise UserError(
-                    f"joint {joint} was not moved: begin again, and move each to its ends"
-                )
+                raise UserError(f"joint {joint} was not moved to its ends: begin again")
         servos = {
             joint: read_back(bus, id_, int(low), int(high))
             for (joint, id_), low, high in zip(ids.items(), ranges.low, ranges.high, strict=True)

@@ -133,7 +133,7 @@ def put_wish(ring: Ring, wish: Wish) -> None:
 def wish_of(record: np.ndarray) -> Wish:
     return Wish(
         **{name: bool(record[name]) for name in FLAGS},
-        typed=bytes(record["typed"]).decode(errors="replace") or None,
+        typed=record["typed"].item().decode(errors="replace") or None,
         target=record["target"].tolist() if record["has_target"] else None,
         target_ns=int(record["target_ns"]),
     )

@@ -86,7 +86,7 @@ def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_n
     if good:
         after.bus_faults = max(0.0, before.bus_faults - rules.bus_forgives)
     else:
-        after.bus_faults = before.bus_faults + 1
+        after.bus_faults = min(before.bus_faults + 1, rules.bus_faults)
     if reading.code == Code.LOST or after.bus_faults >= rules.bus_faults:
         reasons |= 1 << Reason.BUS_LOST
     if now_ns - after.fresh_ns > e.max_age_ns:
