@@ -208,7 +208,7 @@ class Soak:
     ticks: int
     faults: int = 0
     violations: int = 0
-    stuck: int = 0  # times that a re-armed robot did not run again
+    stuck: list[str] = field(default_factory=list)  # where a re-armed robot did not run again
     grown_kib: int = 0  # of the process, after the first fifth
     reasons: dict[str, int] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
@@ -259,8 +259,8 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
                 mind.wishes.append(Wish(arm=True))
             elif not loop.starting:
                 mind.wishes.append(Wish(start=True))
-        if waited > 200:
-            outcome.stuck += 1
+        if waited > 600:  # the second in which too many deadlines were missed must pass first
+            outcome.stuck.append(f"tick {k}: {guard.machine}, {loop.refused}")
             waited = 0
     outcome.grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - beginning
     outcome.violations = len(servos.violations)

@@ -199,7 +199,7 @@ def conduct(
     last: the run ends when the plan does.
     """
     session.save()
-    processes, begun = Processes(session), 0.0
+    processes = Processes(session)
     try:
         for name, wanted in (
             ("control", True),
@@ -219,9 +219,14 @@ def conduct(
         return _outcome(session, rows.record, time.monotonic() - begun)
     finally:
         processes.end()
-        if begun == 0 and session.recording is not None:  # a run that never began leaves nothing
-            Path(session.recording).unlink(missing_ok=True)
+        _remove_empty(session.recording)
         shutil.rmtree(session.folder, ignore_errors=True)
+
+
+def _remove_empty(recording: str | None) -> None:
+    """A run that never began leaves nothing."""
+    if recording is not None and Path(recording).exists() and not len(read(recording).rows):
+        Path(recording).unlink()
 
 
 def _look_after(

@@ -144,7 +144,8 @@ def _loop(loop: Loop, words: Words) -> None:
                 guard.machine.fire(
                     Event.FINISH if guard.state is State.RUNNING else Event.RELEASE, now
                 )
-        if ending and (guard.motion.stands() or now - ended_ns > END_S * 1e9):
+        comes_to_rest = guard.state in MOVING or guard.state is State.SOFT_STOP
+        if ending and (not comes_to_rest or now - ended_ns > END_S * 1e9):
             return
 
 

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from math import isfinite
 
 from real_robot.robot import Code, Reading, Status
-from real_robot.safety.limiter import FREE, HALVINGS, HARD, SOFT, WAY_OUT, Motion, step, step_out
+from real_robot.safety.limiter import (
+    FREE,
+    HALVINGS,
+    HARD,
+    POSITION,
+    SOFT,
+    WAY_OUT,
+    Motion,
+    step,
+    step_out,
+)
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import FAULTS, MOVING, Reason, State
 from real_robot.safety.stopping import distance, duration_s
@@ -136,7 +146,7 @@ def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_n
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:
     """The goal nearest to `target` by every limit, joint by joint; returns reasons to stop."""
-    extreme = held = False
+    extreme = held = off = False
     resuming = before.stop != FREE
     for i in range(len(e.joints)):
         goal = float(target[i])
@@ -148,9 +158,18 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         last = before.goal[i] if before.goal[i] == before.goal[i] else before.q[i]
         speed = abs(after.goal[i] - last) / e.period_s
         extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
-        held = held or abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]
+        gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
+        if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
+            off = True
+            # a ramp towards a goal at rest is how a large step is meant to be taken
+            nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
+            held = held or not nearer or bool(clips & POSITION)
     after.stop = FREE
-    after.clipped = before.clipped + 1 if held else max(0.0, before.clipped - 0.5)
+    after.clipped = before.clipped
+    if held:
+        after.clipped += 1
+    elif not off:
+        after.clipped = max(0.0, before.clipped - 0.5)
     reasons = 0
     if extreme:
         reasons |= 1 << Reason.REQUEST_EXTREME

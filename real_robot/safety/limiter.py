@@ -69,7 +69,7 @@ class Motion:
         self.stop = SOFT
         self.reasons = 0  # bits of Reason, of this tick
         self.seq = -1
-        self.clipped = 0.0  # ticks in which the goal was held back, less half of the others
+        self.clipped = 0.0  # ticks in which a goal was out of reach, less half of those on it
         self.bus_faults = 0.0  # a leaky count of readings that did not come
         self.frozen = 0.0  # how far goals went since a reading last changed, of what is permitted
 

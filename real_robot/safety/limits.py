@@ -18,12 +18,10 @@ STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never m
 class Rules:
     """What stops a robot besides its limits. Defaults hold for position servos on a bench."""
 
-    trip_after_s: float = 0.4  # > 0: requests clipped for so long stop the robot
+    trip_after_s: float = 0.4  # > 0: goals that are out of reach for so long stop it; not a ramp
     trip_ratio: float = 200.0  # > 1: so do targets that move at so many times the limit of velocity
     velocity_ratio: float = 1.2  # >= 1: measured over commanded
-    held_back: float = (
-        0.1  # > 0: a goal off what was asked by this much of tracking_error is clipped
-    )
+    held_back: float = 0.1  # > 0: of tracking_error, by which a command misses what was asked
     bus_faults: float = 2.0  # >= 1: readings that fail before the bus counts as lost; each good one
     bus_forgives: float = 0.05  # > 0: takes this much away
     current_window_s: float = 0.05  # > 0: of the low-pass that the current's limit is meant for

@@ -114,6 +114,10 @@ def wild(rng: random.Random, e: Envelope, style: str, k: int, last: list[float])
             x = last[i] + rng.gauss(0, 1) * e.velocity[i] * e.period_s
         elif style == "steps":
             x = last[i] if rng.random() < 0.97 else rng.uniform(low - room, high + room)
+        elif style == "wave":  # half of what may be: taken to the bit, with an acceleration
+            w = min(1.0, e.jerk[i] / e.acceleration[i], 0.2 / e.period_s)
+            most = min(e.velocity[i] / w, e.acceleration[i] / w**2, e.jerk[i] / w**3, room)
+            x = (low + high) / 2 + 0.5 * min(most, room) * math.sin(w * k * e.period_s)
         elif style == "ramp":  # as fast as it may, into the wall
             x = last[i] + 0.999 * e.velocity[i] * e.period_s
         else:
@@ -122,7 +126,7 @@ def wild(rng: random.Random, e: Envelope, style: str, k: int, last: list[float])
     return found
 
 
-STYLES = ["noise", "nyquist", "walk", "steps", "ramp", "twitch"]
+STYLES = ["noise", "nyquist", "walk", "steps", "ramp", "twitch", "wave"]
 
 
 @settings(max_examples=120, deadline=None)
@@ -240,6 +244,14 @@ def test_targets_beyond_a_limit_stop_the_robot_after_a_while():
     assert ticks / 200 == pytest.approx(0.4, abs=0.02)
 
 
+def test_a_long_way_at_the_limit_of_velocity_is_no_fault():
+    """Two seconds of ramp, and then the goal."""
+    run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)), [-1.9, 0.0])
+    while abs(run.motion.q[0] - 1.9) > 1e-9:
+        assert run.tick([1.9, 0.0]).reasons == 0
+    assert len(run.q) / 200 > 1.9
+
+
 def test_an_oscillation_from_tick_to_tick_stops_the_robot_within_half_a_second():
     run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)))
     ticks = next(k for k in range(1, 1000) if run.tick([0.3 * (-1) ** k, 0.0]).reasons)
@@ -274,6 +286,20 @@ def moving_run(**changes: float) -> Run:
         run.tick([k / 200, -k / 400])
     assert run.motion.v == pytest.approx([1.0, -0.5], abs=1e-6)
     return run
+
+
+@pytest.mark.parametrize("state", [State.SOFT_STOP, State.FAULT])
+@pytest.mark.parametrize("ticks", range(5, 20, 3))
+def test_a_stop_out_of_acceleration_keeps_every_limit(ticks: int, state: State):
+    """A target that is taken to the bit, at nearly the greatest acceleration and jerk."""
+    run = Run(envelope(spec(), limits(jerk=150.0, stop_jerk=150.0), 200.0))
+    for k in range(ticks):
+        t = k / 200
+        run.tick([24 * t**3, 0.0])
+        assert run.motion.q[0] == 24 * t**3
+    while not run.tick(None, state).stands():
+        pass
+    assert_within(run)
 
 
 def test_a_soft_stop_brings_all_joints_to_rest_together_and_along_their_path():
