@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
+import yaml
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder
-from offline_rl.utils.options import coerce
+from offline_rl.utils.options import build, coerce
 from policies import load
 from real_robot.check import check
 from real_robot.console import Console, keys, show
@@ -23,6 +23,7 @@ from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import Processes, Session, new_folder, put_wish
 from real_robot.recording.files import read
 from real_robot.robots.config import make
+from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
 LINE_S = 0.2
@@ -59,7 +60,7 @@ class RunOptions:
     recorder_needed: bool = True  # false: a full disk does not stop the robot
     offset: float | None = None  # steps from an observation to when its first action is reached
     command_latency_s: float = 0.0  # from a command to the motion, measured
-    limits: dict[str, dict[str, float]] = field(default_factory=dict)
+    limits: str | None = None  # a file of tighter ones; see `own_limits`
     adapter: str | None = None  # another than the robot's own, such as simulated
 
 
@@ -70,14 +71,13 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     anything moves where bundle and robot do not fit.
     """
     hints = get_type_hints(RunOptions)
-    own: dict[str, Any] = {
-        k: v if k == "limits" else coerce(v, hints[k], k) for k, v in options.items() if k in hints
-    }
+    own: dict[str, Any] = {k: coerce(v, hints[k], k) for k, v in options.items() if k in hints}
     chosen = RunOptions(robot=robot, bundle=str(bundle), **own)
     changes = {k: v for k, v in options.items() if k not in hints}
+    limits, rules = own_limits(chosen.limits)
     machine = make(robot, adapter=chosen.adapter, **changes)
     rate_hz = chosen.rate_hz or machine.spec.rate_hz
-    check(machine, bundle, rate_hz=rate_hz, limits=chosen.limits)
+    check(machine, bundle, rate_hz=rate_hz, limits=limits)
     policy, file = load(bundle).spec, _new_file(chosen.record)
     session = Session(
         folder=new_folder(),
@@ -86,7 +86,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         adapter=chosen.adapter,
         changes=changes,
         bundle=str(Path(bundle).resolve()),
-        limits=chosen.limits,
+        limits=limits,
+        rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
         horizon=policy.horizon,
         offset=chosen.offset,
@@ -95,6 +96,26 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         recorder_needed=chosen.recorder_needed,
     )
     return conduct(session, seconds=chosen.seconds, start=chosen.start, keyboard=keyboard)
+
+
+def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """(limits, rules) of a user's YAML file; empty where there is none. Raises UserError.
+
+    velocity: {waist: 0.5}      # a limit: joints, in rad, m, s and A
+    rules: {trip_after_s: 1.0}  # `safety.limits.Rules`
+    """
+    if path is None:
+        return {}, {}
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is not readable as YAML: {error}") from None
+    tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
+    if not tables:
+        raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
+    rules = values.pop("rules", {})
+    build(Rules, rules, f"{path}: rules.")
+    return values, rules
 
 
 def record(
@@ -130,14 +151,15 @@ def replay(
     start: bool = False,
     record: str | None = None,
     rate_hz: float | None = None,
-    limits: Mapping[str, Mapping[str, float]] | None = None,
+    limits: str | None = None,
     adapter: str | None = None,
     keyboard: bool = True,
     **changes: Any,
 ) -> Outcome:
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
     machine = make(robot, adapter=adapter, **changes)
-    check(machine, None, limits=limits)
+    own, rules = own_limits(limits)
+    check(machine, None, limits=own)
     found = read(recording)
     if list(found.about["joints"]) != list(machine.spec.joints):
         raise UserError(
@@ -158,7 +180,8 @@ def replay(
         changes=changes,
         plan=str(Path(folder) / "plan.npy"),
         policy_rate_hz=min(rate_hz, 25.0),
-        limits=limits or {},
+        limits=own,
+        rules=rules,
         recording=file,
     )
     return conduct(session, start=start, keyboard=keyboard, last=True)

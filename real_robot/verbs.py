@@ -21,7 +21,8 @@ def robot(arguments: Sequence[str]) -> None:
       robot=     a name in configs/robot, or a file of your own; see docs/robot.md
       adapter=   another than the file's: dynamixel, simulated; and the adapter's own keys: port=…
       rate_hz=   of the control loop; default: the robot's
-      limits=    tighter ones: {velocity:{waist:0.5}}, in rad, m and s
+      limits=    a file of tighter ones, such as velocity: {waist: 0.5}, in rad, m, s and A, and of
+                 rules: {trip_after_s: 1.0}; real_robot/safety/limits.py has them
     of run
       start=true       moves at once; else type start
       seconds=         default: until it is finished, stopped, or you type quit
@@ -51,11 +52,19 @@ def robot(arguments: Sequence[str]) -> None:
 def _check(values: dict[str, Any]) -> None:
     from real_robot.check import check
     from real_robot.robots.config import make
+    from real_robot.running import own_limits
 
     name, bundle = values.pop("robot"), values.pop("bundle", None)
-    known = {key: values.pop(key) for key in ("rate_hz", "limits") if key in values}
+    limits, _ = own_limits(values.pop("limits", None))
+    rate_hz = values.pop("rate_hz", None)
     machine = make(name, **values)
-    check(machine, bundle, **known, told=lambda line: print(f"{line.name:10s} {line.found}"))
+    check(
+        machine,
+        bundle,
+        rate_hz=rate_hz,
+        limits=limits,
+        told=lambda line: print(f"{line.name:10s} {line.found}"),
+    )
     print(f"{machine.spec.name} is in order")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
 from real_robot.control.clock import Clock, MonotonicClock, ask_for_real_time, without_collector
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop
@@ -49,7 +50,7 @@ def guard_of(session: Session, robot: Robot) -> Guard:
     limits = tightest(spec.limits, own)
     if found := faults(spec.joints, limits):
         raise UserError(f"{spec.name}: {found[0]}")
-    rules = Rules(**session.rules)
+    rules = build(Rules, session.rules, "rules.")
     return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
 
 

@@ -15,6 +15,7 @@ from real_robot.check import check
 from real_robot.control.observing import goals, observer
 from real_robot.recording.rows import row_type
 from real_robot.robot import Channel, Code
+from real_robot.running import own_limits
 
 FITTING = Spec(
     observation_shape=(6,),
@@ -131,3 +132,15 @@ def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
     assert merged.velocity.tolist() == [0.5, 2.0]
     with pytest.raises(UserError, match="no limit 'speed'"):
         module.limits_of(machine.spec, {"speed": {"elbow": 1.0}})
+
+
+def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("velocity: {elbow: 0.5}\nrules: {trip_after_s: 1.0}\n")
+    assert own_limits(str(path)) == ({"velocity": {"elbow": 0.5}}, {"trip_after_s": 1.0})
+    path.write_text("rules: {trip_afters: 1.0}\n")
+    with pytest.raises(UserError, match="trip_after_s"):
+        own_limits(str(path))
+    path.write_text("velocity: 0.5\n")
+    with pytest.raises(UserError, match="a table for each limit"):
+        own_limits(str(path))

@@ -564,15 +564,17 @@ def test_an_emergency_stop_is_latched_until_a_person_re_arms(state: State):
 
 
 def test_a_lost_bus_is_a_fault_and_its_return_does_not_re_arm():
+    """In motion: goals sent after the line came back would find the robot somewhere else."""
     guard, robot, clock = armed()
     guard.start(clock.now)
-    go(guard, clock, [0.0, 0.0], 5)
+    for k in range(60):
+        go(guard, clock, [0.5 * k / 200, 0.0])
     robot.silent, robot.code = True, Code.LOST
-    go(guard, clock, [0.0, 0.0])
+    go(guard, clock, [0.15, 0.0])
     assert guard.state is State.FAULT
     robot.silent, robot.code = False, Code.OK
     count = len(robot.arrived)
-    go(guard, clock, [0.0, 0.0], 100)
+    go(guard, clock, [0.15, 0.0], 100)
     assert guard.state is State.FAULT
     assert len(robot.arrived) == count  # nothing more is sent to a robot that was lost
 
