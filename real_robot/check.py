@@ -7,7 +7,7 @@ connected; then the robot is read, without torque, while the policy answers to w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,15 @@ def check(
     rate_hz: float | None = None,
     limits: Mapping[str, Mapping[str, float]] | None = None,
     connect: bool = True,
-    told: Callable[[Line], object] = lambda line: None,
 ) -> list[Line]:
     """Raises UserError with the first thing that is wrong. Nothing moves; no torque.
 
     rate_hz: of the control loop; default: the robot's. limits: the user's own, {limit: {joint: x}}.
-    told: called with each line as it is found.
     """
     lines = list[Line]()
 
     def say(name: str, found: str) -> None:
         lines.append(Line(name, found))
-        told(lines[-1])
 
     spec = robot.spec
     merged = limits_of(spec, limits or {})
