@@ -1,0 +1,147 @@
+"""Our side, and everything of ours that the comparison imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.conformance import inputs
+from benchmarks.conformance.cases import Case
+from benchmarks.conformance.inputs import Arrays, Tape
+from offline_rl.algorithm import Algorithm, Batch, State
+from offline_rl.config import algorithm_class, algorithm_names, build, parse
+from offline_rl.errors import UserError
+from offline_rl.files import write_atomically, write_text
+from offline_rl.hardware import commit
+from offline_rl.report import table
+from policies.networks import MLP
+from policies.spec import Spec
+
+__all__ = ["UserError", "algorithm_names", "build", "commit", "parse", "table", "write_atomically"]
+__all__ += ["write_text"]
+NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
+SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
+
+
+class Recorder:
+    """Our `Random`: its numbers are the tape's, and put on it."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("normal", tuple(shape)))
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
+
+
+@contextmanager
+def doubles() -> Iterator[None]:
+    """Float64 wherever our code says float32."""
+    before = torch.float32, torch.Tensor.float, MLP.compute_dtype, torch.get_default_dtype()
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double  # type: ignore[misc, method-assign]
+    MLP.compute_dtype = torch.float64
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before  # type: ignore[misc, method-assign]
+        torch.set_default_dtype(default)
+
+
+def make(case: Case) -> Algorithm:
+    """The case's algorithm with small networks."""
+    cls = algorithm_class(case.algorithm)
+    sizes: dict[str, Any] = {}
+    for f in fields(cls.Config):
+        if f.name.endswith("hidden"):
+            sizes[f.name] = (inputs.WIDTH,) * len(f.default)  # type: ignore[arg-type]
+        elif f.name in SIZES:
+            sizes[f.name] = SIZES[f.name]
+    return cls(Spec((inputs.OBS,), inputs.ACT), cls.Config(**sizes | case.config), NUM_UPDATES)
+
+
+def parameters(algorithm: Algorithm) -> Arrays:
+    """The initial ones, `<network>/<parameter>`."""
+    shapes = {
+        f"{network}/{name}": tuple(p.shape)
+        for network, module in algorithm.modules.items()
+        for name, p in module.named_parameters()
+    }
+    return inputs.parameters(shapes)
+
+
+def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
+    """The columns of one update's batch."""
+    return inputs.batch(update, algorithm.cfg.discount)
+
+
+def config(case: Case) -> dict[str, Any]:
+    """All hyper-parameters, for the other side."""
+    cfg = make(case).cfg
+    return {**asdict(cfg), "discount": cfg.discount, "num_updates": NUM_UPDATES}
+
+
+def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
+    """Inputs for the other side, and every quantity of ours after each update, [updates, …].
+
+    fault: a share by which rewards and discounts, and so every target, are made too large; for an
+    algorithm without targets the actions to be cloned.
+    """
+    with doubles():
+        algorithm = make(case)
+        start = parameters(algorithm)
+        given: Arrays = {f"params/{name}": x for name, x in start.items()}
+        params: dict[str, dict[str, Tensor]] = {}
+        for name, x in start.items():
+            network, _, parameter = name.partition("/")
+            params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
+        optimiser = {k: adam.init(params[k]) for k, adam in algorithm.optimisers().items()}
+        rows: dict[str, list[np.ndarray]] = {}
+        for update in range(case.updates):
+            columns = batch(case, algorithm, update)
+            given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
+            tape = Tape(update, case.draws)
+            state = State(algorithm, params, optimiser, Recorder(tape))  # type: ignore[arg-type]
+            now = as_batch(faulty(columns, algorithm, fault))
+            method = getattr(algorithm, case.phase)
+            state, metrics = method(state, now, update % algorithm.period)
+            given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
+            params, optimiser = dict(state.params), dict(state.optimiser)  # type: ignore[arg-type]
+            for name, value in quantities(state, metrics).items():
+                rows.setdefault(name, [np.full_like(value, np.nan)] * update).append(value)
+            for name in rows:
+                if len(rows[name]) == update:
+                    rows[name].append(np.full_like(rows[name][0], np.nan))
+    return given, {name: np.stack(values) for name, values in rows.items()}
+
+
+def faulty(columns: Arrays, algorithm: Algorithm, fault: float) -> Arrays:
+    """The batch with what its targets are made of too large by this share."""
+    if not fault:
+        return columns
+    names = ("rewards", "discount") if "critic" in algorithm.modules else ("actions",)
+    return columns | {name: columns[name] * (1 + fault) for name in names}
+
+
+def as_batch(columns: Arrays) -> Batch:
+    tensors = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if k != "terminated"}
+    return Batch(**tensors)
+
+
+def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:
+    """params/…, moment/… and loss/…"""
+    found: Arrays = {}
+    for network, tree in state.params.items():
+        found |= {f"params/{network}/{k}": v.detach().numpy().copy() for k, v in tree.items()}
+    for network, moments in state.optimiser.items():
+        first = moments["first"].items()
+        found |= {f"moment/{network}/{k}": v.detach().numpy().copy() for k, v in first}
+    return found | {f"loss/{k}": np.asarray(v.item()) for k, v in metrics.items()}
