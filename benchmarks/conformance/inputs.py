@@ -12,6 +12,7 @@ import numpy as np
 
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
 SEED = 20
+EXPERT = 1000  # updates from a batch to that of the expert's beside it
 Arrays = dict[str, np.ndarray]
 
 
@@ -44,11 +45,19 @@ def part(arrays: Arrays, prefix: str) -> Arrays:
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 
+def windows(update: int, *, whole: bool) -> Arrays:
+    """A batch of windows [BATCH, WINDOW, …]; those that are not whole end with their episode."""
+    draw, columns = np.random.RandomState([SEED, update, 2]), batch(update, 1.0, (BATCH, WINDOW))
+    first, steps = draw.randint(0, 5, (BATCH, 1)), np.arange(WINDOW)
+    count = np.full((BATCH, 1), WINDOW) if whole else draw.randint(1, WINDOW + 1, (BATCH, 1))
+    return columns | {"timesteps": first + steps, "real": steps < count}
+
+
 class Tape:
     """Random numbers of one update: drawn and named by our side, read by name by the other."""
 
     def __init__(self, update: int, names: tuple[str, ...]) -> None:
-        """names: of our draws in their order; an update may make fewer."""
+        """names: of our draws in their order; an update may make fewer; one again repeats it."""
         self.draw, self.names = np.random.RandomState([SEED, update, 1]), iter(names)
         self.drawn: Arrays = {}  # "<kind>/<name>"
 
@@ -57,6 +66,7 @@ class Tape:
         name = next(self.names, None)
         if name is None:
             raise ValueError(f"a {kind} draw of {shape} after {[*self.drawn]} has no name")
-        values = self.draw.standard_normal(shape) if kind == "normal" else self.draw.uniform(size=shape)
-        self.drawn[f"{kind}/{name}"] = values
-        return values
+        if f"{kind}/{name}" not in self.drawn:
+            draw = self.draw.standard_normal if kind == "normal" else self.draw.uniform
+            self.drawn[f"{kind}/{name}"] = draw(size=shape)
+        return self.drawn[f"{kind}/{name}"].reshape(shape)

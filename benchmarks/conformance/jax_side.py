@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.conformance.inputs import Arrays
+from benchmarks.conformance.inputs import Arrays, part
 from benchmarks.conformance.job import Link, Replay
 
 replay: Replay | None = None  # set for the time of an update
@@ -22,10 +23,12 @@ def prepare() -> None:
     """For a process that runs nothing else; with what newer versions no longer have."""
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_jit", True)
-    jnp.float32 = jnp.float64
     jax.tree_multimap = jax.tree_map = jax.tree_util.tree_map  # type: ignore[attr-defined]
-    init = flax.linen.Module.init
-    flax.linen.Module.init = lambda *args, **keys: flax.core.freeze(init(*args, **keys))  # type: ignore[method-assign]
+    jax.jit = lambda function=None, **_: (lambda f: f) if function is None else function
+    clip = jnp.clip
+    jnp.clip = lambda x, low=None, high=None, *, a_min=None, a_max=None: clip(
+        x, low if a_min is None else a_min, high if a_max is None else a_max
+    )
     own = {name: getattr(jax.random, name) for name in ("normal", "uniform", "bernoulli")}
 
     def normal(key: Any, shape: Any = (), dtype: Any = None, **keys: Any) -> Any:
@@ -47,8 +50,10 @@ def prepare() -> None:
 
 
 def given(columns: Arrays) -> Any:
-    """A batch as JAX's doubles, by name."""
-    return SimpleNamespace(**{name: jnp.asarray(values) for name, values in columns.items()})
+    """A batch as JAX's doubles, by name, an expert's as `expert`."""
+    own = {name: jnp.asarray(values) for name, values in columns.items() if "/" not in name}
+    expert = part(columns, "expert/")
+    return SimpleNamespace(**own, expert=given(expert) if expert else None)
 
 
 class Store:
@@ -72,7 +77,9 @@ class Store:
         def write(values: np.ndarray) -> None:
             tree = flat(self.read())
             tree[keys] = jnp.asarray(values).reshape(jnp.shape(tree[keys]))
-            self.write(flax.core.freeze(flax.traverse_util.unflatten_dict(tree)))
+            whole = flax.traverse_util.unflatten_dict(tree)
+            is_frozen = isinstance(self.read(), flax.core.FrozenDict)
+            self.write(flax.core.freeze(whole) if is_frozen else whole)
 
         def moment() -> np.ndarray | None:
             found = list(means(self.state()))
@@ -108,10 +115,18 @@ def attribute(owner: Any, name: str) -> Store:
     """Of a learner whose attribute is a model with `params`, `opt_state` and `replace`."""
 
     def write(tree: Any) -> None:
-        setattr(owner, name, getattr(owner, name).replace(params=tree))
+        model = getattr(owner, name)
+        setattr(owner, name, model.replace(params=tree, opt_state=doubles(model.opt_state)))
 
     return Store(
         lambda: getattr(owner, name).params, write, lambda: getattr(owner, name).opt_state
+    )
+
+
+def doubles(state: Any) -> Any:
+    """An optimiser's state, made beside float32 parameters, in float64."""
+    return jax.tree_util.tree_map(
+        lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, state
     )
 
 
@@ -124,6 +139,12 @@ def means(state: Any) -> Iterable[Any]:
             yield from means(part)
 
 
+def frozen() -> None:
+    """Parameters start in flax's immutable dicts, as code from before 2023 expects."""
+    init = flax.linen.Module.init
+    flax.linen.Module.init = lambda *args, **keys: flax.core.freeze(init(*args, **keys))  # type: ignore[method-assign]
+
+
 def norm_epsilon(epsilon: float) -> None:
     """Layer normalisation as torch's by default: flax adds 1e-6 to the variance."""
-    flax.linen.LayerNorm.epsilon = epsilon
+    flax.linen.LayerNorm = partial(flax.linen.LayerNorm, epsilon=epsilon)  # type: ignore[misc]

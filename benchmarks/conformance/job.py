@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,29 @@ import numpy as np
 
 from benchmarks.conformance.inputs import Arrays
 
-SIMULATORS = "absl clu d4rl gym gymnasium gtimer imageio matplotlib moviepy mujoco_py neorl pyrallis"
-ABSENT = f"{SIMULATORS} seaborn tensorboardX tqdm wandb loguru ray gin".split()
+ABSENT = """absl clu d4rl dateutil dm_control dm_env gtimer gym h5py loguru matplotlib mujoco_py neorl pyrallis ray
+sklearn tensorboardX tianshou tqdm wandb""".split()
+
+
+class StandIn(MetaPathFinder, Loader):
+    """Simulators, trackers and the like, where they are not installed: modules that agree to all.
+
+    Asked last, so that what is installed comes first.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        absent = name.split(".")[0] in ABSENT
+        return ModuleSpec(name, self, is_package=True) if absent else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return MagicMock(__path__=[], __spec__=spec)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+UNUSED = ""  # a draw of theirs that changes nothing that is compared
+Draw = str | tuple[str, Callable[[np.ndarray], np.ndarray]]  # a name, and how ours becomes theirs
 
 
 @dataclass(frozen=True)
@@ -36,7 +59,7 @@ class Learner:
 
     links: Sequence[Link]
     update: Callable[[Any], Mapping[str, float] | None]  # of a batch; losses by our names
-    order: Sequence[str] = ()  # their draws: "name", "name NBA->BNA", or "-": used by nobody
+    order: Sequence[Draw] = ()  # their draws by the names of ours; of those not made none is read
     losses: Sequence[str] = ()  # our names of what they call backward() on, in their order
 
 
@@ -48,16 +71,12 @@ class Job:
     file: str
     config: dict[str, Any]  # of our algorithm, complete
     phase: str
-    order: list[str] = field(default_factory=list)
 
     def load(self, file: str | None = None, swaps: Mapping[str, str] = {}) -> ModuleType:
         """Their file as a module, with parts of its text replaced in memory.
 
-        Modules of simulators and trackers are stood in for. Raises ValueError where a text to
-        replace is not there.
+        Raises ValueError where a text to replace is not there.
         """
-        for name in ABSENT:
-            sys.modules.setdefault(name, MagicMock())
         path = self.checkout / (file or self.file)
         source = path.read_text()
         for old, new in swaps.items():
@@ -72,24 +91,27 @@ class Job:
         return module
 
 
+def swapped(x: np.ndarray) -> np.ndarray:
+    """[N, B, …] as [B, N, …]: theirs repeat each state, ours each batch."""
+    return x.swapaxes(0, 1)
+
+
 class Replay:
     """The tape of one update, read in the reference's order."""
 
-    def __init__(self, drawn: Arrays, order: Sequence[str]) -> None:
-        names = {name.split("/")[1] for name in drawn}
+    def __init__(self, drawn: Arrays, order: Sequence[Draw]) -> None:
+        names = {name.split("/")[1] for name in drawn} | {UNUSED}
+        pairs = [x if isinstance(x, tuple) else (x, np.asarray) for x in order]
         self.drawn, self.left = drawn, set(drawn)
-        self.order = iter([x for x in order if x.split()[0] in names | {"-"}])
+        self.order = iter([pair for pair in pairs if pair[0] in names])
 
     def __call__(self, kind: str, shape: Sequence[int]) -> np.ndarray:
         """The next numbers. Raises ValueError where the sides do not draw alike."""
-        name, _, axes = next(self.order, "nothing").partition(" ")
-        if name == "-":
+        name, arranged = next(self.order, ("nothing", np.asarray))
+        if name == UNUSED:
             return np.full(shape, 0.5)
         values = self.drawn.get(f"{kind}/{name}")
         if values is None:
             raise ValueError(f"{kind} {tuple(shape)} was drawn where {name} was expected")
         self.left.discard(f"{kind}/{name}")
-        if axes:
-            before, after = axes.split("->")
-            values = np.transpose(values, [before.index(axis) for axis in after])
-        return values.reshape(shape)
+        return arranged(values).reshape(shape)

@@ -79,8 +79,14 @@ def parameters(algorithm: Algorithm) -> Arrays:
 
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
-    """The columns of one update's batch."""
-    return inputs.batch(update, algorithm.cfg.discount)
+    """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if "timesteps" in algorithm.needs:
+        return inputs.windows(update, whole=bool(case.draws))
+    columns = inputs.batch(update, algorithm.cfg.discount)
+    if "expert" in algorithm.needs:
+        expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
+        columns |= {f"expert/{name}": x for name, x in expert.items()}
+    return columns
 
 
 def config(case: Case) -> dict[str, Any]:
@@ -132,8 +138,10 @@ def faulty(columns: Arrays, algorithm: Algorithm, fault: float) -> Arrays:
 
 
 def as_batch(columns: Arrays) -> Batch:
-    tensors = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if k != "terminated"}
-    return Batch(**tensors)
+    expert = inputs.part(columns, "expert/")
+    own = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
+    own.pop("terminated")
+    return Batch(**own, expert=as_batch(expert) if expert else None)
 
 
 def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,14 @@ from torch import Tensor, nn
 
 from benchmarks.conformance.inputs import Arrays
 from benchmarks.conformance.job import Link, Replay
+
+@dataclass
+class Layer:
+    """A weight and a bias that have other names there."""
+
+    weight: Tensor
+    bias: Tensor
+
 
 replay: Replay | None = None  # set for the time of an update
 backwards: list[float] = []  # what backward() was called on
@@ -119,14 +128,20 @@ def linears(module: nn.Module) -> list[nn.Linear]:
     return [m for m in module.modules() if isinstance(m, nn.Linear)]
 
 
-def mlp(name: str, layers: Iterable[Any] | nn.Module, member: int | None = None) -> list[Link]:
+def mlp(
+    name: str,
+    layers: Iterable[Any] | nn.Module,
+    member: int | None = None,
+    *,
+    transposed: bool = True,
+) -> list[Link]:
     """Linear layers as our MLP `name`, or as one member of an ensemble."""
     found = linears(layers) if isinstance(layers, nn.Module) else list(layers)
     links = []
     for i, layer in enumerate(found):
         at = ... if member is None else (member,)
         bias = ... if member is None else (member, 0)
-        links.append(link(f"{name}.weights.{i}", layer.weight, at, transposed=True))
+        links.append(link(f"{name}.weights.{i}", layer.weight, at, transposed=transposed))
         links.append(link(f"{name}.biases.{i}", layer.bias, bias))
     return links
 

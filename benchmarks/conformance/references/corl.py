@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.job import Job, Learner
+from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swapped
 from benchmarks.conformance.torch_side import link, linears, mlp, narrow, stacked, two_heads
 
 SIDE = "torch_side"
@@ -139,15 +140,58 @@ def cql(job: Job) -> Learner:
             "entropy": -log["log_pi"],
         }
 
-    order = ["policy", "next NBA->BNA", *(f"{x} NBA->BNA" for x in ("uniform", "here", "there"))]
+    order = ["policy", *((name, swapped) for name in ("next", "uniform", "here", "there"))]
     return Learner(links, update, order)
 
 
-def sac_n(job: Job, name: str = "SACN", **options: Any) -> Learner:
+def awac(job: Job) -> Learner:
+    module, c = job.load(), job.config
+    sizes = {"state_dim": OBS, "action_dim": ACT, "hidden_dim": WIDTH}
+    actor, critics = module.Actor(**sizes), [module.Critic(**sizes) for _ in range(2)]
+    pairs = [x for q in critics for x in (q, adam(q, c["critic_lr"]))]
+    t = module.AdvantageWeightedActorCritic(
+        actor,
+        adam(actor, c["actor_lr"]),
+        *pairs,
+        gamma=c["discount"],
+        tau=c["tau"],
+        awac_lambda=c["temperature"],
+        exp_adv_max=c["max_weight"],
+    )
+    links = mlp("policy/trunk", actor._mlp) + [link("policy/log_std", actor._log_std)]
+    for k, target in enumerate([t._target_critic_1, t._target_critic_2]):
+        links += mlp("critic/net", critics[k], k) + mlp("critic_target/net", target, k)
+    losses = ["critic_loss", "policy_loss"]
+    return Learner(links, lambda b: t.update(columns(b)) and None, ["next", "policy"], losses)
+
+
+def sac_n(job: Job) -> Learner:
+    return ensemble(job, "SACN", {"critic_loss": "critic_loss"})
+
+
+def edac(job: Job) -> Learner:
+    return ensemble(job, "EDAC", eta=job.config["eta"])
+
+
+def lb_sac(job: Job) -> Learner:
+    """Its rates are given, not scaled by the batch."""
+    plain = {"edac_init": False}
+    scale = (job.config["batch_size"] / 256) ** 0.5
+    return ensemble(job, "LBSAC", {}, scale, (plain, {"layernorm": False} | plain))
+
+
+def ensemble(
+    job: Job,
+    name: str,
+    told: Mapping[str, str] = {},
+    scale: float = 1.0,
+    networks: tuple[Any, Any] = ({}, {}),
+    **options: Any,
+) -> Learner:
+    """told: their metrics by our names, beside those that all have. scale: of the rates."""
     module, c = job.load(swaps={"+ 1e-6)": "+ 0.0)"}), job.config
-    actor = module.Actor(OBS, ACT, WIDTH, **options.pop("actor", {}))
-    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["critics"], **options.pop("critic", {}))
-    scale = options.pop("scale", 1.0)
+    actor = module.Actor(OBS, ACT, WIDTH, **networks[0])
+    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["critics"], **networks[1])
     t = getattr(module, name)(
         actor,
         adam(actor, scale * c["actor_lr"]),
@@ -158,20 +202,22 @@ def sac_n(job: Job, name: str = "SACN", **options: Any) -> Learner:
         alpha_learning_rate=scale * c["alpha_lr"],
         **options,
     )
-    links = two_heads("policy/trunk", linears(actor.trunk), actor.mu, actor.log_sigma)
-    links.append(link("log_alpha/value", t.log_alpha))
-    for network, theirs in (("critic", critic), ("critic_target", t.target_critic)):
-        layers = [m for m in theirs.modules() if isinstance(m, module.VectorizedLinear)]
-        links += stacked(f"{network}/net", layers)
+    names = {"policy_loss": "actor_loss", "entropy": "batch_entropy", "alpha": "alpha"} | dict(told)
 
     def update(b: Any) -> dict[str, float]:
         log = t.update(columns(b))
-        found = {"policy_loss": log["actor_loss"], "entropy": log["batch_entropy"]}
-        found["alpha"] = log["alpha"]
-        return found if name == "EDAC" else found | {"critic_loss": log["critic_loss"]}
+        return {ours: log[theirs] for ours, theirs in names.items()}
 
-    return Learner(links, update, ["temperature", "policy", "next", "-"])
+    links = ensemble_links(t, module.VectorizedLinear)
+    return Learner(links, update, ["temperature", "policy", "next", UNUSED])
 
 
-def edac(job: Job) -> Learner:
-    return sac_n(job, "EDAC", eta=job.config["eta"])
+def ensemble_links(t: Any, layer: type) -> list[Link]:
+    """Of the learner of SAC-N and what comes of it; layer: the class of a critic's layers."""
+    actor = t.actor
+    links = two_heads("policy/trunk", linears(actor.trunk), actor.mu, actor.log_sigma)
+    links.append(link("log_alpha/value", t.log_alpha))
+    for network, theirs in (("critic", t.critic), ("critic_target", t.target_critic)):
+        layers = [m for m in theirs.modules() if isinstance(m, layer)]
+        links += stacked(f"{network}/net", layers)
+    return links

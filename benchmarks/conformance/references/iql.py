@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.jax_side import attribute
+from benchmarks.conformance.jax_side import attribute, frozen
 from benchmarks.conformance.job import Job, Learner, Link
 
 SIDE = "jax_side"
@@ -16,6 +17,8 @@ SIDE = "jax_side"
 
 def learner(job: Job, **options: Any) -> Any:
     """Their Learner of the folder that the file lies in, with its batch type."""
+    if job.file != "offline/learner_imitate.py":
+        frozen()
     sys.path.insert(0, str((job.checkout / job.file).parent))
     module, c = job.load(), job.config
     t = module.Learner(
@@ -58,11 +61,25 @@ def told(info: Any) -> dict[str, float]:
     return found | {"advantage": float(info["adv"].mean())}
 
 
+def flags(c: dict[str, Any], **options: Any) -> Any:
+    """Their command line, as XQL and what comes of it read it in the middle of an update."""
+    return SimpleNamespace(
+        num_v_updates=c["value_updates"],
+        sample_random_times=c.get("random_actions", 0),
+        noise=c.get("noise", False),
+        noise_std=0.1,
+        max_clip=c["max_clip"],
+        log_loss=False,
+        grad_pen=False,
+        **options,
+    )
+
+
+def rows(b: Any) -> tuple[Any, ...]:
+    return b.observations, b.actions, b.rewards, 1 - b.terminated, b.next_observations
+
+
 def iql(job: Job) -> Learner:
     t, batch = learner(job, expectile=job.config["expectile"])
-
-    def update(b: Any) -> dict[str, float]:
-        rows = b.observations, b.actions, b.rewards, 1 - b.terminated, b.next_observations
-        return told(t.update(batch(*rows)))
-
-    return Learner(links(t), update, ["dropout_0", "dropout_1"])
+    order = ["dropout_0", "dropout_1"]
+    return Learner(links(t), lambda b: told(t.update(batch(*rows(b)))), order)
