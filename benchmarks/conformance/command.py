@@ -14,13 +14,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.conformance import ours
-from benchmarks.conformance.cases import CASES, REPOSITORIES, WITHOUT, Case
+from benchmarks.conformance.cases import CASES, KEPT, REPOSITORIES, WITHOUT, Case
 from benchmarks.conformance.compare import ROOT, TOLERANCE, differences, last, reference
 from benchmarks.conformance.inputs import Arrays, part
 from benchmarks.conformance.ours import UserError
@@ -42,7 +43,7 @@ included, and of the losses that the other code tells, relative to the largest o
 With a fault: the largest difference that the same comparison finds when our targets (where there
 are none, the actions to be cloned) are 1e-6 too large. Networks are {width} wide.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers.
-What differs between published codes of one method: [docs/differences.md](../../docs/differences.md).
+What differs between published codes of one method: [differences](../../docs/differences.md).
 """
 
 Options = make_dataclass(
@@ -87,7 +88,8 @@ def conformance(**keys: Any) -> str:
             failed.append(f"{case.name}: {worst} differs by {row['differences'][worst]:.1e}")
             continue
         rows[case.name] = row
-        ours.write_atomically(recorded(case), lambda to: save(to, numbers))
+        if case in KEPT:
+            ours.write_atomically(recorded(case), partial(save, numbers=numbers))
     text = publish({case.name: rows[case.name] for case in CASES if case.name in rows})
     if failed:
         raise UserError("conformance: " + "\n".join(failed))
@@ -145,7 +147,11 @@ def publish(rows: Mapping[str, Mapping[str, Any]]) -> str:
     body = [cells(case, rows.get(case.name)) for case in CASES]
     body += [[name, why] + [""] * (len(HEADER) - 2) for name, why in WITHOUT.items()]
     body.sort(key=lambda row: row[0])
-    page = INTRODUCTION.format(width=ours.inputs.WIDTH) + "\n" + ours.table(HEADER, body, markdown=True)
+    page = (
+        INTRODUCTION.format(width=ours.inputs.WIDTH)
+        + "\n"
+        + ours.table(HEADER, body, markdown=True)
+    )
     ours.write_text(RESULTS.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
     ours.write_text(RESULTS.with_suffix(".md"), page + "\n")
     return ours.table(HEADER, body)

@@ -47,14 +47,15 @@ def reference(case: Case, checkout: str, given: Arrays, python: str) -> Arrays:
     """What the other side comes to, in a process of its own. UserError with its last words."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = {"repository": case.repository, "function": case.function or case.algorithm}
+        job = {"repository": case.repository, "algorithm": case.algorithm}
         job |= {"checkout": checkout, "file": case.file, "phase": case.phase}
-        job |= {"updates": case.updates, "config": ours.config(case)}  # type: ignore[dict-item]
+        job |= {"updates": case.updates, "config": ours.config(case)}
         (folder / "job.json").write_text(json.dumps(job))
-        np.savez(folder / "inputs.npz", **given)  # type: ignore[arg-type]
+        np.savez(folder / "inputs.npz", **given)
         done = subprocess.run(
             [python, "-m", "benchmarks.conformance.worker", name],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

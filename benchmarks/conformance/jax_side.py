@@ -22,8 +22,7 @@ backwards: list[float] = []  # not told here: see `Learner.losses`
 def prepare() -> None:
     """For a process that runs nothing else; with what newer versions no longer have."""
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_disable_jit", True)
-    jax.tree_multimap = jax.tree_map = jax.tree_util.tree_map  # type: ignore[attr-defined]
+    jax.tree_multimap = jax.tree_map = jax.tree_util.tree_map
     jax.jit = lambda function=None, **_: (lambda f: f) if function is None else function
     clip = jnp.clip
     jnp.clip = lambda x, low=None, high=None, *, a_min=None, a_max=None: clip(
@@ -31,20 +30,24 @@ def prepare() -> None:
     )
     own = {name: getattr(jax.random, name) for name in ("normal", "uniform", "bernoulli")}
 
-    def normal(key: Any, shape: Any = (), dtype: Any = None, **keys: Any) -> Any:
-        return own["normal"](key, shape) if replay is None else jnp.asarray(replay("normal", shape))
+    def idle(key: Any) -> bool:
+        """Between updates, or where flax only asks for the shapes of what it would draw."""
+        return replay is None or isinstance(key, jax.core.Tracer)
+
+    def normal(key: Any, shape: Any = (), dtype: Any = None, **_: Any) -> Any:
+        return own["normal"](key, shape) if idle(key) else jnp.asarray(replay("normal", shape))
 
     def uniform(
         key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0, **_: Any
     ) -> Any:
-        if replay is None:
+        if idle(key):
             return own["uniform"](key, shape, minval=minval, maxval=maxval)
         drawn = jnp.asarray(replay("uniform", shape))
         return 2 * drawn - 1 if (minval, maxval) == (-1, 1) else minval + (maxval - minval) * drawn
 
     def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, **_: Any) -> Any:
         """A dropout's mask: what is kept. Ours keeps where a number is at least its rate."""
-        return own["bernoulli"](key, p, shape) if replay is None else uniform(key, shape) >= 1 - p
+        return own["bernoulli"](key, p, shape) if idle(key) else uniform(key, shape) >= 1 - p
 
     jax.random.normal, jax.random.uniform, jax.random.bernoulli = normal, uniform, bernoulli
 
@@ -118,9 +121,7 @@ def attribute(owner: Any, name: str) -> Store:
         model = getattr(owner, name)
         setattr(owner, name, model.replace(params=tree, opt_state=doubles(model.opt_state)))
 
-    return Store(
-        lambda: getattr(owner, name).params, write, lambda: getattr(owner, name).opt_state
-    )
+    return Store(lambda: getattr(owner, name).params, write, lambda: getattr(owner, name).opt_state)
 
 
 def doubles(state: Any) -> Any:
@@ -142,9 +143,9 @@ def means(state: Any) -> Iterable[Any]:
 def frozen() -> None:
     """Parameters start in flax's immutable dicts, as code from before 2023 expects."""
     init = flax.linen.Module.init
-    flax.linen.Module.init = lambda *args, **keys: flax.core.freeze(init(*args, **keys))  # type: ignore[method-assign]
+    flax.linen.Module.init = lambda *args, **keys: flax.core.freeze(init(*args, **keys))
 
 
 def norm_epsilon(epsilon: float) -> None:
     """Layer normalisation as torch's by default: flax adds 1e-6 to the variance."""
-    flax.linen.LayerNorm = partial(flax.linen.LayerNorm, epsilon=epsilon)  # type: ignore[misc]
+    flax.linen.LayerNorm = partial(flax.linen.LayerNorm, epsilon=epsilon)

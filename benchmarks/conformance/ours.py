@@ -14,16 +14,17 @@ from torch import Tensor
 from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
-from offline_rl.algorithm import Algorithm, Batch, State
-from offline_rl.config import algorithm_class, algorithm_names, build, parse
-from offline_rl.errors import UserError
-from offline_rl.files import write_atomically, write_text
-from offline_rl.hardware import commit
-from offline_rl.report import table
-from policies.networks import MLP
+from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_atomically, write_text
+from offline_rl.utils.options import build, parse
+from offline_rl.utils.text import table
+from policies.networks.mlp import MLP
 from policies.spec import Spec
 
-__all__ = ["UserError", "algorithm_names", "build", "commit", "parse", "table", "write_atomically"]
+__all__ = ["UserError", "algorithm_names", "build", "parse", "table", "write_atomically"]
 __all__ += ["write_text"]
 NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
 SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
@@ -46,13 +47,13 @@ class Recorder:
 def doubles() -> Iterator[None]:
     """Float64 wherever our code says float32."""
     before = torch.float32, torch.Tensor.float, MLP.compute_dtype, torch.get_default_dtype()
-    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double  # type: ignore[misc, method-assign]
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
     MLP.compute_dtype = torch.float64
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before  # type: ignore[misc, method-assign]
+        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before
         torch.set_default_dtype(default)
 
 
@@ -62,7 +63,7 @@ def make(case: Case) -> Algorithm:
     sizes: dict[str, Any] = {}
     for f in fields(cls.Config):
         if f.name.endswith("hidden"):
-            sizes[f.name] = (inputs.WIDTH,) * len(f.default)  # type: ignore[arg-type]
+            sizes[f.name] = (inputs.WIDTH,) * len(f.default)
         elif f.name in SIZES:
             sizes[f.name] = SIZES[f.name]
     return cls(Spec((inputs.OBS,), inputs.ACT), cls.Config(**sizes | case.config), NUM_UPDATES)
@@ -115,12 +116,12 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             columns = batch(case, algorithm, update)
             given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
             tape = Tape(update, case.draws)
-            state = State(algorithm, params, optimiser, Recorder(tape))  # type: ignore[arg-type]
+            state = State(algorithm, params, optimiser, Recorder(tape))
             now = as_batch(faulty(columns, algorithm, fault))
             method = getattr(algorithm, case.phase)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
-            params, optimiser = dict(state.params), dict(state.optimiser)  # type: ignore[arg-type]
+            params, optimiser = dict(state.params), dict(state.optimiser)
             for name, value in quantities(state, metrics).items():
                 rows.setdefault(name, [np.full_like(value, np.nan)] * update).append(value)
             for name in rows:

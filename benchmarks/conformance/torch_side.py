@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.conformance.inputs import Arrays
+from benchmarks.conformance.inputs import WIDTH, Arrays
 from benchmarks.conformance.job import Link, Replay
+
 
 @dataclass
 class Layer:
@@ -31,9 +32,9 @@ def prepare() -> None:
     """For a process that runs nothing else: whatever is made or drawn from now on is replaced."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    torch.float32 = torch.float64  # type: ignore[misc]
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]
+    torch.float32 = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.FloatTensor = torch.DoubleTensor
 
     def numbers(kind: str, shape: Sequence[int], own: Callable[[], Tensor]) -> Tensor:
         return own() if replay is None else torch.from_numpy(replay(kind, tuple(shape)).copy())
@@ -63,7 +64,7 @@ def prepare() -> None:
         plain, like = getattr(torch, name), getattr(torch, f"{name}_like")
 
         def drawn(*shape: Any, _plain: Any = plain, _kind: str = kind, **keys: Any) -> Tensor:
-            return numbers(_kind, size(shape or (keys.get("size"),)), lambda: _plain(*shape, **keys))
+            return numbers(_kind, size(shape or (keys["size"],)), lambda: _plain(*shape, **keys))
 
         def alike(x: Tensor, _like: Any = like, _kind: str = kind, **keys: Any) -> Tensor:
             return numbers(_kind, x.shape, lambda: _like(x, **keys))
@@ -71,8 +72,8 @@ def prepare() -> None:
         setattr(torch, name, drawn)
         setattr(torch, f"{name}_like", alike)
     torch.normal = normal
-    torch.Tensor.uniform_ = uniform_  # type: ignore[method-assign]
-    nn.functional.dropout = dropout  # type: ignore[assignment]
+    torch.Tensor.uniform_ = uniform_
+    nn.functional.dropout = dropout
     torch.distributions.normal._standard_normal = lambda shape, dtype, device: torch.randn(shape)
     backward, start = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
@@ -84,19 +85,19 @@ def prepare() -> None:
         start(self, *args, **kwargs)
         optimisers.append(self)
 
-    torch.Tensor.backward = told  # type: ignore[method-assign]
-    torch.optim.Optimizer.__init__ = kept  # type: ignore[method-assign]
+    torch.Tensor.backward = told
+    torch.optim.Optimizer.__init__ = kept
 
 
-def narrow(**widths: int) -> None:
-    """Layers that a file has fixed at so many units (`w256=8`) get our number instead."""
-    sizes = {int(name[1:]): width for name, width in widths.items()}
+def narrow(units: int = 256) -> None:
+    """Layers that a file has fixed at so many units get our number instead."""
 
     class Narrow(nn.Linear):
         def __init__(self, inputs: int, outputs: int, *args: Any, **kwargs: Any) -> None:
-            super().__init__(sizes.get(inputs, inputs), sizes.get(outputs, outputs), *args, **kwargs)
+            inputs, outputs = (WIDTH if size == units else size for size in (inputs, outputs))
+            super().__init__(inputs, outputs, *args, **kwargs)
 
-    nn.Linear = Narrow  # type: ignore[misc]
+    nn.Linear = Narrow
 
 
 def given(columns: Arrays) -> Any:
@@ -146,14 +147,6 @@ def mlp(
     return links
 
 
-def norms(name: str, module: nn.Module, member: int | None = None) -> list[Link]:
-    """Layer normalisations as those of our MLP `name`."""
-    found = [m for m in module.modules() if isinstance(m, nn.LayerNorm)]
-    at = ... if member is None else (member, 0)
-    pairs = [(f"{name}.norms.{i}", m) for i, m in enumerate(found)]
-    return [link(f"{n}.{part}", getattr(m, part), at) for n, m in pairs for part in ("weight", "bias")]
-
-
 def stacked(name: str, layers: Iterable[Any]) -> list[Link]:
     """Layers of weights [E, in, out] and biases [E, 1, out] as our ensemble `name`."""
     pairs = list(enumerate(layers))
@@ -166,6 +159,7 @@ def two_heads(name: str, trunk: Sequence[Any], mean: nn.Linear, log_std: nn.Line
     last, count = len(trunk), mean.out_features
     links = mlp(name, trunk)
     for head, columns in ((mean, slice(0, count)), (log_std, slice(count, 2 * count))):
-        links.append(link(f"{name}.weights.{last}", head.weight, (slice(None), columns), transposed=True))
+        at = slice(None), columns
+        links.append(link(f"{name}.weights.{last}", head.weight, at, transposed=True))
         links.append(link(f"{name}.biases.{last}", head.bias, (columns,)))
     return links

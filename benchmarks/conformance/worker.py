@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     side = importlib.import_module(f"benchmarks.conformance.{adapter.SIDE}")
     sys.meta_path.append(StandIn())
     side.prepare()
-    learner = getattr(adapter, job["function"])(
+    learner = getattr(adapter, job["algorithm"])(
         Job(Path(job["checkout"]), job["file"], job["config"], job["phase"])
     )
     found = run(side, learner, inputs, job["updates"])

@@ -17,14 +17,17 @@ DENSE = [f"Dense_{i}" for i in range(3)]
 def cal_ql(job: Job) -> Learner:
     """Each loss is computed from samples of its own there; here all from the same."""
     sys.path.insert(0, str(job.checkout))
-    from JaxCQL import conservative_sac, jax_utils, model  # type: ignore[import-not-found]
+    from JaxCQL import conservative_sac, jax_utils, model
 
     c, arch = job.config, "-".join([str(WIDTH)] * 2)
     jax_utils.init_rng(0)
     options = {theirs: c[ours] for theirs, ours in OPTIONS.items() if "weight" not in theirs}
     options |= {"cql_lagrange": c["gap"] is not None, "cql_target_action_gap": c["gap"] or 0.0}
     options |= {"target_entropy": -float(ACT)}
-    policy, q = model.TanhGaussianPolicy(OBS, ACT, arch), model.FullyConnectedQFunction(OBS, ACT, arch)
+    policy, q = (
+        model.TanhGaussianPolicy(OBS, ACT, arch),
+        model.FullyConnectedQFunction(OBS, ACT, arch),
+    )
     t = conservative_sac.ConservativeSAC(options, policy, q)
 
     def store(name: str) -> Store:
@@ -33,7 +36,9 @@ def cal_ql(job: Job) -> Learner:
             new = state.replace(params=tree, opt_state=doubles(state.opt_state))
             t._train_states[name] = new
 
-        return Store(lambda: t._train_states[name].params, write, lambda: t._train_states[name].opt_state)
+        return Store(
+            lambda: t._train_states[name].params, write, lambda: t._train_states[name].opt_state
+        )
 
     def target(name: str) -> Store:
         def write(tree: Any) -> None:

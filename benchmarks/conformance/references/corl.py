@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
 from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swapped
-from benchmarks.conformance.torch_side import link, linears, mlp, narrow, stacked, two_heads
+from benchmarks.conformance.torch_side import linears, link, mlp, narrow, stacked, two_heads
 
 SIDE = "torch_side"
 
@@ -26,17 +26,19 @@ def columns(b: Any) -> list[torch.Tensor]:
 
 def bc(job: Job) -> Learner:
     module, c = job.load(), job.config
-    narrow(w256=WIDTH)
+    narrow()
     actor = module.Actor(OBS, ACT, 1.0)
     trainer = module.BC(1.0, actor, adam(actor, c["lr"]))
     return Learner(
-        mlp("policy/trunk", actor), lambda b: trainer.train(columns(b)) and None, losses=["policy_loss"]
+        mlp("policy/trunk", actor),
+        lambda b: trainer.train(columns(b)) and None,
+        losses=["policy_loss"],
     )
 
 
 def td3_bc(job: Job) -> Learner:
     module, c = job.load(), job.config
-    narrow(w256=WIDTH)
+    narrow()
     actor, critics = module.Actor(OBS, ACT, 1.0), [module.Critic(OBS, ACT) for _ in range(2)]
     pairs = [x for q in critics for x in (q, adam(q, c["critic_lr"]))]
     names = ("discount", "tau", "policy_noise", "noise_clip", "alpha")
@@ -56,8 +58,12 @@ def td3_bc(job: Job) -> Learner:
 def iql(job: Job) -> Learner:
     """Its old V in Q's target and in the advantage becomes the new one, its halved loss whole."""
     module, c = job.load(), job.config
-    narrow(w256=WIDTH)
-    actor, q, v = module.GaussianPolicy(OBS, ACT, 1.0), module.TwinQ(OBS, ACT), module.ValueFunction(OBS)
+    narrow()
+    actor, q, v = (
+        module.GaussianPolicy(OBS, ACT, 1.0),
+        module.TwinQ(OBS, ACT),
+        module.ValueFunction(OBS),
+    )
     t = module.ImplicitQLearning(
         1.0,
         actor,
@@ -84,7 +90,7 @@ def iql(job: Job) -> Learner:
         t._update_q = lambda _, *rest: update_q(t.vf(b.next_observations).detach(), *rest)
         t.train(columns(b))
 
-    links = mlp("policy/trunk", actor.net) + [link("policy/log_std", actor.log_std)]
+    links = [*mlp("policy/trunk", actor.net), link("policy/log_std", actor.log_std)]
     links += mlp("value/net", v)
     for k, (online, target) in enumerate([(q.q1, t.q_target.q1), (q.q2, t.q_target.q2)]):
         links += mlp("critic/net", online, k) + mlp("critic_target/net", target, k)
@@ -93,7 +99,7 @@ def iql(job: Job) -> Learner:
 
 def cql(job: Job) -> Learner:
     module, c = job.load(), job.config
-    narrow(w256=WIDTH)
+    narrow()
     actor = module.TanhGaussianPolicy(OBS, ACT, 1.0)
     critics = [module.FullyConnectedQFunction(OBS, ACT) for _ in range(2)]
     pairs = [x for q in critics for x in (q, adam(q, c["critic_lr"]))]
@@ -158,7 +164,7 @@ def awac(job: Job) -> Learner:
         awac_lambda=c["temperature"],
         exp_adv_max=c["max_weight"],
     )
-    links = mlp("policy/trunk", actor._mlp) + [link("policy/log_std", actor._log_std)]
+    links = [*mlp("policy/trunk", actor._mlp), link("policy/log_std", actor._log_std)]
     for k, target in enumerate([t._target_critic_1, t._target_critic_2]):
         links += mlp("critic/net", critics[k], k) + mlp("critic_target/net", target, k)
     losses = ["critic_loss", "policy_loss"]

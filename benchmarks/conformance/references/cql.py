@@ -15,12 +15,14 @@ SIDE = "torch_side"
 
 def cql(job: Job) -> Learner:
     sys.path.insert(0, str(job.checkout))
-    from SimpleSAC import conservative_sac, model  # type: ignore[import-not-found]
+    from SimpleSAC import conservative_sac, model
 
     c, arch = job.config, "-".join([str(WIDTH)] * 3)
     policy = model.TanhGaussianPolicy(OBS, ACT, arch)
     critics = [model.FullyConnectedQFunction(OBS, ACT, arch) for _ in range(4)]
-    options = {theirs: c[ours] for theirs, ours in OPTIONS.items()} | {"target_entropy": -float(ACT)}
+    options = {theirs: c[ours] for theirs, ours in OPTIONS.items()} | {
+        "target_entropy": -float(ACT)
+    }
     options |= {"cql_lagrange": c["gap"] is not None, "cql_target_action_gap": c["gap"] or 0.0}
     t = conservative_sac.ConservativeSAC(options, policy, *critics)
 

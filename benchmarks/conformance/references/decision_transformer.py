@@ -21,7 +21,7 @@ MLPS |= {"embed_action": "embed_action", "head": "predict_action.0"}
 
 def decision_transformer(job: Job) -> Learner:
     """Windows that end with their episode have what is missing at their start there."""
-    import transformers.file_utils  # type: ignore[import-not-found]
+    import transformers.file_utils
 
     transformers.file_utils.add_code_sample_docstrings = lambda **_: lambda function: function
     sys.path.insert(0, str(job.checkout / "gym"))

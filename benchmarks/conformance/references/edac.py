@@ -25,13 +25,13 @@ def edac(job: Job) -> Learner:
     """
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
-    from lifelong_rl.models.networks import (  # type: ignore[import-not-found]
+    from lifelong_rl.models.networks import (
         ParallelizedEnsembleFlattenMLP,
     )
-    from lifelong_rl.policies.models.tanh_gaussian_policy import (  # type: ignore[import-not-found]
+    from lifelong_rl.policies.models.tanh_gaussian_policy import (
         TanhGaussianPolicy,
     )
-    from lifelong_rl.torch.distributions import TanhNormal  # type: ignore[import-not-found]
+    from lifelong_rl.torch.distributions import TanhNormal
 
     TanhNormal.__init__.__defaults__ = (0.0,)
     hidden = [WIDTH] * 3

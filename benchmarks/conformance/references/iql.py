@@ -41,7 +41,11 @@ def learner(job: Job, **options: Any) -> Any:
 
 def links(t: Any, norms: bool = False) -> list[Link]:
     """Of the four networks; norms: V is normalised."""
-    dense, actor, value = ["Dense_0", "Dense_1", "Dense_2"], attribute(t, "actor"), attribute(t, "value")
+    dense, actor, value = (
+        ["Dense_0", "Dense_1", "Dense_2"],
+        attribute(t, "actor"),
+        attribute(t, "value"),
+    )
     found = actor.mlp("policy/trunk", ["MLP_0/Dense_0", "MLP_0/Dense_1", "Dense_0"])
     found += [actor.link("policy/log_std", "log_stds")]
     found += value.mlp("value/net", [f"MLP_0/{layer}" for layer in dense])

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.conformance.inputs import ACT, BATCH, OBS, SAMPLES, WIDTH
 from benchmarks.conformance.job import UNUSED, Draw, Job, Learner
-from benchmarks.conformance.torch_side import link, linears, mlp, two_heads
+from benchmarks.conformance.torch_side import linears, link, mlp, two_heads
 
 SIDE = "torch_side"
 
@@ -20,19 +20,22 @@ def mcq(job: Job) -> Learner:
     """Pseudo targets are not raised to 0, and both critics see the same samples."""
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(swaps={"preds.clamp(min=0)": "preds"}), job.config
-    sys.modules["offlinerl.utils.net.tanhpolicy"].TanhNormal.__init__.__defaults__ = (0.0,)
+    density = sys.modules["offlinerl.utils.net.tanhpolicy"].TanhNormal
+    density.__init__.__defaults__ = (0.0,)
+    density.mode = None  # today's torch has a property of that name
     module.to_torch = lambda batch, *_, **__: batch
     module.to_torch_as = sys.modules["offlinerl.utils.net.continuous"].to_torch_as = lambda x, _: x
     module.os = MagicMock()
-    sys.modules["offlinerl.utils.env"].get_env_action_range = lambda _: (1.0, -1.0)
-    args = {"seed": 0, "obs_shape": OBS, "action_shape": ACT, "task": "d4rl-none", "device": "cpu"}
+    environment = sys.modules["offlinerl.utils.env"]
+    environment.get_env_shape = lambda _: (OBS, ACT)
+    environment.get_env_action_range = lambda _: (1.0, -1.0)
+    args = {"seed": 0, "obs_shape": None, "action_shape": None, "task": "d4rl-none"}
+    args |= {"device": "cpu"}
     args |= {"layer_num": 1, "hidden_layer_size": WIDTH, "vae_features": WIDTH, "vae_layers": 2}
     args |= {name: c[name] for name in ("actor_lr", "critic_lr", "vae_lr", "discount")}
     args |= {"use_automatic_entropy_tuning": True, "target_entropy": None, "reward_scale": 1}
     args |= {"soft_target_tau": c["tau"], "lam": c["bellman_share"], "num": SAMPLES}
     args |= {"normalize": False, "log_dir": "", "batch_size": BATCH}
-    source = module.algo_init.__globals__
-    source["max_action"] = 1.0
     t = module.AlgoTrainer(module.algo_init(args), args)
     t.mean, t.std = 0.0, 1.0 - 1e-6
 

@@ -58,17 +58,16 @@ def rebrac(job: Job) -> Learner:
         for name, part in ((ours, "params"), (f"{ours}_target", "target_params")):
             store = kept(made, theirs, part)
             if ours == "policy":
-                links += store.mlp(f"{name}/trunk", layers("Sequential_0"))
+                links += store.mlp(f"{name}/trunk", layers("params/Dense", 4))
                 continue
-            inside = "VmapCritic_0/Sequential_0"
-            links += store.mlp(f"{name}/net", layers(inside), stacked=True)
-            links += store.norms(f"{name}/net", layers(inside, 1)[:3], stacked=True)
+            inside = "params/VmapCritic_0"
+            links += store.mlp(f"{name}/net", layers(f"{inside}/Dense", 4), stacked=True)
+            links += store.norms(f"{name}/net", layers(f"{inside}/LayerNorm", 3), stacked=True)
     return Learner(links, update, ["noise", UNUSED])
 
 
-def layers(inside: str, first: int = 0) -> list[str]:
-    """Of a Sequential of dense layers, ReLUs and normalisations, every third one."""
-    return [f"params/{inside}/layers_{3 * i + first}" for i in range(4)]
+def layers(kind: str, count: int) -> list[str]:
+    return [f"{kind}_{i}" for i in range(count)]
 
 
 def kept(made: dict[str, Any], name: str, part: str) -> Store:

@@ -19,7 +19,7 @@ def sac(job: Job) -> Learner:
     """Their first update takes a temperature that is given; here the learnt one's start."""
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
-    sys.modules["model"].epsilon = 0.0  # type: ignore[attr-defined]
+    sys.modules["model"].epsilon = 0.0
     space = SimpleNamespace(shape=(ACT,), high=np.ones(ACT), low=-np.ones(ACT))
     args = {"gamma": c["discount"], "tau": c["tau"], "alpha": None, "lr": c["critic_lr"]}
     args |= {"policy": "Gaussian", "target_update_interval": 1, "cuda": False}
@@ -30,7 +30,9 @@ def sac(job: Job) -> Learner:
         rows = b.observations, b.actions, b.rewards, b.next_observations, 1 - b.terminated
         drawn = tuple(x.numpy() for x in rows)
         t.alpha = t.log_alpha.exp().detach()
-        q1, q2, policy, _, _ = t.update_parameters(SimpleNamespace(sample=lambda batch_size: drawn), 0, 0)
+        q1, q2, policy, _, _ = t.update_parameters(
+            SimpleNamespace(sample=lambda batch_size: drawn), 0, 0
+        )
         return {"critic_loss": q1 + q2, "policy_loss": policy}
 
     p = t.policy

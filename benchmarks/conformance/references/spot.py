@@ -53,7 +53,9 @@ def spot(job: Job) -> Learner:
     for name, actor in (("policy", t.actor), ("policy_target", t.actor_target)):
         links += mlp(f"{name}/trunk", actor)
     for name, q in (("critic", t.critic), ("critic_target", t.critic_target)):
-        links += mlp(f"{name}/net", (q.l1, q.l2, q.l3), 0) + mlp(f"{name}/net", (q.l4, q.l5, q.l6), 1)
+        links += mlp(f"{name}/net", (q.l1, q.l2, q.l3), 0) + mlp(
+            f"{name}/net", (q.l4, q.l5, q.l6), 1
+        )
     if job.phase == "fit_vae":
         return Learner(links, fit_vae, ["latent"], ["vae_loss"])
     order = ["noise", "target_dropout_0", "target_dropout_1", "dropout_0", "dropout_1", "latent"]

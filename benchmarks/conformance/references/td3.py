@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.conformance.inputs import ACT, OBS, WIDTH
+from benchmarks.conformance.inputs import ACT, OBS
 from benchmarks.conformance.job import Job, Learner
 from benchmarks.conformance.torch_side import mlp, narrow
 
@@ -15,7 +15,7 @@ NAMES = ("discount", "tau", "policy_noise", "noise_clip")
 
 def td3(job: Job, name: str = "TD3", **options: Any) -> Learner:
     module, c = job.load(), job.config
-    narrow(w256=WIDTH)
+    narrow()
     options |= {name: c[name] for name in NAMES}
     t = getattr(module, name)(OBS, ACT, 1.0, policy_freq=c["policy_delay"], **options)
     links = mlp("policy/trunk", t.actor) + mlp("policy_target/trunk", t.actor_target)

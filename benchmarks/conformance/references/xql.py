@@ -16,4 +16,6 @@ def xql(job: Job) -> Learner:
     t, batch = learner(job, layernorm=c["layer_norm"], **options)
     # every step of V on a batch draws from one key, so the same numbers
     order = [("uniform", swapped), "noise"] * c["value_updates"]
-    return Learner(links(t, norms=c["layer_norm"]), lambda b: told(t.update(batch(*rows(b)))), order)
+    return Learner(
+        links(t, norms=c["layer_norm"]), lambda b: told(t.update(batch(*rows(b)))), order
+    )
