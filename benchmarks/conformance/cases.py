@@ -43,6 +43,7 @@ class Case:
     phase: str = "update"
     variant: str = ""  # tells cases of one algorithm and repository apart
     adapted: tuple[str, ...] = ()  # declared differences that their side was relieved of
+    aims: tuple[str, ...] = ("rewards", "discount")  # of what it learns towards, for a fault
     updates: int = 10  # even: some do more at each second one
 
     @property
@@ -67,7 +68,7 @@ NEWEST = "losses at the old parameters -> each at what is new by then"
 SEQUENCE = {"window": 6, "size": 8, "layers": 2, "heads": 2, "episode_steps": 12}
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
 CASES = (
-    Case("bc", "corl", "algorithms/offline/any_percent_bc.py"),
+    Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
     Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
     Case("td3_bc", "corl", "algorithms/offline/td3_bc.py", ("noise",)),
@@ -148,6 +149,7 @@ CASES = (
         "gym/decision_transformer/training/seq_trainer.py",
         config=SEQUENCE | {"dropout": 0.0},
         adapted=(START,),
+        aims=("actions",),
     ),
     Case(
         "decision_transformer",
@@ -156,6 +158,7 @@ CASES = (
         tuple(f"dropout_{i}" for i in range(7)),
         SEQUENCE,
         variant="dropout",
+        aims=("actions",),
     ),
     Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON,)),
     Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON,)),
@@ -186,7 +189,15 @@ CASES = (
         ("next", "policy"),
         adapted=(EPSILON, "the first update's temperature is given -> the learnt one's start"),
     ),
-    Case("spot", "spot", "SPOT.py", ("latent",), phase="fit_vae", variant="fit_vae"),
+    Case(
+        "spot",
+        "spot",
+        "SPOT.py",
+        ("latent",),
+        phase="fit_vae",
+        variant="fit_vae",
+        aims=("actions",),
+    ),
     Case(
         "spot",
         "spot",

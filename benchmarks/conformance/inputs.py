@@ -6,7 +6,7 @@ Imported by the references' interpreters too: numpy alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,6 +43,15 @@ def batch(update: int, discount: float, lead: tuple[int, ...] = (BATCH,)) -> Arr
 def part(arrays: Arrays, prefix: str) -> Arrays:
     """The entries below `prefix`."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def stacked(history: Sequence[Arrays]) -> Arrays:
+    """What was seen after each update as one array a quantity, NaN where it was not there."""
+    shapes = {name: x.shape for now in history for name, x in now.items()}
+    return {
+        name: np.stack([now.get(name, np.full(shape, np.nan)) for now in history])
+        for name, shape in shapes.items()
+    }
 
 
 def windows(update: int, *, whole: bool) -> Arrays:

@@ -99,8 +99,7 @@ def config(case: Case) -> dict[str, Any]:
 def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     """Inputs for the other side, and every quantity of ours after each update, [updates, …].
 
-    fault: a share by which rewards and discounts, and so every target, are made too large; for an
-    algorithm without targets the actions to be cloned.
+    fault: a share by which the case's `aims` are made too large for our side alone.
     """
     with doubles():
         algorithm = make(case)
@@ -111,31 +110,19 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             network, _, parameter = name.partition("/")
             params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
         optimiser = {k: adam.init(params[k]) for k, adam in algorithm.optimisers().items()}
-        rows: dict[str, list[np.ndarray]] = {}
+        history = []
         for update in range(case.updates):
             columns = batch(case, algorithm, update)
             given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
             tape = Tape(update, case.draws)
             state = State(algorithm, params, optimiser, Recorder(tape))
-            now = as_batch(faulty(columns, algorithm, fault))
+            now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
             method = getattr(algorithm, case.phase)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
             params, optimiser = dict(state.params), dict(state.optimiser)
-            for name, value in quantities(state, metrics).items():
-                rows.setdefault(name, [np.full_like(value, np.nan)] * update).append(value)
-            for name in rows:
-                if len(rows[name]) == update:
-                    rows[name].append(np.full_like(rows[name][0], np.nan))
-    return given, {name: np.stack(values) for name, values in rows.items()}
-
-
-def faulty(columns: Arrays, algorithm: Algorithm, fault: float) -> Arrays:
-    """The batch with what its targets are made of too large by this share."""
-    if not fault:
-        return columns
-    names = ("rewards", "discount") if "critic" in algorithm.modules else ("actions",)
-    return columns | {name: columns[name] * (1 + fault) for name in names}
+            history.append(quantities(state, metrics))
+    return given, inputs.stacked(history)
 
 
 def as_batch(columns: Arrays) -> Batch:

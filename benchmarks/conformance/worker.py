@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conformance.inputs import Arrays, part
+from benchmarks.conformance.inputs import Arrays, part, stacked
 from benchmarks.conformance.job import Job, Learner, Link, Replay, StandIn
 
 
@@ -38,7 +38,7 @@ def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
     params = part(inputs, "params/")
     for link in learner.links:
         link.write(params[link.name][link.index])
-    rows: dict[str, list[np.ndarray]] = {}
+    history = []
     for update in range(updates):
         replay = Replay(part(inputs, f"tape/{update}/"), learner.order)
         side.replay, side.backwards[:] = replay, []
@@ -49,11 +49,8 @@ def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
         losses |= dict(zip(learner.losses, side.backwards, strict=False))
         now = parameters(learner.links, params) | moments(learner.links, params)
         now |= {f"loss/{name}": np.asarray(value, np.float64) for name, value in losses.items()}
-        for name, values in now.items():
-            rows.setdefault(name, [np.full_like(values, np.nan)] * update).append(values)
-        for name in rows.keys() - now.keys():
-            rows[name].append(np.full_like(rows[name][0], np.nan))
-    return {name: np.stack(values) for name, values in rows.items()}
+        history.append(now)
+    return stacked(history)
 
 
 def parameters(links: Sequence[Link], params: Arrays) -> Arrays:

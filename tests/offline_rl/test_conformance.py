@@ -19,7 +19,7 @@ from benchmarks.conformance.ours import UserError
 BY_NAME = {case.name: case for case in CASES}
 HELD = sorted(case.name for case in KEPT)
 REFERENCE = """
-import gym, pyrallis, torch, wandb
+import d4rl, gym, pyrallis, torch
 from torch import nn
 
 class Actor(nn.Module):
@@ -38,7 +38,7 @@ class BC:
         self.actor, self.optimiser = actor, actor_optimizer
 
     def train(self, batch):
-        loss = nn.functional.mse_loss(self.actor(batch[0]), (1 + FAULT) * batch[1])
+        loss = nn.functional.mse_loss(self.actor(batch[0]), (1 + 1e-6) * batch[1])
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
@@ -84,18 +84,20 @@ def test_a_setting_a_thousandth_off_is_found(name, field):
     assert max(apart(changed).values()) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("fault", [0.0, 1e-6])
-def test_a_reference_runs_beside_ours(fault, tmp_path):
-    """The other side's process: 256 units become few, simulators are stood in for."""
+def test_a_reference_runs_beside_ours(tmp_path):
+    """The other side's process: 256 units become few, what is absent is stood in for.
+
+    Its actions are a millionth too large, and nothing else is found.
+    """
     case = BY_NAME["bc-corl"]
     file = tmp_path / case.file
     file.parent.mkdir(parents=True)
-    file.write_text(REFERENCE.replace("FAULT", str(fault)))
+    file.write_text(REFERENCE)
     given, mine = ours.run(case)
     theirs = reference(case, str(tmp_path), given, sys.executable)
     assert {name.split("/")[0] for name in theirs} == {"params", "moment", "loss"}
-    found = max(differences(mine, theirs, part(given, "params/")).values())
-    assert (found > 10 * TOLERANCE) == bool(fault)
+    found = differences(mine, theirs, part(given, "params/"))
+    assert 10 * TOLERANCE < max(found.values()) < 1e-5, found
 
 
 def test_every_algorithm_has_a_row_or_a_reason():
