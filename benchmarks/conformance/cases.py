@@ -26,6 +26,7 @@ REPOSITORIES = {  # the command's key: repository, commit
         "kzl/decision-transformer",
         "e2d82e68f330c00f763507b3b01d774740bee53f",
     ),
+    "rlpd": ("ikostrikov/rlpd", "c90fd4baf28c9c9ef40a81460a2e395092844f88"),
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
@@ -40,6 +41,7 @@ class Case:
     file: str
     draws: tuple[str, ...] = ()  # names of our random draws in an update, in their order
     config: Mapping[str, Any] = field(default_factory=dict)  # beside the sizes
+    online: Mapping[str, Any] = field(default_factory=dict)  # of how it goes on in an environment
     phase: str = "update"
     variant: str = ""  # tells cases of one algorithm and repository apart
     adapted: tuple[str, ...] = ()  # declared differences that their side was relieved of
@@ -53,8 +55,8 @@ class Case:
     @property
     def inputs(self) -> str:
         """What its numbers depend on: other code of the same must come to the same."""
-        config = sorted(self.config.items())
-        return repr((self.algorithm, config, self.draws, self.phase, self.updates))
+        options = sorted(self.config.items()), sorted(self.online.items())
+        return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
 
 SOFT = ("temperature", "policy", "next")
@@ -214,6 +216,15 @@ CASES = (
             "the policy's target follows the policy before the step -> after it",
             "the actor learns in the first of two updates -> in the second",
         ),
+        updates=6,
+    ),
+    Case(
+        "rlpd",
+        "rlpd",
+        "rlpd/agents/sac/sac_learner.py",
+        ("next", "subset", "policy"),
+        online={"utd": 2.0},
+        adapted=(NORM, "a subset of critics by choice -> as ours draws it"),
         updates=6,
     ),
     Case(

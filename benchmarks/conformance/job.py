@@ -114,4 +114,7 @@ class Replay:
         if values is None:
             raise ValueError(f"{kind} {tuple(shape)} was drawn where {name} was expected")
         self.left.discard(f"{kind}/{name}")
-        return arranged(values).reshape(shape)
+        found = arranged(values)
+        if found.shape[-1:] != tuple(shape)[-1:]:
+            raise ValueError(f"{name} is {found.shape}, and {tuple(shape)} was drawn")
+        return found.reshape(shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
-from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
@@ -66,7 +66,9 @@ def make(case: Case) -> Algorithm:
             sizes[f.name] = (inputs.WIDTH,) * len(f.default)
         elif f.name in SIZES:
             sizes[f.name] = SIZES[f.name]
-    return cls(Spec((inputs.OBS,), inputs.ACT), cls.Config(**sizes | case.config), NUM_UPDATES)
+    cfg = cls.Config(**sizes | case.config)
+    interaction = Interaction(cls.Online(**case.online), cfg)
+    return cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
 
 
 def parameters(algorithm: Algorithm) -> Arrays:
@@ -92,8 +94,9 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
 
 def config(case: Case) -> dict[str, Any]:
     """All hyper-parameters, for the other side."""
-    cfg = make(case).cfg
-    return {**asdict(cfg), "discount": cfg.discount, "num_updates": NUM_UPDATES}
+    algorithm = make(case)
+    own = {"discount": algorithm.cfg.discount, "period": algorithm.period}
+    return asdict(algorithm.cfg) | own | {"num_updates": NUM_UPDATES}
 
 
 def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
@@ -115,7 +118,8 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             columns = batch(case, algorithm, update)
             given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
             tape = Tape(update, case.draws)
-            state = State(algorithm, params, optimiser, Recorder(tape))
+            done = torch.tensor(update)
+            state = State(algorithm, params, optimiser, Recorder(tape), done)
             now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
             method = getattr(algorithm, case.phase)
             state, metrics = method(state, now, update % algorithm.period)
