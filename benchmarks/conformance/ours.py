@@ -112,7 +112,8 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
         for name, x in start.items():
             network, _, parameter = name.partition("/")
             params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
-        optimiser = {k: adam.init(params[k]) for k, adam in algorithm.optimisers().items()}
+        adams = algorithm.optimisers().items()
+        optimiser = {name: adam.init(params[name]) for name, adam in adams if name in params}
         history = []
         for update in range(case.updates):
             columns = batch(case, algorithm, update)
