@@ -22,10 +22,11 @@ from benchmarks.speed.peers import d3rlpy_learner
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import load
 from offline_rl.data.transform import Transform
-from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
+from offline_rl.evaluation.rollout import rollout
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 from offline_rl.utils.options import build
+from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import table
 
 UPDATES, EPISODES = 20_000, 100

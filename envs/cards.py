@@ -4,15 +4,18 @@
 share, and under `cards` the rest of each Card's fields. In `reference.environment`, {env} and
 {mujoco} stand for the card's environment and the installed MuJoCo's version. Where a suite names
 `hosts`, a file is its path there; a host with `only` has the files of these names (`*`: anything).
+What is damaged or misspelled is a CardError that names file and card.
 """
 
 import difflib
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import metadata
-from typing import Any
+from math import isfinite
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from envs.paths import share
 
@@ -24,6 +27,10 @@ class UnknownName(ValueError):
         near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
         super().__init__(f"unknown {kind} '{name}'.{hint}{' ' + remedy if remedy else ''}")
+
+
+class CardError(ValueError):
+    """A file of cards that is damaged: which, and where."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +70,39 @@ class Card:
     env: str | None = None  # None: data only
     reference: Reference | None = None
     max_episode_steps: int | None = None
+    preprocessing: dict[str, float] = field(default_factory=dict)  # what is done before learning
     note: str | None = None
 
 
 @functools.cache
 def cards() -> dict[str, Card]:
-    """All cards by name."""
+    """All cards by name. Raises CardError."""
     import yaml
 
     found: dict[str, Card] = {}
     for path in sorted(share("datasets").glob("*.yaml")):
-        suite = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        for name, entry in suite["cards"].items():
-            found[name] = _card(name, path.stem, suite, entry)
+        name = "cards"
+        try:
+            text = path.read_text(encoding="utf-8")
+            suite = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            for name, entry in suite["cards"].items():
+                found[name] = _card(name, path.stem, suite, entry)
+        except KeyError as error:
+            raise CardError(f"{path}: {name}: {error.args[0]} is missing") from None
+        except (
+            AttributeError,
+            IndexError,
+            OSError,
+            TypeError,
+            ValueError,
+            yaml.YAMLError,
+        ) as error:
+            raise CardError(f"{path}: {name}: {' '.join(str(error).split())}") from None
     return found
 
 
 def card(name: str) -> Card:
-    """The card of one dataset. Raises UnknownName."""
+    """The card of one dataset. Raises UnknownName or CardError."""
     if name not in cards():
         raise UnknownName("dataset", name, cards())
     return cards()[name]
@@ -101,10 +123,11 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
         fields["environment"] = fields["environment"].format(
             mujoco=mujoco_version(), env=entry.get("env")
         )
-        reference = Reference(**fields)
+        reference = checked(Reference(**fields))
     shared = {key: suite[key] for key in ("layout", "source", "licence")}
     own = {key: value for key, value in entry.items() if key not in ("files", "reference")}
-    return Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
+    made = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
+    return checked(made)
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
@@ -118,4 +141,26 @@ def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, 
             if any(fnmatchcase(name, pattern) for pattern in host.get("only", ["*"]))
         ]
     urls = tuple(fields.get("urls", ()))
-    return File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls}))
+    return checked(File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls})))
+
+
+def checked(made: Any) -> Any:
+    """`made`, of a class above. Raises TypeError for a field of another type than it says."""
+    for each in fields(made):
+        if not _is(value := getattr(made, each.name), each.type):
+            raise TypeError(f"{each.name} is {value!r}, {each.type} is expected")
+    return made
+
+
+def _is(value: object, hint: Any) -> bool:
+    kind, args = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(_is(value, option) for option in args)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_is(v, args[0]) for v in value)
+    if kind is dict:
+        pairs = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(_is(k, args[0]) and _is(v, args[1]) for k, v in pairs)
+    if kind is float:
+        return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
+    return type(value) is kind

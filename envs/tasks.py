@@ -31,9 +31,7 @@ class Registration:
 @dataclass(frozen=True)
 class Task:
     name: str  # as the user gave it
-    env_id: str | None = (
-        None  # a key of NATIVE, `env:<Gymnasium id>` or registered; None: data only
-    )
+    env_id: str | None = None  # of NATIVE, `env:<Gymnasium id>` or registered; None: data only
     card: Card | None = None
     reference: Reference | None = None
     max_episode_steps: int | None = None
@@ -169,7 +167,7 @@ def _old_gym() -> Any:
         importlib.import_module("d4rl")
         return importlib.import_module("gym")
     except ModuleNotFoundError as error:
-        remedy = "it needs Python 3.10 or older and github.com/Farama-Foundation/D4RL"
+        remedy = "it is github.com/Farama-Foundation/D4RL, of the time of Python 3.10"
         raise ValueError(f"d4rl:<id> needs the d4rl package ({error}); {remedy}.") from error
 
 

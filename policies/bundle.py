@@ -6,6 +6,8 @@ A ZIP archive (stored, not compressed), format 1:
     weights.safetensors  the policy's parameters, float32
     normaliser.safetensors  mean and scale of the observations, float32
 
+`sha256` has an entry for each member, the manifest's own being of what it holds besides; earlier
+files lack that one.
 Reading needs numpy and safetensors only; torch is loaded when the torch policy is asked for.
 """
 
@@ -30,6 +32,13 @@ from policies.spec import Spec
 FORMAT = 1
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, RuntimeError)
 MEMBERS = ("weights.safetensors", "normaliser.safetensors")
+MANIFEST: dict[str, Any] = {
+    "format": int,
+    "spec": dict,
+    "policy": {"kind": str, "arguments": dict},
+    "provenance": dict,
+    "sha256": dict,
+}
 
 
 class BundleError(ValueError):
@@ -62,7 +71,9 @@ def write(path: str | Path, bundle: Bundle) -> None:
         "provenance": bundle.provenance,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
     }
-    text = json.dumps(manifest, indent=2, allow_nan=False).encode()
+    manifest = json.loads(json.dumps(manifest, allow_nan=False))  # as it will be read
+    manifest["sha256"]["manifest.json"] = own_sha256(manifest)
+    text = json.dumps(manifest, indent=2).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, data in {"manifest.json": text, **contents}.items():
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
@@ -78,17 +89,22 @@ def read(path: str | Path) -> Bundle:
         raise BundleError(f"{path}: no such policy bundle") from None
     except DAMAGED as error:
         raise BundleError(f"{path} is not a whole policy bundle: {error}") from None
-    if (found := manifest.get("format")) != FORMAT:
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
         raise BundleError(f"{path}: bundle format {found!r}, this version reads format {FORMAT}")
-    for name, data in contents.items():
-        if hashlib.sha256(data).hexdigest() != manifest.get("sha256", {}).get(name):
+    if (wrong := misfit(manifest, MANIFEST)) is not None:
+        raise BundleError(f"{path}: manifest.json: {wrong}")
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    if "manifest.json" in manifest["sha256"]:
+        sums["manifest.json"] = own_sha256(manifest)
+    for name in sums | manifest["sha256"]:
+        if sums.get(name) != manifest["sha256"].get(name):
             raise BundleError(f"{path}: {name} does not match its SHA-256; the file is damaged")
     try:
         weights = load_tensors(contents["weights.safetensors"])
         statistics = load_tensors(contents["normaliser.safetensors"])
         spec = Spec.from_json(manifest["spec"])
         normaliser = Normaliser(statistics["mean"], statistics["scale"])
-        kind, arguments = manifest["policy"]["kind"], manifest["policy"]["arguments"]
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{path}: the manifest or a member is incomplete: {error}") from None
     if normaliser.mean.shape != spec.observation_shape:
@@ -97,4 +113,30 @@ def read(path: str | Path) -> Bundle:
     for name, value in (weights | statistics).items():
         if not np.isfinite(value).all():
             raise BundleError(f"{path}: {name} holds NaN or infinite numbers")
-    return Bundle(spec, kind, arguments, weights, normaliser, manifest.get("provenance", {}))
+    return Bundle(
+        spec,
+        **manifest["policy"],
+        weights=weights,
+        normaliser=normaliser,
+        provenance=manifest["provenance"],
+    )
+
+
+def own_sha256(manifest: dict[str, Any]) -> str:
+    """Of the manifest without its own entry, whatever its spaces and order."""
+    others = {k: v for k, v in manifest["sha256"].items() if k != "manifest.json"}
+    text = json.dumps(manifest | {"sha256": others}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def misfit(value: Any, form: Any, where: str = "") -> str | None:
+    """How `value` differs from `form`, a type or a dict of forms; None where it does not."""
+    if not isinstance(form, dict):
+        return (
+            None if type(value) is form else f"{where} is {value!r}, a {form.__name__} is expected"
+        )
+    if not isinstance(value, dict) or value.keys() != form.keys():
+        found = sorted(value) if isinstance(value, dict) else value
+        return f"{where or 'it'} has {found}, {sorted(form)} is expected"
+    parts = (misfit(value[k], f, f"{where}.{k}".lstrip(".")) for k, f in form.items())
+    return next((wrong for wrong in parts if wrong is not None), None)

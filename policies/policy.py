@@ -34,7 +34,7 @@ class TorchPolicy:
     """A policy whose network is one of `policies/heads`."""
 
     def __init__(self, bundle: Bundle) -> None:
-        """Raises BundleError where the weights do not fit the network that the bundle names."""
+        """Raises BundleError where weights, network and specification do not fit one another."""
         import torch
 
         from policies.heads.head import kinds
@@ -49,9 +49,23 @@ class TorchPolicy:
             self.module: Any = known[bundle.kind](**bundle.arguments)
             weights = {k: torch.from_numpy(v) for k, v in bundle.weights.items()}
             self.module.load_state_dict(weights)
-        except (TypeError, RuntimeError) as error:
-            raise BundleError(f"{bundle.kind}: the weights do not fit: {error}") from None
-        self.module.eval()
+            self.module.eval()
+            chunk, _ = self.act(np.zeros(self.spec.observation_shape))
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as e:
+            fault = " ".join(str(e).split())
+            raise BundleError(f"{bundle.kind}: the weights do not fit: {fault}") from None
+        if chunk.shape != (self.spec.horizon, self.spec.action_dim):
+            raise BundleError(
+                f"{bundle.kind} answers {list(chunk.shape)}, the specification says "
+                f"{[self.spec.horizon, self.spec.action_dim]}"
+            )
 
     def act(
         self, observation: np.ndarray, state: Any = None, reward: Any = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import prod
-from typing import Any
+from math import isfinite, prod
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Spec:
     action_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.action_dim < 1 or any(n < 1 for n in self.observation_shape):
+        sizes = (*self.observation_shape, self.action_dim, self.history, self.horizon)
+        if min(sizes) < 1 or (self.rate_hz is not None and self.rate_hz <= 0):
             raise ValueError(f"Spec: sizes must be positive, found {self}")
         for name in ("action_low", "action_high", "action_names"):
             if (given := len(getattr(self, name))) not in (0, self.action_dim):
@@ -43,7 +45,14 @@ class Spec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Spec:
-        """The inverse of `to_json`. Raises ValueError naming a field that is unknown or missing."""
+        """The inverse of `to_json`.
+
+        Raises ValueError naming a field that is unknown, missing or of another type.
+        """
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if name in hints and not of_type(value, hints[name]):
+                raise ValueError(f"policy specification: {name} is {value!r}")
         try:
             fields: dict[str, Any] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
@@ -59,3 +68,15 @@ class Spec:
                 mine, theirs = getattr(self, name), getattr(other, name)
                 return f"{name}: the policy has {mine}, here it is {theirs}"
         return None
+
+
+def of_type(value: object, hint: Any) -> bool:
+    """Whether a JSON value is of type `hint`: as it is, but that lists are tuples."""
+    if get_origin(hint) is UnionType:
+        return any(of_type(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        return isinstance(value, list) and all(of_type(v, item) for v in value)
+    if hint is float:
+        return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
+    return type(value) is hint

@@ -208,6 +208,15 @@ def test_in_the_kitchen_finishing_pays(name: str) -> None:
     assert registry.algorithm_config("decision_transformer", "kitchen-mixed-v0", {})[0].counted
 
 
+def test_what_a_card_says_of_preprocessing_is_said_once_and_yields_to_the_command_line() -> None:
+    assert registry.prepared("iql", "d4rl:kitchen-complete-v0") == {"reward_shift": -4.0}
+    assert registry.prepared("bc", "kitchen-complete-v0") == {}
+    own, _ = registry.algorithm_config("iql", "kitchen-mixed-v0", {"reward_shift": -1.0})
+    assert own.reward_shift == -1.0
+    tables = ROOT.glob("configs/algorithm/*.yaml")
+    assert not [path.name for path in tables if "reward_shift: -4" in path.read_text()]
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_only_what_differs(path: Path) -> None:
     values = OmegaConf.to_container(OmegaConf.load(path))

@@ -19,9 +19,8 @@ QUICK = [
     "tracker=none",
     "algorithm.hidden=[8]",
 ]
-START = (
-    "from offline_rl.cli.main import main; raise SystemExit(main())"  # --target writes no scripts
-)
+# `pip install --target` writes no scripts
+START = "from offline_rl.cli.main import main; raise SystemExit(main())"
 
 
 @pytest.fixture(scope="module")

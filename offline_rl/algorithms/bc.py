@@ -41,6 +41,7 @@ class Config(BaseConfig):
 
 class BC(Algorithm):
     Config = Config
+    follows_card = False  # it clones
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:

@@ -64,6 +64,7 @@ class Config(BaseConfig):
 class DT(Algorithm):
     Config = Config
     needs = ("mc_returns", "timesteps")
+    follows_card = False  # what it aims at is raw
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:

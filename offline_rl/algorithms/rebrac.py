@@ -46,6 +46,7 @@ class Config(td3.OfflineConfig):
 
 class ReBRAC(td3.TD3):
     Config = Config
+    follows_card = True  # unlike TD3 it learns from data
     online = False
     needs = ("next_actions",)
 

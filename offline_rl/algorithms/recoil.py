@@ -44,6 +44,7 @@ class Config(DualConfig):
 class ReCOIL(DualV):
     Config = Config
     needs: ClassVar = ("expert",)
+    follows_card = False  # it sees no rewards
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:

@@ -68,6 +68,7 @@ class SAC(Algorithm):
     targets: ClassVar = {"critic_target": "critic"}
     Online = Online
     online = True
+    follows_card = False  # it begins without data
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg

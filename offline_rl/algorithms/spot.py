@@ -45,6 +45,7 @@ class Config(td3.OfflineConfig):
 
 class SPOT(td3.TD3):
     Config = Config
+    follows_card = True  # unlike TD3 it learns from data
     online = False
 
     @property

@@ -70,6 +70,7 @@ class TD3(Algorithm):
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     Online = Online
     online = True
+    follows_card = False  # it begins without data
 
     @property
     def period(self) -> int:

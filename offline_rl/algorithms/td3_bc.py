@@ -31,6 +31,7 @@ class Config(td3.OfflineConfig):
 
 class TD3BC(td3.TD3):
     Config = Config
+    follows_card = True  # unlike TD3 it learns from data
     online = False
 
     def networks(self) -> dict[str, nn.Module]:

@@ -67,12 +67,12 @@ def download(
     A call that was interrupted is continued. Raises UserError; of files that no address delivers
     when the others are there.
     """
-    from envs.cards import UnknownName, card
+    from envs.cards import CardError, UnknownName, card
 
     say: Say = (lambda line: tqdm.write(line, file=sys.stderr)) if show else lambda _: None
     try:
         wanted = [card(c) if isinstance(c, str) else c for c in cards]
-    except UnknownName as error:
+    except (CardError, UnknownName) as error:
         raise UserError(str(error)) from None
     paths, lost = [], []
     for each in wanted:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.load import data_folder, load
+from offline_rl.data.load import data_folder, known_cards, load
 from offline_rl.utils.files import checksum
 
 if TYPE_CHECKING:
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 def list_cards(data_dir: str | Path | None = None) -> str:
     """A table of all cards: name, environment, references of the score, where the data is."""
-    from envs.cards import cards
     from envs.paths import share
 
     table: list[tuple[str, ...]] = [("name", "evaluated in", "score 0", "score 100", "data")]
     folder, embedded = data_folder(data_dir), share("datasets") / "embedded"
-    for card in cards().values():
+    for card in known_cards().values():
         file = card.files.get("train") or next(iter(card.files.values()))
         here = "here" if (folder / file.path).is_file() else None
         shipped = "embedded" if (embedded / file.name).is_file() else None
@@ -69,12 +68,11 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
 
 def card_of(data: Dataset) -> "Card | None":
     """The card whose file this is: by its name among the cards, or by file name and checksum."""
-    from envs.cards import cards
-
-    if data.name in cards():
-        return cards()[data.name]
+    cards = known_cards()
+    if data.name in cards:
+        return cards[data.name]
     path = Path(data.path) if data.path else None
-    for card in cards().values():
+    for card in cards.values():
         for file in card.files.values():
             if path and file.name == path.name and _same(file, path, data.sha256):
                 return card

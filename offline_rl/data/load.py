@@ -157,6 +157,7 @@ def _named(source: str | Path) -> "Path | Task":
         return path
     from envs import UnknownName, task
 
+    known_cards()
     try:
         return task(text)
     except UnknownName as error:
@@ -171,6 +172,16 @@ def _places(file: "File", data_dir: str | Path | None) -> list[Path]:
         return [*places, share("datasets") / "embedded" / file.name]
     except FileNotFoundError:
         return places
+
+
+def known_cards() -> "dict[str, Card]":
+    """All cards by name. Raises UserError where one is damaged."""
+    from envs.cards import CardError, cards
+
+    try:
+        return cards()
+    except CardError as error:
+        raise UserError(str(error)) from None
 
 
 def locate(source: str | Path, data_dir: str | Path | None = None) -> Path:

@@ -14,10 +14,11 @@ import envs
 import policies
 from envs import Task, VectorEnv
 from offline_rl.evaluation.options import EvaluateOptions
-from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
+from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build
+from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Normaliser, Policy, Spec, bundle

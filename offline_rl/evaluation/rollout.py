@@ -11,7 +11,6 @@ from envs import VectorEnv
 from envs.adapters import SUCCESS
 from policies.normaliser import Normaliser
 
-EVALUATION_SEED = 1_000_000_000  # episode k of every evaluation starts from this + k
 Act = Callable[[np.ndarray], np.ndarray]  # normalised observations [B, *obs] -> actions [B, A]
 
 

@@ -34,14 +34,20 @@ from offline_rl.generation.store import Act, record, store
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
+from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder, read_json, write_atomically, write_json
-from offline_rl.utils.options import build, unknown
+from offline_rl.utils.files import (
+    make_folder,
+    read_json,
+    read_yaml,
+    write_atomically,
+    write_json,
+)
+from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.paths import share
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-ROLLOUT_SEED = 500_000_000  # episode k of a rolled-out set starts from this + k: its own range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     if isinstance(plan, Script):
         wanted, learnt = qualities or list(plan.sets), None
         if plan.agent is not None:
-            agent = build(Agent, plan.agent, f"recipe {recipe}: agent.")
+            agent = build(Agent, plan.agent)
             run = learn(agent, recipe, options.runs, show)
             learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
         script(plan, recipe, folder, wanted, show, learnt)
@@ -110,14 +116,31 @@ def generate(*, show: bool = True, **keys: Any) -> str:
 
 def load_recipe(name: str) -> Recipe | Script:
     """configs/recipe/<name>.yaml, one with a `controller` or of an agent. Raises UserError."""
-    from omegaconf import OmegaConf
-
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
     if name not in files:
         raise UserError(unknown("recipe", name, files))
-    values: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
+    values = read_yaml(files[name])
     kind: type[Recipe] | type[Script] = Script if "controller" in values else Recipe
-    return build(kind, values, f"recipe {name}: ")
+    plan: Any = build(kind, values, f"{files[name]}: ")
+    try:
+        for task in environments(plan, f"{files[name]}: "):
+            envs.task(task)
+    except ValueError as error:
+        raise UserError(f"{files[name]}: {error}") from None
+    if plan.rows < 1:
+        raise UserError(f"{files[name]}: rows={plan.rows}: must be at least 1")
+    return plan
+
+
+def environments(plan: Recipe | Script, where: str) -> list[str]:
+    """The tasks that a recipe learns and records in. Raises UserError for a wrong type."""
+    if isinstance(plan, Recipe):
+        return [plan.task, *([plan.environment] if plan.environment is not None else [])]
+    for each, knob in plan.sets.items():
+        coerce(knob, float, f"{where}sets.{each}")
+    names = {each: plan.environments.get(each, f"{plan.suite}/{each}") for each in plan.sets}
+    tasks = [coerce(task, str, f"{where}environments.{each}") for each, task in names.items()]
+    return tasks + ([build(Agent, plan.agent, f"{where}agent.").task] if plan.agent else [])
 
 
 def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
@@ -181,7 +204,7 @@ def make_set(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Datase
         else:
             random = quality == "random"
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
-            first = ROLLOUT_SEED + QUALITIES.index(quality) * 1_000_000
+            first = seeds.place("rolled-out sets", QUALITIES.index(quality))
             actor = partial(noisy, policy)
             made[quality] = record(plan.environment or plan.task, plan.rows, first, actor)
     return made[quality]

@@ -20,6 +20,7 @@ from envs.experts.fetch import FetchExpert
 from envs.experts.push import Expert
 from envs.experts.walkers import AntWalk, Waypoints
 from offline_rl.generation.store import Act, record, store
+from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from policies import Policy
 
@@ -30,7 +31,6 @@ CONTROLLERS = {
     "fetch": FetchExpert,
     "cube": CubeExpert,
 }
-FIRST_SEED = 600_000_000  # of the first set; each further one a million later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,9 @@ def script(
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
             continue
-        if not isinstance(knob, int | float):
-            raise UserError(f"recipe {name}: sets.{each}={knob!r}: expected a number")
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
         environment = plan.environments.get(each, task)
-        data = record(environment, plan.rows, FIRST_SEED + k * 1_000_000, actor)
+        data = record(environment, plan.rows, seeds.place("scripted sets", k), actor)
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:

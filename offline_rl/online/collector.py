@@ -16,9 +16,9 @@ from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 
-EPISODES = 1_000_000  # episode k of seed s starts from EPISODES * (s + 1) + k, below evaluation's
 MISHAPS = 5  # episodes in a row that an environment may break
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 
@@ -62,7 +62,7 @@ class Collector:
             self._reset(s)
 
     def _reset(self, s: int) -> None:
-        seed = EPISODES * (self.engine.seeds[s] + 1) + int(self.episodes[s])
+        seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
         self._observations[s] = self.envs[s].reset([seed])[0]
         self._returns[s] = self.lengths[s] = 0
 

@@ -17,7 +17,7 @@ from envs import Reference
 from offline_rl.algorithms.common.registry import label
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json
+from offline_rl.utils.files import read_object
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
 
@@ -66,23 +66,20 @@ def read(path: Path) -> Seed:
     folder, outcome = SeedFolder(path.parent, int(path.name.removeprefix("seed_"))), None
     file = folder.config
     try:
-        config = flatten(read_json(file), ".")
+        config = flatten(read_object(file), ".")
         task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
         title = label(method) + ("" if name == "default" else f" ({name})")
         file = path / "evaluations.jsonl"
-        lines = len(file.read_text().splitlines()) if file.is_file() else 0
         rows = folder.rows("evaluations")
-        if len(rows) < lines - 1:  # the last line alone may have been cut short
-            raise ValueError(f"line {len(rows) + 1} is no JSON")
         curves = {
             "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
             "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
         }
         file = path / "environment.json"
-        machine = dict(read_json(file)) if file.is_file() else {}
+        machine = read_object(file) if file.is_file() else {}
         file = folder.result
         if folder.finished:
-            result = as_of_today(dict(read_json(file)), config)
+            result = as_of_today(read_object(file), config)
             known = {f.name: result[f.name] for f in fields(Outcome)}
             if (reference := known["score_reference"]) is not None:
                 known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -16,9 +15,10 @@ from offline_rl.algorithms.common.registry import algorithm_yaml
 from offline_rl.engine.engine import Engine, Precision
 from offline_rl.engine.work import COMPILE_SECONDS, compiling_pays
 from offline_rl.training.options import TrainOptions
+from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json
+from offline_rl.utils.files import read_object
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,16 @@ class Choices:
         return f"{self.precision}, {how}, {threads}: {self.why}"
 
 
-def stored(folder: Path) -> Choices:
+def stored(folder: SeedFolder, done: Done) -> Choices:
     """Those that a seed's run began with. Raises UserError where they are not known."""
-    path = folder / "environment.json"
-    choices = read_json(path).get("choices") if path.is_file() else None
-    if choices is None:
-        raise UserError(f"{path} does not say how the run began; remove {folder} to begin anew")
-    return Choices(**choices)
+    path, (_, progress) = folder.path / "environment.json", folder.load(done)
+    try:  # before format 3 of checkpoints they were in that file alone
+        choices = progress["choices"] if "choices" in progress else read_object(path)["choices"]
+        return Choices(**choices)
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not say how the run began ({error}); remove {path.parent} to begin anew"
+        ) from None
 
 
 def precision(o: TrainOptions, device: torch.device) -> Precision:

@@ -12,7 +12,8 @@ import torch
 
 from envs import VectorEnv
 from offline_rl.engine.engine import Engine
-from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes, rollout
+from offline_rl.evaluation.rollout import Episodes, rollout
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
 
 Moment = dict[str, Any]  # the counts of updates and environment steps, and the clock

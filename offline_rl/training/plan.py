@@ -13,7 +13,12 @@ import envs
 from envs import Task
 from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.config import check_stackable
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
+from offline_rl.algorithms.common.registry import (
+    algorithm_class,
+    algorithm_config,
+    interaction,
+    prepared,
+)
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
@@ -23,6 +28,7 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
+from offline_rl.utils.seeds import TRAINING_SEEDS
 from policies import Spec
 from policies.heads.head import kinds
 
@@ -88,9 +94,10 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     except ValueError as error:
         raise UserError(str(error)) from None
     count = options.seeds
-    if isinstance(count, int) and not 1 <= count <= 901:
+    if isinstance(count, int) and not 1 <= count <= TRAINING_SEEDS:
         raise UserError(
-            f"seeds={count}: give a count from 1 to 901, or a list such as seeds=[7,42]"
+            f"seeds={count}: give a count from 1 to {TRAINING_SEEDS}, or a list such as "
+            "seeds=[7,42]"
         )
     seeds = count if isinstance(count, list) else list(range(count))
     checks(options, algorithm, seeds)
@@ -154,6 +161,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         raise UserError(
             f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
             f"head of policies.heads: {', '.join(kinds())}"
+        )
+    if options.pretrain_updates is not None and not learner.phases:
+        raise UserError(
+            f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
+            "phase with these settings; leave it out"
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
@@ -226,8 +238,9 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > 900:
-        raise UserError(f"seeds={seeds}: give different seeds between 0 and 900")
+    if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
+        last = TRAINING_SEEDS - 1
+        raise UserError(f"seeds={seeds}: give different seeds between 0 and {last}")
     if options.compile == "always" and (missing := hardware.compiler_missing()):
         raise UserError(f"compile=always: {missing}")
     package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)
@@ -295,7 +308,9 @@ def headline(plan: Plan) -> str:
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
         rows += f", {plan.expert.num_rows:,} of the expert's"
-    table = f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    card = prepared(o.algorithm, o.task)
+    table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
+    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""

@@ -3,28 +3,32 @@
 config.json       the resolved options and hyper-parameters
 environment.json  versions, hardware, commit, data checksum, how it computes (training/choices.py)
 metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
-checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state; the two newest are kept
+checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state, with a checksum; two are kept
 tensorboard/      wandb.json and wandb/ (the run's id there)      result.json      policy.bundle
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json, write_atomically, write_json, write_text
+from offline_rl.utils.files import read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
 
 KEPT = 2  # checkpoints
-FORMAT = "2"  # of checkpoints; another one where what a run goes on from changes
+FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
+METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
 
 
 def run_folder(out: str, *parts: str) -> Path:
@@ -46,7 +50,7 @@ class Done(NamedTuple):
 
     @classmethod
     def of(cls, file: str) -> Done | None:
-        """The inverse of `file`; None for other names. Before format 3 it was a number alone."""
+        """The inverse of `file`; None for other names. Earlier ones were a number alone."""
         match = re.fullmatch(r"(?:updates_)?(\d+)(?:-env_steps_(\d+))?\.safetensors", file)
         return match and cls(int(match[2] or 0), int(match[1]))
 
@@ -63,6 +67,17 @@ class SeedFolder:
     def finished(self) -> bool:
         return self.result.is_file()
 
+    def outcome(self) -> dict[str, Any]:
+        """result.json. Raises UserError where it is damaged."""
+        try:
+            found = read_object(self.result)
+            for name in ("score", "mean_return"):
+                if not isinstance(found.get(name, ""), int | float | None):
+                    raise UserError(f"{self.result} has no number {name}")
+        except UserError as error:
+            raise UserError(f"{error}; remove it, and the same command makes it again") from None
+        return found
+
     def checkpoints(self) -> dict[Done, Path]:
         """What was done -> file, oldest first."""
         files = (self.path / "checkpoints").glob("*.safetensors")
@@ -71,27 +86,33 @@ class SeedFolder:
 
     def save(self, done: Done, tensors: Mapping[str, Tensor], progress: Any) -> None:
         """Writes a checkpoint and removes all but the newest ones."""
-        path = self.path / "checkpoints" / done.file
-        metadata = {"format": FORMAT, "progress": json.dumps(progress)}
+        path, text = self.path / "checkpoints" / done.file, json.dumps(progress)
+        metadata = {"format": FORMAT, "progress": text, "checksum": checksum(text, tensors)}
         write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
         for old in list(self.checkpoints().values())[:-KEPT]:
             old.unlink(missing_ok=True)
 
     def load(self, done: Done) -> tuple[dict[str, Tensor], Any]:
-        """Tensors and progress of the checkpoint at `done`."""
+        """Tensors and progress of the checkpoint at `done`. Raises UserError for a damaged one."""
         path = self.checkpoints()[done]
         try:
             with safe_open(path, "pt") as file:
-                about = file.metadata()
-                if about.get("format") != FORMAT:
-                    raise UserError(
-                        f"{path} was written by another version of offline_rl; finish the run with "
-                        f"that version, or delete {self.path} to begin again"
-                    )
+                about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(about["progress"])
-        except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it to resume earlier") from None
+        except (SafetensorError, AttributeError, TypeError, ValueError, OSError) as error:
+            raise UserError(f"{path} is damaged ({error})") from None
+        if about.get("format") not in METADATA:
+            found = about.get("format")
+            raise UserError(f"{path} is of another version of offline_rl (format {found})")
+        if about.keys() != METADATA[about["format"]]:
+            raise UserError(f"{path} is damaged (its metadata is {sorted(about)})")
+        text = about["progress"]
+        if about["format"] == FORMAT and about["checksum"] != checksum(text, tensors):
+            raise UserError(f"{path} is damaged (its contents do not match its checksum)")
+        try:
+            return tensors, json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path} is damaged (progress: {error})") from None
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Adds a line to `<name>.jsonl`."""
@@ -102,27 +123,61 @@ class SeedFolder:
             raise UserError(f"{self.path / name}.jsonl could not be written: {error}") from error
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """All whole lines of `<name>.jsonl`; a line that a kill cut short is left out."""
-        path, rows = self.path / f"{name}.jsonl", []
-        for line in path.read_text().splitlines() if path.is_file() else []:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
+        """All lines of `<name>.jsonl`; one that a kill cut short, the last, is left out.
+
+        Raises UserError naming a line that is damaged.
+        """
+        rows = list[dict[str, Any]]()
+        for where, row in self._lines(name):
+            if row is None:
+                raise UserError(f"{where} is damaged; remove that line to read the others")
+            rows.append(row)
         return rows
 
-    def rewind(self, updates: int, env_steps: int, evaluations: int | None = None) -> None:
-        """Forgets what was logged after so many updates or steps, which will be done again.
+    def _lines(self, name: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Where each line of `<name>.jsonl` stands, and its row; None where that is damaged."""
+        path = self.path / f"{name}.jsonl"
+        try:
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if not type(row["updates"]) is type(row["env_steps"]) is int:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError, RecursionError):
+                if number == len(lines) and line.isascii():
+                    return  # nothing, or what a kill cut short
+                row = None
+            yield f"{path}: line {number}", row
 
-        evaluations: how many are known to be done, where later ones may have been logged too.
+    def evaluation(self, done: Done) -> Episodes | None:
+        """What is logged of the evaluation at `done`, if it is whole."""
+        for _, row in self._lines("evaluations"):
+            if row is not None and Done(row["env_steps"], row["updates"]) == done:
+                try:
+                    return Episodes.from_row(row)
+                except (KeyError, TypeError, ValueError):
+                    return None
+        return None
+
+    def rewind(self, done: Done | None, *, evaluated: bool = True) -> None:
+        """Forgets what was logged after `done`, which will be done again; everything for None.
+
+        Names the damaged lines that it leaves out. evaluated: keeps the evaluation at `done`.
         """
+        last = done or Done(-1, -1)
         for name in ("metrics", "evaluations"):
-            kept = [
-                row
-                for row in self.rows(name)
-                if row["updates"] <= updates and row["env_steps"] <= env_steps
-            ]
-            kept = kept[:evaluations] if name == "evaluations" else kept
+            kept = list[dict[str, Any]]()
+            for where, row in self._lines(name):
+                if row is None:
+                    print(f"{where} is damaged and left out")
+                    continue
+                at = Done(row["env_steps"], row["updates"])
+                again = name == "evaluations" and at == last and not evaluated
+                if at.env_steps <= last.env_steps and at.updates <= last.updates and not again:
+                    kept.append(row)
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / f"{name}.jsonl", text)
 
@@ -130,12 +185,27 @@ class SeedFolder:
         """Stores `config`, or refuses where the run was begun with another, naming the option."""
         config = plain(config)
         if not self.config.is_file():
+            if self.finished or self.checkpoints():
+                raise UserError(
+                    f"{self.config} is missing, which says what the run was begun with: bring it "
+                    f"back, or give the new run another name=…"
+                )
             write_json(self.config, config)
             return
-        before, after = (flatten(c, ".") for c in (read_json(self.config), config))
+        before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) != after.get(key):
                 raise UserError(
                     f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
                     f"{after.get(key)!r}; give the new run another name=…"
                 )
+
+
+def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of what a checkpoint holds: progress, and the tensors' names, kinds, shapes and bytes."""
+    total = hashlib.blake2b(progress.encode(), digest_size=16)
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        total.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()

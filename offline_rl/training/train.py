@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import locked, read_json, write_json
+from offline_rl.utils.files import locked, read_object, write_json
 from policies import Spec
 
 
@@ -73,6 +75,8 @@ def train(
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
                 member.folder.agree(member.description)
+            if member.folder.finished:
+                member.folder.outcome()  # refuses a damaged one
         left = [m for m in members if not m.folder.finished]
         say = print if show else (lambda *_: None)
         if not left:
@@ -83,7 +87,7 @@ def train(
         for group in (begun, [m for m in left if m not in begun]):
             if group:
                 train_group(plan, group, show, watch)
-    return Result(path, [read_json(m.folder.result) for m in members])
+    return Result(path, [m.folder.outcome() for m in members])
 
 
 def train_group(
@@ -106,7 +110,7 @@ def train_group(
         transform = begun_with(plan.start, seeds, plan.spec)
     sources = sources_of(plan, data, transform, seeds, device)
     done = common_checkpoint(folders)
-    begun = stored(folders[0].path) if done is not None else None
+    begun = stored(folders[0], done) if done is not None else None
     engine = Engine(
         lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
         seeds,
@@ -142,7 +146,8 @@ def train_group(
         folder = member.folder
         folder.agree(member.description)
         if done is None:
-            folder.rewind(-1, -1)
+            folder.rewind(None)
+        if done is None or lost(folder.path / "environment.json"):
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = [
         tracker(
@@ -166,6 +171,7 @@ def train_group(
         begun=plan.start.updates if plan.start is not None else 0,
         evaluation=evaluation,
         collector=collector,
+        choices=asdict(choices),
         watch=watch,
         show=show,
     )
@@ -232,6 +238,32 @@ def go_on(engine: Engine, start: Start) -> None:
 
 
 def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
-    """The newest point that all seeds have."""
+    """The newest point of which all seeds have a whole checkpoint; None where none has any.
+
+    Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
+    """
     common = set.intersection(*(set(f.checkpoints()) for f in folders))
-    return max(common) if common else None
+    for done in sorted(common, reverse=True):
+        try:
+            for folder in folders:
+                folder.load(done)
+        except UserError as error:
+            print(f"{error}: not used")
+        else:
+            return done
+    if common:
+        raise UserError(
+            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
+            "begin again, or give the new run another name=…"
+        )
+    return None
+
+
+def lost(path: Path) -> bool:
+    """Whether the JSON file is missing or damaged; says so."""
+    try:
+        read_object(path)
+    except UserError as error:
+        print(f"{error}: written anew")
+        return True
+    return False

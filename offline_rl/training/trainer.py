@@ -7,7 +7,7 @@ collector's environment steps alone, so that a resumed run continues as if nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -27,6 +27,7 @@ from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 from policies import Bundle
 
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
@@ -40,8 +41,7 @@ class Progress:
     timed_updates: int = 0
     wall_seconds: float = 0.0
     diverged: list[int | None] = field(default_factory=list)  # each place's updates when first seen
-    evaluated: int = -1  # the clock at the last evaluation
-    evaluations: int = 0  # finished ones
+    evaluated: int = -1  # the clock at the last evaluation that is finished
 
 
 class Trainer:
@@ -60,6 +60,7 @@ class Trainer:
         begun: int = 0,
         evaluation: VectorEnv | None,
         collector: Collector | None = None,
+        choices: Mapping[str, Any],
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
@@ -67,9 +68,10 @@ class Trainer:
 
         evaluation: S * episodes environments.
 
-        watch: called after each evaluation.
+        choices: what the machine was found to be best at; kept. watch: called after each
+        evaluation.
         """
-        self.watch, self.show = watch, show
+        self.watch, self.show, self.choices = watch, show, dict(choices)
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.schedule = schedule
@@ -244,7 +246,6 @@ class Trainer:
             return
         now, self.last = done.moment, done.seeds
         self.progress.evaluated = now["clock"]
-        self.progress.evaluations += 1
         scores = []
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):
             mine = self.last[s]
@@ -309,7 +310,7 @@ class Trainer:
         for s, folder in enumerate(self.folders):
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
-            progress["transform"] = self.transform.to_json()
+            progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
             if self.collector is not None:
                 progress["collector"] = self.collector.state()
                 for name, value in self.collector.buffer.filled(s).items():
@@ -317,7 +318,26 @@ class Trainer:
             folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
 
     def resume(self, done: Done) -> None:
-        """Continues from the checkpoint that every seed has at `done`."""
+        """Continues from the checkpoint that every seed has at `done`.
+
+        An evaluation there whose record is lost, of any seed, is done again. Raises UserError where
+        the checkpoint is of another run.
+        """
+        try:
+            self._restore(done)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            where = f"{self.folders[0].path} cannot go on from {done.file}"
+            raise UserError(f"{where}, which is of another run: {error}") from error
+        if self.progress.evaluated == self.clock:
+            logged = [folder.evaluation(done) for folder in self.folders]
+            self.last = [episodes for episodes in logged if episodes is not None]
+            if len(self.last) < len(logged):
+                self.last, self.progress.evaluated = [], -1
+        for folder in self.folders:
+            folder.rewind(done, evaluated=bool(self.last))
+
+    def _restore(self, done: Done) -> None:
+        """Everything but the logs."""
         progress, diverged = dict[str, Any](), list[int | None]()
         for s, folder in enumerate(self.folders):
             tensors, progress = folder.load(done)
@@ -327,13 +347,9 @@ class Trainer:
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
-            steps = progress.get("collector", {}).get("steps", 0)
-            folder.rewind(int(own["counters/update"]), steps, progress["evaluations"])
-            if rows := folder.rows("evaluations"):
-                self.last.append(Episodes.from_row(rows[-1]))
         if self.collector is not None:
             self.collector.restore(progress["collector"])
         learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
-        names = ("seconds", "timed_updates", "wall_seconds", "evaluated", "evaluations")
+        names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)

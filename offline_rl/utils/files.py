@@ -81,9 +81,17 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """Raises UserError naming the file where it is not JSON."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable as JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Likewise, and where it is JSON of another kind than an object with names."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds a {type(found).__name__} where {{…}} is expected")
+    return found
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -93,12 +93,11 @@ class Algorithm:
     """Base of all algorithms. A subclass gives `Config`, `networks`, `optimisers` and `update`."""
 
     Config: ClassVar[type]
-    targets: ClassVar[
-        Mapping[str, str]
-    ] = {}  # target network -> the network it starts as a copy of
+    targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
+    follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: ClassVar[str] = "policy"  # the network that acts
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Algorithms by name, and their settings: command line over per-task table over default."""
+"""Algorithms by name, and their settings: command line over table over task's card over default."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_yaml
 from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm, Interaction
+
+
+TABLES = ("tuned", "online", "parity")  # of configs/algorithm/<name>.yaml
 
 
 @cache
@@ -137,12 +141,24 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
 
 @cache
 def algorithm_yaml(name: str) -> dict[str, Any]:
-    """configs/algorithm/<name>.yaml; empty where an algorithm has none, as those of others."""
-    from omegaconf import OmegaConf
+    """configs/algorithm/<name>.yaml; empty where it has none, or is not ours. Raises UserError."""
+    path, ours = table(name), name in algorithm_names()
+    found = read_yaml(path) if ours and path.is_file() else {}
+    for key, value in found.items():
+        if key not in TABLES:
+            raise UserError(f"{path}: {unknown('key', key, TABLES)}")
+        if not isinstance(value, dict | None):
+            raise UserError(f"{path}: {key} is {value!r}, names and their values are expected")
+    rows = [*(found.get("tuned") or {}).items(), *(found.get("online") or {}).items()]
+    for pattern, row in rows:
+        if not isinstance(pattern, str) or not isinstance(row, dict):
+            raise UserError(f"{path}: {pattern}: {row!r} is no row of names and their values")
+    return found
 
-    path, ours = share("configs") / "algorithm" / f"{name}.yaml", name in algorithm_names()
-    loaded: Any = OmegaConf.to_container(OmegaConf.load(path)) if ours and path.is_file() else None
-    return loaded or {}
+
+def table(name: str) -> Path:
+    """Where the algorithm's per-task table is, if it has one."""
+    return share("configs") / "algorithm" / f"{name}.yaml"
 
 
 def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[str, Any]]:
@@ -174,10 +190,23 @@ def alternatives(pattern: str) -> list[str]:
     return [p for part in match[1].split(",") for p in alternatives(head + part + tail)]
 
 
+def prepared(name: str, task: str) -> dict[str, Any]:
+    """What the task's card says of its data's preprocessing, where the algorithm follows it."""
+    from envs.cards import cards
+
+    card = cards().get(task.removeprefix("d4rl:"))
+    if card is None or not algorithm_class(name).follows_card:
+        return {}
+    return dict(card.preprocessing)
+
+
 def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[Any, str | None]:
     """The algorithm's config for `task`, and the pattern of its table that was used."""
+    config, card = algorithm_class(name).Config, prepared(name, task)
     pattern, values = tuned(name, task)
-    return build(algorithm_class(name).Config, {**values, **given}, "algorithm."), pattern
+    for where, own in ((f"the card of {task}", card), (f"{table(name)}: {pattern}", values)):
+        build(config, own, f"{where}: ")  # whose mistake it is, if it is one
+    return build(config, {**card, **values, **given}, "algorithm."), pattern
 
 
 def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Interaction:

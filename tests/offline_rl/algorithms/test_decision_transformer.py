@@ -14,12 +14,12 @@ import policies
 from offline_rl.algorithms.decision_transformer import DT
 from offline_rl.data import Dataset
 from offline_rl.evaluation.evaluate import evaluate
-from offline_rl.evaluation.rollout import EVALUATION_SEED
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import further_columns
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.spec import Spec
 

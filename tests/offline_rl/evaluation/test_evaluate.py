@@ -11,8 +11,9 @@ from gymnasium.spaces import Box
 import envs
 from envs import tasks
 from offline_rl.evaluation.evaluate import as_json, as_text, evaluate
-from offline_rl.evaluation.rollout import EVALUATION_SEED, Episodes
+from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Normaliser, Spec, bundle
 
 ACTION = (0.5, -0.25)

@@ -8,7 +8,7 @@ import pytest
 from small_data import save_small
 
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.training import trainer
+from offline_rl.training import evaluator
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 from offline_rl.utils.files import read_json
@@ -68,7 +68,7 @@ def test_a_failing_environment_stops_the_training(
     def fail(*_: Any) -> None:
         raise RuntimeError("the simulator broke")
 
-    assert trainer.rollout is rollout
-    monkeypatch.setattr(trainer, "rollout", fail)
+    assert evaluator.rollout is rollout
+    monkeypatch.setattr(evaluator, "rollout", fail)
     with pytest.raises(RuntimeError, match="the simulator broke"):
         run(2, monkeypatch, **data, out=str(tmp_path / "out"))

@@ -13,12 +13,13 @@ import envs
 import offline_rl
 import policies
 from envs.suites.gymnasium_robotics import SPARSE
-from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
+from offline_rl.evaluation.rollout import rollout
 from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
 from offline_rl.generation.store import record
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
 
 SMALL = {
@@ -183,7 +184,8 @@ def test_preliminary_phases_come_first(tmp_path: Path):
         **base,
         **keys,
     )
-    assert result.results[0]["num_updates"] == 16
+    assert result.results[0]["num_updates"] == 10
+    assert result.results[0]["pretrain_updates"] == 6
 
 
 def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch):

@@ -52,6 +52,15 @@ def test_a_preliminary_phase_divides_into_periods(given):
         prepare({**given, "algorithm": "spot", "algorithm.vae_updates": 7})
 
 
+@pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
+def test_preliminary_updates_are_refused_where_there_is_no_such_phase(given, algorithm, updates):
+    """CQL has one where it is asked to clone first."""
+    with pytest.raises(UserError, match=f"pretrain_updates={updates}: {algorithm} has no prelim"):
+        prepare({**given, "algorithm": algorithm, "pretrain_updates": updates})
+    cloning = {"algorithm": "cql", "algorithm.bc_updates": 5, "pretrain_updates": 7}
+    assert prepare({**given, **cloning}).options.pretrain_updates == 7
+
+
 def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written(
     given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_json, write_atomically, write_json
 from offline_rl.utils.trees import plain
@@ -31,17 +31,17 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkey
 
 def test_a_full_disk_while_saving_a_checkpoint_keeps_the_older_one(tmp_path: Path, monkeypatch):
     folder = SeedFolder(tmp_path, 0)
-    folder.save(10, {"w": torch.ones(2)}, {"seconds": 1.0})
+    folder.save(Done(updates=10), {"w": torch.ones(2)}, {"seconds": 1.0})
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        folder.save(20, {"w": torch.zeros(2)}, {})
-    assert list(folder.checkpoints()) == [10]
+        folder.save(Done(updates=20), {"w": torch.zeros(2)}, {})
+    assert list(folder.checkpoints()) == [Done(updates=10)]
     assert len(list((folder.path / "checkpoints").iterdir())) == 1
-    tensors, progress = folder.load(10)
+    tensors, progress = folder.load(Done(updates=10))
     assert torch.equal(tensors["w"], torch.ones(2))
     assert progress == {"seconds": 1.0}
 
@@ -71,23 +71,14 @@ def test_a_damaged_json_file_is_named(tmp_path: Path):
         read_json(path)
 
 
-def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path):
-    folder = SeedFolder(tmp_path, 0)
-    folder.save(10, {"w": torch.ones(2)}, {})
-    path = folder.checkpoints()[10]
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match=r"0000000010\.safetensors is damaged.*delete it"):
-        folder.load(10)
-
-
-def test_a_checkpoint_of_another_version_is_refused_with_the_remedy(tmp_path: Path):
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
     path = tmp_path / "seed_0" / "checkpoints" / "0000000010.safetensors"
     path.parent.mkdir(parents=True)
     for metadata in ({"progress": "{}"}, {"progress": "{}", "format": "0"}):
         save_file({"w": torch.ones(2)}, path, metadata)
-        with pytest.raises(UserError, match=r"another version of offline_rl.*delete .*seed_0"):
-            folder.load(10)
+        with pytest.raises(UserError, match="another version of offline_rl"):
+            folder.load(Done(updates=10))
 
 
 def test_a_folder_cannot_be_held_twice(tmp_path: Path):
@@ -100,8 +91,8 @@ def test_a_folder_cannot_be_held_twice(tmp_path: Path):
 def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
     for updates in (5, 10, 15):
-        folder.save(updates, {"w": torch.ones(1)}, {})
-    assert list(folder.checkpoints()) == [10, 15]
+        folder.save(Done(updates=updates), {"w": torch.ones(1)}, {})
+    assert [done.updates for done in folder.checkpoints()] == [10, 15]
 
 
 def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path: Path):
@@ -112,11 +103,13 @@ def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path:
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"updates": 4, "tr')
     assert [row["updates"] for row in folder.rows("metrics")] == [1, 2, 3]
-    folder.rewind(2, 0)
+    folder.rewind(Done(updates=2))
     assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
     folder.append("metrics", {"updates": 2, "env_steps": 5})  # online, before the first update
-    folder.rewind(2, 4)
+    folder.rewind(Done(env_steps=4, updates=2))
     assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
+    folder.rewind(None)
+    assert folder.rows("metrics") == []
 
 
 def test_names_of_tasks_become_names_of_folders():

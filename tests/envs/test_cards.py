@@ -1,0 +1,48 @@
+"""A damaged file of cards is one sentence that names the file, the card and what is wrong."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from envs import CardError
+from offline_rl.cli.main import main
+
+cards = importlib.import_module("envs.cards")  # in `envs` the function has this name
+SUITE = "{layout: d4rl, source: x, licence: y, cards: {own: {files: {train: a.hdf5}, MORE: 1}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("cards: {", ""),
+        ("[]", "cards: "),
+        ("cards: 3", "cards: "),
+        (SUITE.replace("licence: y, ", ""), "own: licence is missing"),
+        (SUITE.replace("licence: y", "licence: 3").replace(", MORE: 1", ""), "own: licence is 3"),
+        (SUITE.replace("files", "fils"), "own: files is missing"),
+        (SUITE.replace("a.hdf5", "[1]"), "own: "),
+        (SUITE, "own: .*MORE"),
+        (SUITE.replace("MORE: 1", "max_episode_steps: no"), "own: .*max_episode_steps is False"),
+        (SUITE.replace("MORE: 1", "preprocessing: {a: b}"), "own: .*preprocessing is"),
+    ],
+)
+def test_a_damaged_card_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, text: str, fault: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    monkeypatch.setattr(cards, "share", lambda _: tmp_path)
+    cards.cards.cache_clear()
+    try:
+        with pytest.raises(CardError, match=rf"mine\.yaml: {fault}") as error:
+            cards.cards()
+        assert "\n" not in str(error.value)
+        for arguments in (["data", "list"], ["data", "info", "own"], ["data", "download", "own"]):
+            assert main(arguments) == 2
+            assert "mine.yaml" in capsys.readouterr().err
+    finally:
+        cards.cards.cache_clear()
+
+
+def test_the_cards_that_are_there_are_whole() -> None:
+    assert len(cards.cards()) > 200

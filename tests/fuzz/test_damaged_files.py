@@ -1,0 +1,278 @@
+"""Whatever is damaged: a sentence, or what the file held; never a traceback, never something else.
+
+Where a file has checksums every damage is refused or without effect; where it has none (tables,
+logs, recordings) at least nothing but a sentence comes of it. A few cases in `make test`, hundreds
+in `make test-all`; the cases are the same every time.
+"""
+
+import copy
+import importlib
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+from small_data import save_small
+
+import policies
+from envs import CardError
+from offline_rl.algorithms.common import registry
+from offline_rl.data.read import read
+from offline_rl.generation import recipes
+from offline_rl.report import runs
+from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.train import common_checkpoint, train
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json, write_json
+from policies import Bundle, BundleError, Normaliser, Spec, bundle
+
+ROOT = Path(__file__).parents[2]
+OTHERS = (None, True, -1, 0, 7, 1.5, float("nan"), "x", "", [], [1, "x"], {}, {"x": 1})
+cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
+
+
+def damaged(content: bytes, count: int) -> Iterator[bytes]:
+    """`content` with a bit turned, its end lost, a piece zeroed, doubled or left out."""
+    draw = np.random.default_rng(len(content))
+    for k in range(count):
+        at, size = int(draw.integers(len(content))), int(draw.integers(1, 9))
+        turned = bytes([content[at] ^ 1 << int(draw.integers(8))])
+        before, piece, after = content[:at], content[at : at + size], content[at + size :]
+        yield (
+            before + turned + content[at + 1 :],
+            before,
+            before + bytes(len(piece)) + after,
+            before + piece + piece + after,
+            before + after,
+        )[k % 8 if k % 8 < 5 else 0]
+
+
+def mutated(tree: Any, count: int) -> Iterator[Any]:
+    """`tree` with one value replaced, one name misspelled, or one entry lost."""
+    draw = np.random.default_rng(count)
+    for k in range(count):
+        copied = copy.deepcopy(tree)
+        holders = [
+            (part, key)
+            for part in parts(copied)
+            for key in (part if isinstance(part, dict) else range(len(part)))
+        ]
+        part, key = holders[int(draw.integers(len(holders)))]
+        if k % 4 == 0 and isinstance(part, dict):
+            part[f"{key}x"] = part.pop(key)
+        elif k % 4 == 1:
+            del part[key]
+        else:
+            part[key] = OTHERS[int(draw.integers(len(OTHERS)))]
+        yield copied
+
+
+def parts(tree: Any) -> Iterator[Any]:
+    """All dicts and lists of `tree` that hold something."""
+    if isinstance(tree, dict | list) and tree:
+        yield tree
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from parts(value)
+
+
+def outcome(action: Callable[[], Any]) -> tuple[Any, bool]:
+    """What `action` gives, and whether it refused; in a sentence, if so."""
+    try:
+        return action(), False
+    except (UserError, BundleError, CardError) as error:
+        sentence = str(error)
+    assert sentence
+    assert "\n" not in sentence
+    return None, True
+
+
+@cases
+def test_a_checkpoint_is_whole_or_refused(tmp_path: Path, count: int) -> None:
+    folder, done = SeedFolder(tmp_path, 0), Done(updates=5)
+    tensors = {"params/w": torch.arange(24.0).reshape(4, 6), "counters/update": torch.tensor(5)}
+    progress = {"seconds": 1.5, "choices": {"precision": "fp32"}, "diverged": None}
+    folder.save(done, tensors, progress)
+    path, refusals = folder.checkpoints()[done], 0
+    for content in damaged(path.read_bytes(), count):
+        path.write_bytes(content)
+        found, refused = outcome(lambda: folder.load(done))
+        refusals += refused
+        if not refused:
+            assert found[1] == progress
+            assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
+    assert refusals > 0.9 * count
+
+
+def policy(path: Path) -> policies.Policy:
+    """A small one, written to `path` and read."""
+    draw = np.random.default_rng(0)
+    weights = {
+        "trunk.weights.0": draw.normal(size=(3, 2)).astype(np.float32),
+        "trunk.biases.0": np.zeros(2, np.float32),
+    }
+    arguments = {"observations": 3, "actions": 2, "hidden": []}
+    made = {"task": "none", "score": 1.5}
+    normaliser = Normaliser.identity((3,))
+    spec = Spec((3,), 2, action_names=("left", "right"), rate_hz=50.0)
+    bundle.write(path, Bundle(spec, "DeterministicActor", arguments, weights, normaliser, made))
+    return policies.load(path)
+
+
+def told(found: Any) -> Any:
+    """All that a policy is, to be compared."""
+    action, _ = found.act(np.array([0.1, -0.2, 0.3]))
+    return found.spec, found.bundle.provenance, action.tolist()
+
+
+@cases
+def test_a_bundle_is_whole_or_refused(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "policy.bundle"
+    whole = told(policy(path))
+    for content in damaged(path.read_bytes(), count):
+        path.write_bytes(content)
+        found, refused = outcome(lambda: told(policies.load(path)))
+        assert refused or found == whole
+
+
+@cases
+@pytest.mark.parametrize("summed", [True, False])
+def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int, summed: bool) -> None:
+    """A bundle from before its manifest had a checksum is at least of its types, or refused."""
+    path = tmp_path / "policy.bundle"
+    whole = told(policy(path))
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(contents["manifest.json"])
+    if not summed:
+        del manifest["sha256"]["manifest.json"]
+    for other in [manifest, *mutated(manifest, count)]:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in (contents | {"manifest.json": json.dumps(other)}).items():
+                archive.writestr(name, content)
+        found, refused = outcome(lambda: told(policies.load(path)))
+        assert refused or not summed or found == whole
+        assert not refused or other is not manifest
+
+
+def run_folder(path: Path) -> SeedFolder:
+    """A finished seed, written by hand."""
+    folder = SeedFolder(path, 0)
+    config = {"algorithm": "bc", "task": "none", "name": "default", "num_updates": 40}
+    write_json(folder.config, {**config, "hyper": {"beta": 3.0, "hidden": [8, 8]}})
+    write_json(folder.path / "environment.json", {"cores": 2, "gpu": None, "choices": {}})
+    for updates in (0, 20, 40):
+        row = {"updates": updates, "env_steps": 0, "eval/return": 1.0 + updates}
+        row |= {"returns": [1.5, 2.5], "lengths": [3, 4], "success": None, "costs": None}
+        folder.append("evaluations", {**row, "seeds": [7, 8]})
+    known: dict[str, Any] = dict.fromkeys(f.name for f in runs.fields(runs.Outcome))
+    known |= {"num_updates": 40, "online_updates": 0, "num_env_steps": 0, "seconds": 1.5}
+    known |= {"seeds_stacked": 1, "pretrain_updates": 0, "device": "cpu", "precision": "fp32"}
+    write_json(folder.result, known | {"score": 50.0, "mean_return": 41.0})
+    return folder
+
+
+@cases
+@pytest.mark.parametrize("name", ["config", "environment", "result", "evaluations"])
+def test_a_run_folder_is_read_or_refused(tmp_path: Path, name: str, count: int, capsys) -> None:
+    folder = run_folder(tmp_path)
+    config = read_json(folder.config)
+    suffix = "jsonl" if name == "evaluations" else "json"
+    path = folder.path / f"{name}.{suffix}"
+    whole = path.read_bytes()
+    contents = [*damaged(whole, count)]
+    if suffix == "json":
+        contents += [json.dumps(t).encode() for t in mutated(json.loads(whole), count)]
+    for content in contents:
+        path.write_bytes(content)
+        outcome(lambda: runs.read(folder.path))
+        outcome(lambda: folder.agree(config))
+        outcome(folder.outcome)
+        folder.evaluation(Done(updates=40))
+        folder.rewind(Done(updates=40))
+        for row in folder.rows("evaluations"):
+            assert row["updates"] <= 40
+
+
+@cases
+@pytest.mark.parametrize("name", ["algorithm/iql", "recipe/hopper", "recipe/antmaze", "cards/push"])
+def test_a_table_is_read_or_refused(
+    tmp_path: Path, name: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ROOT / ("datasets/push.yaml" if name == "cards/push" else f"configs/{name}.yaml")
+    path = tmp_path / f"{name}.yaml"
+    path.parent.mkdir()
+    for module in (registry, recipes):
+        monkeypatch.setattr(module, "share", lambda _: tmp_path)
+    whole, stem, cards = source.read_bytes(), path.stem, importlib.import_module("envs.cards")
+
+    def use() -> None:
+        if "algorithm" in name:
+            for task in ("hopper-medium-v2", "antmaze-umaze-v2", "none"):
+                registry.algorithm_config(stem, task, {})
+        elif "recipe" in name:
+            recipes.load_recipe(stem)
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(cards, "share", lambda _: path.parent)
+                cards.cards.__wrapped__()  # not from its cache
+
+    path.write_bytes(whole)
+    use()
+    trees = mutated(yaml.safe_load(whole), count)
+    for content in (*damaged(whole, count), *(yaml.safe_dump(t).encode() for t in trees)):
+        path.write_bytes(content)
+        outcome(use)
+
+
+@cases
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_a_recording_is_read_or_refused(tmp_path: Path, kind: str, count: int) -> None:
+    path = save_small(tmp_path / "small.npz", num_rows=30)
+    if kind == "hdf5":
+        columns, path = dict(np.load(path)), tmp_path / "small.hdf5"
+        names = {"obs": "observations", "action": "actions", "reward": "rewards"}
+        names |= {"done": "terminals", "truncated": "timeouts"}
+        with h5py.File(path, "w") as file:
+            for own, name in names.items():
+                file[name] = columns[own]
+    for content in damaged(path.read_bytes(), count):
+        path.write_bytes(content)
+        outcome(lambda: read(path))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_same_end_or_is_refused(tmp_path: Path, capsys) -> None:
+    keys: dict[str, Any] = {"algorithm": "bc", "task": "neorl2/DMSD", "num_updates": 40}
+    keys |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 1, "tracker": "none"}
+    keys |= {"compile": "never", "algorithm.hidden": [8], "batch_size": 8, "device": "cpu"}
+    keys |= {"show": False, "dataset": str(save_small(tmp_path / "small.npz"))}
+    whole = train(**keys, out=str(tmp_path / "whole")).path
+    end = SeedFolder(whole, 0).load(Done(updates=40))[0]
+    files = [
+        p.relative_to(whole) for p in sorted(whole.rglob("*.*")) if p.is_file() and p.stat().st_size
+    ]
+    draw, ends, out = np.random.default_rng(0), 0, tmp_path / "again"
+    for k in range(80):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", out)
+        run = out / whole.relative_to(tmp_path / "whole")
+        if k % 2:
+            (run / "seed_0" / "result.json").unlink()
+        name = files[int(draw.integers(len(files)))]
+        if not (run / name).exists():
+            continue
+        content = (run / name).read_bytes()
+        (run / name).write_bytes([*damaged(content, k + 1)][k])
+        _, refused = outcome(lambda: train(**keys, out=str(out)))
+        if not refused and common_checkpoint([SeedFolder(run, 0)]) == Done(updates=40):
+            found = SeedFolder(run, 0).load(Done(updates=40))[0]
+            assert all(torch.equal(found[each], end[each]) for each in end)
+            ends += 1
+    assert ends > 20

@@ -1,0 +1,46 @@
+"""A damaged recipe is one sentence that names the file, before anything is learnt."""
+
+from pathlib import Path
+
+import pytest
+
+from offline_rl.generation import recipes
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.paths import share
+
+AGENT = "{task: %s, num_env_steps: 9, family: f, medium_return: 1, medium_after: 1}"
+SCRIPT = "{controller: push, suite: push, sets: {%s}, environments: {%s}}"
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in share("configs").glob("recipe/*.yaml")))
+def test_our_recipes_are_whole(name: str) -> None:
+    recipes.load_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("task: {", "not readable as YAML"),
+        ("7", "own.yaml"),
+        ("task: gym/hopper-medium", "is missing"),
+        (AGENT % "hopper", "unknown task 'hopper'"),
+        (AGENT % "[]", "task=.*expected text"),
+        (AGENT.replace("}", ", rows: 0}") % "gym/hopper-medium", "rows=0"),
+        (AGENT.replace("}", ", environment: hop}") % "gym/hopper-medium", "unknown task 'hop'"),
+        (SCRIPT % ("standard-expert: high", ""), "sets.standard-expert='high': expected a number"),
+        (SCRIPT % ("none-such: 1", ""), "unknown task 'push/none-such'"),
+        (SCRIPT % ("standard-expert: 1", "standard-expert: nowhere"), "unknown task 'nowhere'"),
+    ],
+)
+def test_a_damaged_recipe_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
+) -> None:
+    monkeypatch.setattr(recipes, "share", lambda _: tmp_path)
+    path = tmp_path / "recipe" / "own.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UserError, match=fault) as error:
+        recipes.generate(recipe="own", out=str(tmp_path / "out"))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()

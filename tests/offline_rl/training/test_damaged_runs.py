@@ -1,0 +1,223 @@
+"""A run of which a file is damaged goes on to the same result, or says in a sentence why not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from small_data import save_small
+
+from offline_rl.report.report import report
+from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.train import common_checkpoint, train
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json
+
+KEYS: dict[str, Any] = {"algorithm": "bc", "task": "neorl2/DMSD", "seeds": 2, "num_updates": 40}
+KEYS |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 1, "tracker": "none"}
+KEYS |= {"compile": "never", "algorithm.hidden": [8], "batch_size": 8, "device": "cpu"}
+KEYS |= {"show": False, "precision": "fp32"}
+MIDDLE, END = Done(updates=20), Done(updates=40)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The keys of a finished run of two seeds, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    keys = KEYS | {"dataset": str(save_small(folder / "small.npz"))}
+    return keys, train(**keys, out=str(folder / "out")).path
+
+
+@pytest.fixture
+def begun(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """The same, killed before it could write its results."""
+    keys, path = whole
+    shutil.copytree(path.parents[2], tmp_path / "out")
+    run = tmp_path / "out" / path.relative_to(path.parents[2])
+    for name in ("result.json", "policy.bundle"):
+        for file in run.rglob(name):
+            file.unlink()
+    return keys | {"out": str(tmp_path / "out")}, run
+
+
+def flip(path: Path, place: int = -8) -> None:
+    """Turns one bit; by default in a tensor's last bytes."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def same(run: Path, other: Path) -> bool:
+    """Whether both ended in the same parameters, returns and numbers of evaluations."""
+    for seed in (0, 1):
+        a, b = SeedFolder(run, seed), SeedFolder(other, seed)
+        one, two = (load_file(f.checkpoints()[END]) for f in (a, b))
+        assert one.keys() == two.keys()
+        assert all((one[name] == two[name]).all() for name in one)
+        assert read_json(a.result)["returns"] == read_json(b.result)["returns"]
+    return True
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, begun, capsys):
+    keys, run = begun
+    newest = SeedFolder(run, 1).checkpoints()[END]
+    flip(newest)
+    assert same(train(**keys).path, whole[1])
+    said = capsys.readouterr().out
+    assert f"{newest} is damaged" in said
+    assert "seed_0/checkpoints" not in said
+    assert (run / "seed_0" / "evaluations.jsonl").read_text().count("\n") == 3
+
+
+def test_without_a_whole_checkpoint_nothing_is_learnt_or_written(begun, capsys):
+    keys, run = begun
+    for path in SeedFolder(run, 0).checkpoints().values():
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="no checkpoint is left to go on from") as error:
+        train(**keys)
+    assert "\n" not in str(error.value)
+    assert capsys.readouterr().out.count("is damaged") == 2
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def edit(metadata: dict[str, str], **changes: Any) -> dict[str, str]:
+    progress = json.loads(metadata["progress"]) | changes
+    return metadata | {"progress": json.dumps(progress)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: edit(m, evaluated=0),
+        lambda m: edit(m, choices={"precision": "bf16", "compile": False, "threads": 1}),
+        lambda m: m | {"format": "2"},
+        lambda m: m | {"format": "9"},
+        lambda m: {"format": "3", "progress": m["progress"]},
+        lambda m: {"format": "3"},
+        lambda m: m | {"progress": "{"},
+        lambda m: None,
+    ],
+)
+def test_whatever_a_checkpoint_says_is_covered(begun, change: Callable[[dict], dict | None]):
+    _, run = begun
+    folder = SeedFolder(run, 0)
+    path = folder.checkpoints()[END]
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, change(metadata))
+    with pytest.raises(UserError, match=path.name):
+        folder.load(END)
+    assert common_checkpoint([folder, SeedFolder(run, 1)]) == MIDDLE
+
+
+def test_checkpoints_without_a_checksum_are_still_gone_on_from(whole, begun):
+    """Format 2 had none, and what the machine was best at in environment.json alone."""
+    keys, run = begun
+    for seed in (0, 1):
+        for path in SeedFolder(run, seed).checkpoints().values():
+            with safe_open(path, "pt") as file:
+                progress = json.loads(file.metadata()["progress"])
+            del progress["choices"]
+            progress["evaluations"] = 2  # which format 2 counted
+            metadata = {"format": "2", "progress": json.dumps(progress)}
+            save_file(load_file(path), path, metadata)
+    assert same(train(**keys).path, whole[1])
+
+
+def test_a_checkpoint_of_another_run_is_refused(begun):
+    keys, run = begun
+    for seed in (0, 1):
+        folder = SeedFolder(run, seed)
+        tensors, progress = folder.load(END)
+        del tensors["counters/seed"]
+        folder.save(END, tensors, progress)
+    with pytest.raises(UserError, match=r"of another run: .*counters/seed"):
+        train(**keys)
+
+
+def test_a_damaged_description_of_the_machine_is_written_anew(whole, begun, capsys):
+    keys, run = begun
+    path = run / "seed_0" / "environment.json"
+    path.write_text("[]")
+    assert same(train(**keys).path, whole[1])
+    assert f"{path} holds a list" in capsys.readouterr().out
+    told, other = (read_json(run / f"seed_{s}" / "environment.json") for s in (0, 1))
+    assert told["choices"] == other["choices"]
+
+
+def lose(path: Path, *_: Any) -> None:
+    path.unlink()
+
+
+def cut(path: Path, lines: list[str]) -> None:
+    """Loses the end of the last line and half of the one before it."""
+    lines[-2] = lines[-2][: len(lines[-2]) // 2]
+    path.write_text("\n".join(lines)[:-3])
+
+
+@pytest.mark.parametrize("damage", [lose, cut])
+@pytest.mark.parametrize("name", ["evaluations", "metrics"])
+def test_lost_lines_of_logs_do_not_change_the_result(whole, begun, capsys, name: str, damage):
+    """The last evaluation, without its line, is done again; the other lines are as they were."""
+    keys, run = begun
+    path = run / "seed_1" / f"{name}.jsonl"
+    before = path.read_text().splitlines()
+    damage(path, [*before])
+    assert same(train(**keys).path, whole[1])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    if name == "evaluations":
+        assert rows[-1]["returns"] == json.loads(before[-1])["returns"]
+    if damage is cut:
+        place = len(before) - 1
+        assert f"{path}: line {place} is damaged and left out" in capsys.readouterr().out
+        assert rows[: place - 1] == [json.loads(line) for line in before[: place - 1]]
+    other = run / "seed_0" / "evaluations.jsonl"
+    assert [json.loads(line)["updates"] for line in other.read_text().splitlines()] == [0, 20, 40]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"name": "other"}', "\udcff"])
+def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(begun, content: str | None):
+    keys, run = begun
+    path = run / "seed_0" / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"config\.json|was begun with") as error:
+        train(**keys)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(whole, begun):
+    keys, run = begun
+    train(**keys)
+    path = run / "seed_0" / "result.json"
+    for content in ("", "[]", "{}", '{"score": "high", "mean_return": 1.0}'):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"result\.json .*remove it, and the same command"):
+            train(**keys)
+    path.unlink()
+    assert same(train(**keys).path, whole[1])
+
+
+def test_a_report_names_the_damaged_line(begun):
+    _, run = begun
+    path = run / "seed_0" / "evaluations.jsonl"
+    cut(path, path.read_text().splitlines())
+    with pytest.raises(UserError, match=r"evaluations\.jsonl: line 2 is damaged"):
+        report([run])
+
+
+def test_a_checksum_tells_a_zero_from_a_minus_zero(tmp_path: Path):
+    """Of bytes, not of values; and of shapes and names."""
+    folder, sums = SeedFolder(tmp_path, 0), set()
+    for tensors in ({"a": [0.0]}, {"a": [-0.0]}, {"b": [0.0]}, {"a": [[0.0]]}):
+        folder.save(MIDDLE, {k: torch.tensor(v) for k, v in tensors.items()}, {})
+        with safe_open(folder.checkpoints()[MIDDLE], "pt") as file:
+            sums.add(file.metadata()["checksum"])
+    assert len(sums) == 4
