@@ -116,12 +116,12 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     algorithm = cls(SPEC, small_config(cls), 100)
     tree = algorithm.initial()
     random = Random(torch.tensor(0), torch.tensor(0))
-    made = engine(name, [0]).source
+    _, made = engine(name, [0]).at("update")
     batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
     columns = {k: v.clone() for k, v in leaves(batch).items()}
     before = {k: v.clone() for k, v in flatten(tree).items()}
     for i in range(algorithm.period):
-        state = State(algorithm, tree["params"], tree["optimiser"], random)
+        state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
         new, metrics = algorithm.update(state, batch, i)
         assert metrics
         for value in metrics.values():
