@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.data.load import data_folder
 from offline_rl.report.report import report
 
 PRETRAIN = {"cql": 25, "msg": 10, "spot": 5}  # 1 / share of the updates that come before, if any
 
 
-def budget(algorithm: str, updates: int) -> dict[str, Any]:
+def budget(algorithm: str, updates: int, task: str) -> dict[str, Any]:
     """How long `train` is to train, and how often to look: a short run less often."""
     every = updates // (10 if updates >= 5_000 else 4)
     keys = {"num_updates": updates, "eval_every": every, "checkpoint_every": every}
-    if algorithm in PRETRAIN:
+    cfg, _ = algorithm_config(algorithm, task, {})
+    if algorithm in PRETRAIN and getattr(cfg, "bc_updates", True):  # CQL's are of some tasks only
         keys["pretrain_updates"] = updates // PRETRAIN[algorithm]
     return keys
 

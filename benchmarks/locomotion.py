@@ -120,14 +120,14 @@ def main(arguments: list[str]) -> None:
     for algorithm in options["algorithms"].split(","):
         for runner in options["runners"].split(","):
             for quality in options["qualities"].split(","):
-                updates = UPDATES.get(algorithm, 10_000)
+                updates, task = UPDATES.get(algorithm, 10_000), f"gym/{runner}-{quality}"
                 train(
                     algorithm=algorithm,
-                    task=f"gym/{runner}-{quality}",
+                    task=task,
                     seeds=int(options["seeds"]),
                     precision=options["precision"],
                     out="runs/locomotion",
-                    **budget(algorithm, updates) | {"eval_every": updates // 5},
+                    **budget(algorithm, updates, task) | {"eval_every": updates // 5},
                 )
 
 

@@ -209,7 +209,8 @@ def main(arguments: list[str]) -> None:
     seeds = [int(s) for s in options["seeds"].split(",") if s] or SEEDS
     for algorithm in options["algorithms"].split(","):
         for task in options["tasks"].split(","):
-            keys = budget(algorithm, updates(algorithm, task)) | {"name": options["name"]}
+            keys = budget(algorithm, updates(algorithm, task), f"neorl2/{task}")
+            keys["name"] = options["name"]
             if task in STAND_INS:
                 file, keys["name"] = STAND_INS[task]
                 keys["dataset"] = str(Path(data_folder()) / "neorl2" / task / file)

@@ -17,6 +17,7 @@ from typing import Any
 
 from scipy import stats
 
+from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 
@@ -27,13 +28,13 @@ UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
 
 def scores(algorithm: str, task: str, precision: str) -> list[float]:
     """Each seed's mean over its last three evaluations: one alone is too noisy."""
-    updates = UPDATES[algorithm]
+    updates, (cfg, _) = UPDATES[algorithm], algorithm_config(algorithm, task, {})
     result = train(
         algorithm=algorithm,
         task=task,
         seeds=SEEDS,
         num_updates=updates,
-        pretrain_updates=updates // 25 if algorithm == "cql" else None,
+        pretrain_updates=updates // 25 if getattr(cfg, "bc_updates", 0) else None,
         eval_every=updates // 10,
         eval_episodes=20,
         checkpoint_every=updates // 10,

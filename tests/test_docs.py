@@ -46,6 +46,6 @@ def test_every_value_loss_of_the_dual_benchmark_is_one_that_its_algorithm_takes(
 def test_the_neorl2_runs_are_as_long_as_its_command_makes_them():
     for rows in kept(neorl2.RESULTS):
         name, task = rows[0]["algorithm"], rows[0]["task"].removeprefix("neorl2/")
-        keys = budget(name, neorl2.updates(name, task))
+        keys = budget(name, neorl2.updates(name, task), f"neorl2/{task}")
         lengths = {keys["num_updates"], keys["num_updates"] + keys.get("pretrain_updates", 0)}
         assert {row["num_updates"] for row in rows} <= lengths, (name, task)

@@ -1,4 +1,4 @@
-"""Datasets of scripted experts: mazes, pushing, Fetch, cube.
+"""Datasets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm.
 
 A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
 the noise of the walkers' actions, the skill of the other experts. A set `x` of suite `s` is
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import envs
+from envs.experts.arm import ArmExpert
 from envs.experts.cube import CubeExpert
 from envs.experts.fetch import FetchExpert
 from envs.experts.push import Expert
@@ -30,6 +31,7 @@ CONTROLLERS = {
     "push": Expert,
     "fetch": FetchExpert,
     "cube": CubeExpert,
+    "arm": ArmExpert,
 }
 
 
@@ -37,7 +39,7 @@ CONTROLLERS = {
 class Script:
     """A controller and the sets it makes."""
 
-    controller: Literal["waypoints", "push", "fetch", "cube", "ant"]
+    controller: Literal["waypoints", "push", "fetch", "cube", "ant", "arm"]
     suite: str
     sets: dict  # name -> noise or skill
     environments: dict = field(default_factory=dict)  # name -> where it is recorded

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -73,7 +73,7 @@ class State:
     params: dict[str, Params]
     optimiser: dict[str, Mapping[str, Params]]
     random: Random
-    done: Tensor  # updates of this phase before the present one, 0-d; for what changes with them
+    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase before it
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:

@@ -1,0 +1,1 @@
+"""Our updates beside public code: same weights, batches and random numbers, in float64."""

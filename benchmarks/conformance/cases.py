@@ -1,0 +1,264 @@
+"""What is compared with what: one row each, and the repositories at the commit that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+REPOSITORIES = {  # the command's key: repository, commit
+    "corl": ("tinkoff-ai/CORL", "6afec90484bbf47dee05fdf525e26a3ebe028e9b"),
+    "td3": ("sfujim/TD3", "34770ccdcb51df6f6c7d85c1ba7e40d71b940d16"),
+    "td3_bc": ("sfujim/TD3_BC", "8791ad7d7656cb8396f1b3ac8c37f170b2a2dd5f"),
+    "iql": ("ikostrikov/implicit_q_learning", "09d700248117881a75cb21f0adb95c6c8a694cb2"),
+    "xql": ("Div99/XQL", "dff09afb893fe782be259c2420903f8dfb50ef2c"),
+    "dvl": ("hari-sikchi/DVL", "4b7cf1199998fed2a5d06780fe561900fd1d2ce1"),
+    "recoil": ("chufanchen/ReCOIL", "c88ba6d29f7d1e78a047f3e848eb0c59c8061caa"),
+    "cql": ("young-geng/CQL", "21efac46faadef7d24ecf03a8091ab9cc3a613fd"),
+    "lb_sac": ("tinkoff-ai/lb-sac", "7253267492b144985e765399aa382f0aa7916863"),
+    "mcq": ("dmksjfl/MCQ", "1f27c772fbfaaed4c093846669fa970629721c2d"),
+    "ro2o": ("BattleWen/RO2O", "d066702273944fa5ec15a3050c05cf30f1ce9e05"),
+    "sac": ("pranz24/pytorch-soft-actor-critic", "c1805660b3961694be54079a355155a5cad492f5"),
+    "spot": ("thuml/SPOT", "4be91cce407e93a8631043328f868b1b7abb86ba"),
+    "cal_ql": ("nakamotoo/Cal-QL", "ac6eafec22e8d60836573e1f488c7f626ce8a77e"),
+    "rebrac": ("tinkoff-ai/ReBRAC", "694385b72fcef2ae318e3f0ff41ca36122355343"),
+    "decision_transformer": (
+        "kzl/decision-transformer",
+        "e2d82e68f330c00f763507b3b01d774740bee53f",
+    ),
+    "rlpd": ("ikostrikov/rlpd", "c90fd4baf28c9c9ef40a81460a2e395092844f88"),
+    "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
+}
+EPSILON = "log density: 1e-6 inside its logarithm -> 0"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm beside one file of public code."""
+
+    algorithm: str
+    repository: str  # of REPOSITORIES; the adapter is references/<repository>.py:<algorithm>
+    file: str
+    draws: tuple[str, ...] = ()  # names of our random draws in an update, in their order
+    config: Mapping[str, Any] = field(default_factory=dict)  # beside the sizes
+    online: Mapping[str, Any] = field(default_factory=dict)  # of how it goes on in an environment
+    phase: str = "update"
+    variant: str = ""  # tells cases of one algorithm and repository apart
+    adapted: tuple[str, ...] = ()  # declared differences that their side was relieved of
+    aims: tuple[str, ...] = ("rewards", "discount")  # of what it learns towards, for a fault
+    updates: int = 10  # even: some do more at each second one
+
+    @property
+    def name(self) -> str:
+        return "-".join(x for x in (self.algorithm, self.repository, self.variant) if x)
+
+    @property
+    def inputs(self) -> str:
+        """What its numbers depend on: other code of the same must come to the same."""
+        options = sorted(self.config.items()), sorted(self.online.items())
+        return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
+
+
+SOFT = ("temperature", "policy", "next")
+ROBUST = (*SOFT[:2], "policy_noise", "next", "q_noise", "ood_noise", "ood")
+PENALTY = ("policy", "next", "here", "there", "uniform")
+NORM = "layer normalisation: 1e-6 added to the variance -> 1e-5"
+SHARED = "samples for each of the losses -> the same for all"
+START = "short windows stand at their end -> at their start"
+TRAINER = "lifelong_rl/trainers/q_learning/sac.py"
+NEWEST = "losses at the old parameters -> each at what is new by then"
+SEQUENCE = {"window": 6, "size": 8, "layers": 2, "heads": 2, "episode_steps": 12}
+SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
+CASES = (
+    Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
+    Case("td3", "td3", "TD3.py", ("noise",)),
+    Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
+    Case("td3_bc", "corl", "algorithms/offline/td3_bc.py", ("noise",)),
+    Case(
+        "iql",
+        "corl",
+        "algorithms/offline/iql.py",
+        adapted=(
+            "the old V in Q's target and the advantage -> the new",
+            "half Q's loss -> all of it",
+        ),
+    ),
+    Case("iql", "iql", "learner.py", updates=6),
+    Case(
+        "iql",
+        "iql",
+        "learner.py",
+        ("dropout_0", "dropout_1"),
+        {"dropout": 0.2, "beta": 20.0},
+        variant="dropout",
+        updates=6,
+    ),
+    Case("cql", "corl", "algorithms/offline/cql.py", PENALTY),
+    Case(
+        "cql",
+        "corl",
+        "algorithms/offline/cql.py",
+        PENALTY,
+        {"gap": 1.0, "max_target_backup": True, "backup_entropy": True, "clip_diff_max": 5.0},
+        variant="lagrange",
+    ),
+    Case("xql", "xql", "offline/learner.py", adapted=(NORM,), updates=6),
+    Case(
+        "xql",
+        "xql",
+        "offline/learner.py",
+        ("noise",),
+        {"noise": True, "value_updates": 2, "temperature": 0.5, "max_clip": 1.0},
+        variant="noise",
+        adapted=(NORM,),
+        updates=6,
+    ),
+    Case(
+        "xql",
+        "xql",
+        "offline/learner.py",
+        ("uniform",),
+        {"random_actions": 2, "layer_norm": False},
+        variant="uniform",
+        updates=6,
+    ),
+    Case(
+        "f_dvl",
+        "dvl",
+        "offline/learner.py",
+        config={"conjugate": "released"},
+        variant="chi_square",
+        adapted=(NORM,),
+        updates=6,
+    ),
+    Case(
+        "f_dvl",
+        "dvl",
+        "offline/learner.py",
+        config={"divergence": "total_variation", "conjugate": "released"},
+        variant="total_variation",
+        adapted=(NORM,),
+        updates=6,
+    ),
+    Case("recoil", "recoil", "offline/learner_imitate.py", updates=6),
+    Case("sac_n", "corl", "algorithms/offline/sac_n.py", SOFT, adapted=(EPSILON,)),
+    Case("edac", "corl", "algorithms/offline/edac.py", SOFT, adapted=(EPSILON,)),
+    Case("sac_n", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST)),
+    Case("edac", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST)),
+    Case(
+        "decision_transformer",
+        "decision_transformer",
+        "gym/decision_transformer/training/seq_trainer.py",
+        config=SEQUENCE | {"dropout": 0.0},
+        adapted=(START,),
+        aims=("actions",),
+    ),
+    Case(
+        "decision_transformer",
+        "decision_transformer",
+        "gym/decision_transformer/training/seq_trainer.py",
+        tuple(f"dropout_{i}" for i in range(7)),
+        SEQUENCE,
+        variant="dropout",
+        aims=("actions",),
+    ),
+    Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON,)),
+    Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON,)),
+    Case("awac", "corl", "algorithms/offline/awac.py", ("next", "policy")),
+    Case("cql", "cql", "SimpleSAC/conservative_sac.py", PENALTY),
+    Case("cql", "cql", "SimpleSAC/conservative_sac.py", PENALTY, phase="clone", variant="clone"),
+    Case(
+        "ro2o",
+        "ro2o",
+        "algorithms/offline/ro2o_mujoco.py",
+        ROBUST,
+        {"pessimism_decay": 0.05},
+        adapted=(EPSILON,),
+    ),
+    Case(
+        "ro2o",
+        "ro2o",
+        "algorithms/offline/ro2o_antmaze_LCB.py",
+        ROBUST,
+        {"bound": "lcb", "cloning": 10.0, "independent": True},
+        variant="lcb",
+        adapted=(EPSILON,),
+    ),
+    Case(
+        "sac",
+        "sac",
+        "sac.py",
+        ("next", "policy"),
+        adapted=(EPSILON, "the first update's temperature is given -> the learnt one's start"),
+    ),
+    Case(
+        "spot",
+        "spot",
+        "SPOT.py",
+        ("latent",),
+        phase="fit_vae",
+        variant="fit_vae",
+        aims=("actions",),
+    ),
+    Case(
+        "spot",
+        "spot",
+        "SPOT.py",
+        ("noise", "target_dropout_0", "target_dropout_1", "dropout_0", "dropout_1", "latent"),
+    ),
+    Case(
+        "rebrac",
+        "rebrac",
+        "src/algorithms/rebrac.py",
+        ("noise",),
+        adapted=(
+            NORM,
+            "the policy's target follows the policy before the step -> after it",
+            "the actor learns in the first of two updates -> in the second",
+        ),
+        updates=6,
+    ),
+    Case(
+        "rlpd",
+        "rlpd",
+        "rlpd/agents/sac/sac_learner.py",
+        ("next", "subset", "policy"),
+        online={"utd": 2.0},
+        adapted=(NORM, "a subset of critics by choice -> as ours draws it"),
+        updates=6,
+    ),
+    Case(
+        "cal_ql",
+        "cal_ql",
+        "JaxCQL/conservative_sac.py",
+        PENALTY,
+        adapted=(SHARED,),
+        updates=6,
+    ),
+    Case(
+        "cal_ql",
+        "cal_ql",
+        "JaxCQL/conservative_sac.py",
+        PENALTY,
+        {"gap": 0.8},
+        variant="lagrange",
+        adapted=(SHARED,),
+        updates=6,
+    ),
+    Case(
+        "mcq",
+        "mcq",
+        "offlinerl/algo/modelfree/MCQ.py",
+        ("vae", "policy", "next", "own", "pseudo", "policy"),
+        adapted=(
+            EPSILON,
+            "pseudo targets raised to 0 -> as they are",
+            "samples for each critic -> the same for both",
+            "ours draw the temperature's and the policy's loss one sample, as theirs",
+        ),
+    ),
+)
+KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
+WITHOUT = {  # algorithms without a case, and why
+    "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
+}

@@ -1,0 +1,148 @@
+"""Our side, and everything of ours that the comparison imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.conformance import inputs
+from benchmarks.conformance.cases import Case
+from benchmarks.conformance.inputs import Arrays, Tape
+from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_atomically, write_text
+from offline_rl.utils.options import build, parse
+from offline_rl.utils.text import table
+from policies.networks.mlp import MLP
+from policies.spec import Spec
+
+__all__ = ["UserError", "algorithm_names", "build", "parse", "table", "write_atomically"]
+__all__ += ["write_text"]
+NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
+SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
+
+
+class Recorder:
+    """Our `Random`: its numbers are the tape's, and put on it."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("normal", tuple(shape)))
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
+
+
+@contextmanager
+def doubles() -> Iterator[None]:
+    """Float64 wherever our code says float32."""
+    before = torch.float32, torch.Tensor.float, MLP.compute_dtype, torch.get_default_dtype()
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    MLP.compute_dtype = torch.float64
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before
+        torch.set_default_dtype(default)
+
+
+def make(case: Case) -> Algorithm:
+    """The case's algorithm with small networks."""
+    cls = algorithm_class(case.algorithm)
+    sizes: dict[str, Any] = {}
+    for f in fields(cls.Config):
+        if f.name.endswith("hidden"):
+            sizes[f.name] = (inputs.WIDTH,) * len(f.default)
+        elif f.name in SIZES:
+            sizes[f.name] = SIZES[f.name]
+    cfg = cls.Config(**sizes | case.config)
+    interaction = Interaction(cls.Online(**case.online), cfg)
+    return cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+
+
+def parameters(algorithm: Algorithm) -> Arrays:
+    """The initial ones, `<network>/<parameter>`."""
+    shapes = {
+        f"{network}/{name}": tuple(p.shape)
+        for network, module in algorithm.modules.items()
+        for name, p in module.named_parameters()
+    }
+    return inputs.parameters(shapes)
+
+
+def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
+    """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if "timesteps" in algorithm.needs:
+        return inputs.windows(update, whole=bool(case.draws))
+    columns = inputs.batch(update, algorithm.cfg.discount)
+    if "expert" in algorithm.needs:
+        expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
+        columns |= {f"expert/{name}": x for name, x in expert.items()}
+    return columns
+
+
+def config(case: Case) -> dict[str, Any]:
+    """All hyper-parameters, for the other side."""
+    algorithm = make(case)
+    own = {"discount": algorithm.cfg.discount, "period": algorithm.period}
+    return asdict(algorithm.cfg) | own | {"num_updates": NUM_UPDATES}
+
+
+def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
+    """Inputs for the other side, and every quantity of ours after each update, [updates, …].
+
+    fault: a share by which the case's `aims` are made too large for our side alone.
+    """
+    with doubles():
+        algorithm = make(case)
+        start = parameters(algorithm)
+        given: Arrays = {f"params/{name}": x for name, x in start.items()}
+        params: dict[str, dict[str, Tensor]] = {}
+        for name, x in start.items():
+            network, _, parameter = name.partition("/")
+            params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
+        adams = algorithm.optimisers().items()
+        optimiser = {name: adam.init(params[name]) for name, adam in adams if name in params}
+        history = []
+        for update in range(case.updates):
+            columns = batch(case, algorithm, update)
+            given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
+            tape = Tape(update, case.draws)
+            done = torch.tensor(update)
+            state = State(algorithm, params, optimiser, Recorder(tape), done)
+            now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
+            method = getattr(algorithm, case.phase)
+            state, metrics = method(state, now, update % algorithm.period)
+            given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
+            params, optimiser = dict(state.params), dict(state.optimiser)
+            history.append(quantities(state, metrics))
+    return given, inputs.stacked(history)
+
+
+def as_batch(columns: Arrays) -> Batch:
+    expert = inputs.part(columns, "expert/")
+    own = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
+    own.pop("terminated")
+    return Batch(**own, expert=as_batch(expert) if expert else None)
+
+
+def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:
+    """params/…, moment/… and loss/…"""
+    found: Arrays = {}
+    for network, tree in state.params.items():
+        found |= {f"params/{network}/{k}": v.detach().numpy().copy() for k, v in tree.items()}
+    for network, moments in state.optimiser.items():
+        first = moments["first"].items()
+        found |= {f"moment/{network}/{k}": v.detach().numpy().copy() for k, v in first}
+    return found | {f"loss/{k}": np.asarray(v.item()) for k, v in metrics.items()}

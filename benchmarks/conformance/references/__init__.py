@@ -1,0 +1,1 @@
+"""Adapters: one file a repository, a function for each algorithm that it has."""

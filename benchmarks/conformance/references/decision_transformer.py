@@ -1,0 +1,79 @@
+"""kzl/decision-transformer, its Gym part; needs the package transformers."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.conformance.inputs import ACT, OBS
+from benchmarks.conformance.job import Job, Learner
+from benchmarks.conformance.torch_side import link, mlp
+
+SIDE = "torch_side"
+PARTS = {"attention_in": "attn.c_attn", "attention_out": "attn.c_proj"}
+MLPS = {"embed_return": "embed_return", "embed_observation": "embed_state"}
+MLPS |= {"embed_action": "embed_action", "head": "predict_action.0"}
+
+
+def decision_transformer(job: Job) -> Learner:
+    """Windows that end with their episode have what is missing at their start there."""
+    import transformers.file_utils
+
+    transformers.file_utils.add_code_sample_docstrings = lambda **_: lambda function: function
+    sys.path.insert(0, str(job.checkout / "gym"))
+    module, c = job.load(), job.config
+    models = job.load("gym/decision_transformer/models/decision_transformer.py")
+    names = {"n_layer": "layers", "n_head": "heads", "max_length": "window", "hidden_size": "size"}
+    names |= {"max_ep_len": "episode_steps"}
+    options = {theirs: c[ours] for theirs, ours in names.items()}
+    options |= dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), c["dropout"])
+    net = models.DecisionTransformer(
+        OBS, ACT, n_inner=4 * c["size"], activation_function="relu", n_ctx=1024, **options
+    )
+    optimiser = torch.optim.AdamW(net.parameters(), lr=c["lr"], weight_decay=c["weight_decay"])
+    total = c["warm_up_updates"]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda done: min((done + 1) / total, 1))
+    now = SimpleNamespace(rows=None)
+    t = module.SequenceTrainer(
+        net,
+        optimiser,
+        0,
+        lambda size: now.rows,
+        loss_fn=lambda _s, a, _r, _s2, known, _r2: ((a - known) ** 2).mean(),
+    )
+
+    def update(b: Any) -> dict[str, float]:
+        returns = moved(b.mc_returns[..., None] / c["return_scale"], b.real)
+        returns = torch.cat([returns, returns[:, :1]], 1)  # of which they drop the last
+        s, a, mask = (moved(x, b.real) for x in (b.observations, b.actions, b.real.double()))
+        now.rows = s, a, None, None, returns, moved(b.timesteps, b.real), mask
+        loss = t.train_step()
+        schedule.step()
+        return {"policy_loss": float(loss)}
+
+    links = [link("policy/embed_place", net.embed_timestep.weight)]
+    for ours, theirs in MLPS.items():
+        links += mlp(f"policy/{ours}", [net.get_submodule(theirs)])
+    normed = {"norm_in": net.embed_ln, "norm_out": net.transformer.ln_f}
+    for i, block in enumerate(net.transformer.h):
+        inside = f"blocks.{i}"
+        normed |= {f"{inside}.norm_attention": block.ln_1, f"{inside}.norm_mlp": block.ln_2}
+        parts = {ours: [block.get_submodule(theirs)] for ours, theirs in PARTS.items()}
+        parts["mlp"] = [block.mlp.c_fc, block.mlp.c_proj]
+        for ours, layers in parts.items():
+            links += mlp(f"policy/{inside}.{ours}", layers, transposed=False)
+    for ours, norm in normed.items():
+        links += [link(f"policy/{ours}.{part}", getattr(norm, part)) for part in ("weight", "bias")]
+    return Learner(links, update, [f"dropout_{i}" for i in range(1 + 3 * c["layers"])])
+
+
+def moved(x: Tensor, real: Tensor) -> Tensor:
+    """Windows [B, T, …] whose first steps are real, with these at their end and zeros before."""
+    found = torch.zeros_like(x)
+    for row, known in enumerate(real.sum(1).tolist()):
+        found[row, len(x[row]) - known :] = x[row, :known]
+    return found

@@ -1,0 +1,50 @@
+"""BattleWen/RO2O, its offline files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.conformance.inputs import ACT, OBS, WIDTH
+from benchmarks.conformance.job import UNUSED, Job, Learner, swapped
+from benchmarks.conformance.references.corl import adam, columns, ensemble_links
+
+SIDE = "torch_side"
+OPTIONS = {  # theirs: ours
+    "gamma": "discount",
+    "tau": "tau",
+    "beta_policy": "policy_smoothness",
+    "beta_ood": "uncertainty",
+    "q_smooth_eps": "q_noise",
+    "policy_smooth_eps": "policy_noise",
+    "ood_smooth_eps": "ood_noise",
+    "sample_size": "samples",
+    "q_ood_uncertainty_reg": "pessimism",
+    "q_ood_uncertainty_reg_min": "min_pessimism",
+    "q_ood_uncertainty_decay": "pessimism_decay",
+    "alpha_learning_rate": "alpha_lr",
+}
+
+
+def ro2o(job: Job) -> Learner:
+    module, c = job.load(swaps={"+ 1e-6)": "+ 0.0)"}), job.config
+    actor = module.Actor(OBS, ACT, WIDTH)
+    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["critics"])
+    options = {theirs: c[ours] for theirs, ours in OPTIONS.items()} | {"device": "cpu"}
+    if c["bound"] == "lcb":
+        options |= {"beta": -4.0, "beta_bc": c["cloning"]}
+    optimisers = adam(actor, c["actor_lr"]), adam(critic, c["critic_lr"])
+    t = module.RO2O(actor, optimisers[0], critic, optimisers[1], **options)
+
+    def update(b: Any) -> dict[str, float]:
+        log = t.update(columns(b))
+        return {
+            "policy_loss": log["actor_loss"],
+            "critic_loss": log["critic_loss1"],
+            "smoothness": log["noise_Q_loss"] / 1e-4,
+            "uncertainty": log["ood_loss"] / c["uncertainty"],
+            "alpha": log["alpha"],
+        }
+
+    order = ["temperature", "policy", "policy_noise", UNUSED, UNUSED]
+    order += ["next", "q_noise", "ood_noise", ("ood", swapped), UNUSED]
+    return Learner(ensemble_links(t, module.VectorizedLinear), update, order)

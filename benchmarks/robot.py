@@ -1,0 +1,470 @@
+"""The control loop under faults on a simulated clock, and in time on this machine's own.
+
+python -m benchmarks.robot soak [ticks=1000000] [seed=0]
+python -m benchmarks.robot timing [seconds=60] [rates=50,200,500]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils import hardware
+from offline_rl.utils.text import table
+from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
+from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.rings import Ring
+from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.recording.rows import row_type
+from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import Rules, envelope
+from real_robot.safety.states import RE_ARM, Reason, State
+
+RESULTS = Path("benchmarks/results/robot")
+RATE_HZ, STEP_S, HORIZON = 200.0, 0.05, 8
+SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
+
+
+def spec(joints: int = 6, rate_hz: float = RATE_HZ) -> RobotSpec:
+    """An arm of six like joints."""
+    values = {
+        "position_low": -2.0,
+        "position_high": 2.0,
+        "velocity": 2.0,
+        "acceleration": 15.0,
+        "jerk": 400.0,
+        "stop_acceleration": 25.0,
+        "stop_jerk": 1000.0,
+        "tracking_error": 0.3,
+        "current_a": 1.0,
+    }
+    return RobotSpec(
+        name="six",
+        joints=tuple(f"joint{i}" for i in range(joints)),
+        units=tuple("rad" for _ in range(joints)),
+        limits=Limits(**{name: np.full(joints, value) for name, value in values.items()}),
+        resolution=np.full(joints, 2 * math.pi / 4096),
+        rate_hz=rate_hz,
+        timeout_s=0.5 / rate_hz,
+        max_reading_age_s=0.03,
+    )
+
+
+class Clock:
+    """Goes on when it sleeps; a fault may make it late."""
+
+    def __init__(self) -> None:
+        self.now, self.late_ns = 10**9, 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def wall_ns(self) -> int:
+        return self.now
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        self.now = max(self.now, deadline_ns) + self.late_ns
+        self.late_ns = 0
+
+
+class Servos:
+    """Follow with a lag; note whether anything that arrived passed a limit."""
+
+    def __init__(self, robot: RobotSpec, now_ns: Callable[[], int]) -> None:
+        self.spec, self._now_ns = robot, now_ns
+        count = len(robot.joints)
+        self.q, self.dq, self.goal = np.zeros(count), np.zeros(count), np.zeros(count)
+        self.seq, self.last_ns = 0, now_ns()
+        self.torque = False
+        self.history = np.zeros((4, count))  # the last goals, newest last
+        self.violations = list[str]()
+        self.well()
+        self.kept: Reading | None = None
+        lower = robot.limits
+        self.most = (
+            (1, lower.velocity * (1 + 1e-9)),
+            (2, lower.stop_acceleration * (1 + 1e-6)),
+            (3, lower.stop_jerk * (1 + 1e-6)),
+        )
+
+    def well(self) -> None:
+        """No fault."""
+        count = len(self.spec.joints)
+        self.code, self.frozen, self.lost = Code.OK, False, False
+        self.status, self.offset = np.zeros(count, int), np.zeros(count)
+        self.blocked, self.drawn = np.zeros(count, bool), np.full(count, 0.1)
+
+    def connect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def hold(self, reason: str) -> None: ...
+
+    def disarm(self) -> None:
+        self.torque = False
+
+    def arm(self) -> Reading:
+        self._pass()
+        self.goal, self.torque = self.q.copy(), True
+        self.history[:] = self.goal
+        return self.read()
+
+    def _pass(self) -> None:
+        dt = (self._now_ns() - self.last_ns) * 1e-9
+        self.last_ns = self._now_ns()
+        if dt > 0:
+            share = (1 - math.exp(-dt / 0.02)) if self.torque else 0.0
+            step = np.where(self.blocked, 0.0, share * (self.goal - self.q))
+            self.q, self.dq = self.q + step, step / dt
+
+    def read(self) -> Reading:
+        self._pass()
+        if self.frozen and self.kept is not None:
+            return self.kept
+        self.seq += 1
+        now = self._now_ns()
+        q = self.q + self.offset
+        code = Code.LOST if self.lost else self.code
+        self.kept = Reading(
+            code, self.seq, now, now, now, q, self.dq, self.drawn, self.status.copy()
+        )
+        return self.kept
+
+    def command(self, command: Command) -> Sent:
+        self._pass()
+        if self.lost:
+            return Sent(Code.LOST, command.time_ns, command.q)
+        self.goal = command.q.copy()
+        self.history[:-1] = self.history[1:]
+        self.history[-1] = self.goal
+        limits, period = self.spec.limits, 1 / RATE_HZ
+        inside = (self.goal >= limits.position_low).all()
+        if not (inside and (self.goal <= limits.position_high).all()):
+            self.violations.append(f"position {self.goal}")
+        for order, most in self.most:
+            found = np.abs(np.diff(self.history[-order - 1 :], order, axis=0)) / period**order
+            if not (found <= most + 1e-14 / period**order).all():
+                self.violations.append(f"difference {order}: {found.max():.6g}")
+        return Sent(Code.OK, command.time_ns, self.goal)
+
+
+class Mind(Inputs):
+    """A policy that wanders, and a person who re-arms whatever stopped, after a while."""
+
+    def __init__(self, clock: Clock, rng: random.Random, joints: int) -> None:
+        self.clock, self.rng, self.joints = clock, rng, joints
+        self.seq, self.next_ns, self.waiting = 0, clock.now, list[Chunk]()
+        self.phase = [rng.uniform(0, 6) for _ in range(joints)]
+        self.dead = False
+        self.spoil: Callable[[np.ndarray], np.ndarray] | None = None
+        self.wishes = list[Wish]()
+        self.held = Wish()
+        self.watched = True
+
+    def chunk(self) -> Chunk | None:
+        now = self.clock.now
+        if now >= self.next_ns and not self.dead:
+            self.next_ns = now + 100_000_000
+            times = now * 1e-9 + STEP_S * np.arange(HORIZON)[:, None]
+            actions = 0.9 * np.sin(0.7 * times + np.array(self.phase))
+            if self.spoil is not None:
+                actions = self.spoil(actions)
+            self.waiting.append(Chunk(self.seq, now, now + 30_000_000, actions))
+            self.seq += 1
+        for k, chunk in enumerate(self.waiting):
+            if chunk.answered_ns <= now:
+                return self.waiting.pop(k)
+        return None
+
+    def wish(self) -> Wish:
+        return self.wishes.pop(0) if self.wishes else self.held
+
+    def watchdog_ns(self) -> int | None:
+        return self.clock.now - (0 if self.watched else 10**9)
+
+    def recorder_lost(self) -> bool:
+        return False
+
+
+@dataclass
+class Soak:
+    """What came of so many ticks of random faults."""
+
+    ticks: int
+    faults: int = 0
+    violations: int = 0
+    stuck: list[str] = field(default_factory=list)  # where a re-armed robot did not run again
+    grown_kib: int = 0  # of the process, after the first fifth
+    reasons: dict[str, int] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
+
+
+def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
+    """Runs the loop so long, with a fault every half a second or so, and a person who re-arms."""
+    rng, clock, robot_spec = random.Random(seed), Clock(), spec(joints)
+    servos = Servos(robot_spec, clock.now_ns)
+    guard = Guard(servos, envelope(robot_spec, robot_spec.limits, RATE_HZ, Rules()))
+    mind = Mind(clock, rng, len(robot_spec.joints))
+    ring = Ring.create(folder / "ticks", row_type(robot_spec), 64)
+    schedule = Schedule(Timing(1 / STEP_S, HORIZON), len(robot_spec.joints))
+    loop = Loop(guard, clock, schedule, mind, ring)
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    loop.begin()
+    mind.wishes.append(Wish(start=True))
+    outcome = Soak(ticks)
+    reasons, states = Counter[str](), Counter[str]()
+    until, waited, beginning = 0, 0, 0
+    latched: Reason | None = None
+    for k in range(ticks):
+        if k == ticks // 5:
+            beginning = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if until == 0 and guard.state is State.RUNNING and rng.random() < 0.01:
+            _fault(rng, servos, mind, clock)
+            outcome.faults += 1
+            until = rng.randrange(1, 60)
+        elif until > 0:
+            until -= 1
+            if until == 0:
+                _well(servos, mind)
+        loop.step()
+        states[guard.state.name] += 1
+        if guard.machine.latched not in (None, latched):
+            reasons[guard.machine.latched.name] += 1
+        latched = guard.machine.latched
+        # a person: waits for standstill and for the fault's end, types the word, arms, starts
+        stands = guard.state in (State.HOLD, State.FAULT, State.ESTOP, State.CONNECTED)
+        waited = waited + 1 if stands and until == 0 else 0
+        if waited and waited % 10 == 0:
+            if guard.machine.latched is not None:
+                mind.wishes.append(Wish(typed=RE_ARM))
+            elif guard.state is State.CONNECTED:
+                servos.q = np.clip(servos.q, -1.9, 1.9)
+                mind.wishes.append(Wish(arm=True))
+            elif not loop.starting:
+                mind.wishes.append(Wish(start=True))
+        if waited > 600:  # the second in which too many deadlines were missed must pass first
+            outcome.stuck.append(f"tick {k}: {guard.machine}, {loop.refused}")
+            waited = 0
+    outcome.grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - beginning
+    outcome.violations = len(servos.violations)
+    outcome.reasons, outcome.states = dict(reasons), dict(states)
+    return outcome
+
+
+def _well(servos: Servos, mind: Mind) -> None:
+    servos.well()
+    mind.dead, mind.spoil, mind.held, mind.watched = False, None, Wish(), True
+
+
+def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None:
+    """One of the things that go wrong."""
+    joint = rng.randrange(len(servos.spec.joints))
+
+    def nan(actions: np.ndarray) -> np.ndarray:
+        actions[rng.randrange(HORIZON), joint] = rng.choice([math.nan, math.inf])
+        return actions
+
+    def shake(actions: np.ndarray) -> np.ndarray:
+        return actions + 0.8 * (-1.0) ** np.arange(HORIZON)[:, None]
+
+    kind = rng.randrange(15)
+    if kind == 0:
+        mind.spoil = nan
+    elif kind == 1:
+        mind.spoil = lambda actions: actions + rng.choice([-3.0, 3.0])
+    elif kind == 2:
+        mind.spoil = lambda actions: actions + rng.uniform(-1, 1)
+    elif kind == 3:
+        mind.spoil = shake
+    elif kind == 4:
+        mind.dead = True
+    elif kind == 5:
+        servos.frozen = True
+    elif kind == 6:
+        servos.code = rng.choice([Code.TIMEOUT, Code.CORRUPT])
+    elif kind == 7:
+        servos.lost = True
+    elif kind == 8:
+        servos.status[joint] = rng.choice([Status.TORQUE_OFF, Status.OVER_TEMPERATURE])
+    elif kind == 9:
+        servos.offset[joint] = 2 * math.pi
+    elif kind == 10:
+        servos.blocked[joint] = True
+    elif kind == 11:
+        servos.drawn[joint] = rng.choice([1.3, 5.0])
+    elif kind == 12:
+        clock.late_ns = rng.choice([4, 8, 20, 2000]) * 1_000_000
+    elif kind == 13:
+        mind.held = rng.choice([Wish(estop=True), Wish(take=True), Wish(finish=True)])
+    else:
+        mind.watched = False
+
+
+# timing
+
+
+def _busy(stop: Any) -> None:
+    """Keeps a core at work, as inference does."""
+    a = np.random.default_rng(0).normal(size=(256, 256))
+    while not stop.is_set():
+        a = a @ a / 256
+
+
+class Still(Inputs):
+    """Nobody wants anything."""
+
+    def chunk(self) -> Chunk | None:
+        return None
+
+    def wish(self) -> Wish:
+        return Wish()
+
+    def watchdog_ns(self) -> int | None:
+        return None
+
+    def recorder_lost(self) -> bool:
+        return False
+
+
+def _errors(wakes: list[int], period_ns: int) -> list[float]:
+    """|period - P| in us: p50, p99, p99.9, max."""
+    found = np.abs(np.diff(wakes) - period_ns) / 1000
+    return [float(np.percentile(found, p)) for p in (50, 99, 99.9, 100)]
+
+
+def _loop_timing(rate_hz: float, seconds: float, real_time: bool, send: Any) -> None:
+    """The control loop with servos in memory, in a process of its own."""
+    granted = ask_for_real_time().text if real_time else "ordinary scheduling"
+    if not real_time:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    clock, robot_spec = MonotonicClock(), spec(rate_hz=rate_hz)
+    servos = Servos(robot_spec, clock.now_ns)
+    guard = Guard(servos, envelope(robot_spec, robot_spec.limits, rate_hz))
+    with tempfile.TemporaryDirectory() as folder:
+        ring = Ring.create(Path(folder) / "ticks", row_type(robot_spec), 64)
+        schedule = Schedule(Timing(25.0, 1), len(robot_spec.joints))
+        loop = Loop(guard, clock, schedule, Still(), ring)
+        guard.connect(clock.now_ns())
+        guard.passed(clock.now_ns())
+        guard.arm(clock.now_ns())
+        wakes, took = list[int](), list[int]()
+        with without_collector():
+            loop.begin()
+            for _ in range(int(seconds * rate_hz)):
+                loop.step()
+                done = clock.now_ns()
+                wakes.append(int(ring.record["wake_ns"]))
+                took.append(done - wakes[-1])
+    overhead = [float(np.percentile(took, p)) / 1000 for p in (50, 99)]
+    send.send((_errors(wakes, loop.period_ns), overhead, loop.missed, granted))
+
+
+def _plain_timing(rate_hz: float, seconds: float, spin_ns: int | None, send: Any) -> None:
+    """A loop that sleeps what is left of its period, or sleeps short and spins."""
+    period, wakes = round(1e9 / rate_hz), list[int]()
+    deadline = time.monotonic_ns()
+    for _ in range(int(seconds * rate_hz)):
+        begun = time.monotonic_ns()
+        wakes.append(begun)
+        if spin_ns is None:
+            time.sleep(max(0, period - (time.monotonic_ns() - begun)) * 1e-9)
+        else:
+            deadline += period
+            time.sleep(max(0, deadline - spin_ns - time.monotonic_ns()) * 1e-9)
+            while time.monotonic_ns() < deadline:
+                pass
+    send.send((_errors(wakes, period), None, None, "ordinary scheduling"))
+
+
+def timing(rates: list[float], seconds: float) -> list[dict[str, Any]]:
+    """Each loop in turn, in pieces, with the other core busy."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    other = context.Process(target=_busy, args=(stop,))
+    other.start()
+    rows = []
+    try:
+        for rate in rates:
+            for name, target, extra in (
+                ("ours", _loop_timing, (False,)),
+                ("ours, real-time priority", _loop_timing, (True,)),
+                (SLEEPS, _plain_timing, (None,)),
+                (SPINS, _plain_timing, (500_000,)),
+            ):
+                receive, send = context.Pipe(False)
+                child = context.Process(target=target, args=(rate, seconds, *extra, send))
+                child.start()
+                errors, overhead, missed, granted = receive.recv()
+                child.join()
+                rows.append(
+                    {
+                        "rate_hz": rate,
+                        "loop": name,
+                        "error_us": errors,
+                        "overhead_us": overhead,
+                        "missed": missed,
+                        "granted": granted,
+                    }
+                )
+                print(rows[-1], flush=True)
+    finally:
+        stop.set()
+        other.join()
+    return rows
+
+
+def main(arguments: list[str]) -> None:
+    what, options = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    machine = hardware.description()
+    if what == "soak":
+        seed = int(options.get("seed", 0))
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = soak(int(options.get("ticks", 1_000_000)), seed=seed, folder=Path(folder))
+        values = {"seed": seed, **asdict(outcome), "machine": machine}
+        (RESULTS / "soak.json").write_text(json.dumps(values, indent=1) + "\n")
+        print(json.dumps(values, indent=1))
+        return
+    rates = [float(rate) for rate in options.get("rates", "50,200,500").split(",")]
+    rows = timing(rates, float(options.get("seconds", 60)))
+    header = ["Hz", "loop", "error p50", "p99", "p99.9", "max, µs", "tick p50", "p99, µs", "missed"]
+    body = [
+        [
+            f"{row['rate_hz']:g}",
+            row["loop"],
+            *(f"{x:.0f}" for x in row["error_us"]),
+            *([f"{x:.0f}" for x in row["overhead_us"]] if row["overhead_us"] else ["", ""]),
+            "" if row["missed"] is None else str(row["missed"]),
+        ]
+        for row in rows
+    ]
+    granted = next(r["granted"] for r in rows if r["loop"].startswith("ours,"))
+    page = ["# The control loop's deadlines", "`python -m benchmarks.robot timing`"]
+    page += [table(header, body, markdown=True)]
+    page += [
+        "error: |period - P|. The other core multiplies matrices. Six joints, servos in memory. "
+        f"Granted: {granted}. Cores {machine['cores']}, commit {machine['commit']}."
+    ]
+    (RESULTS / "timing.md").write_text("\n\n".join(page) + "\n")
+    (RESULTS / "timing.json").write_text(json.dumps({"rows": rows, "machine": machine}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Who reaches and pushes with the tabletop arm, from what it observes alone."""
+
+import numpy as np
+
+from envs.experts.skilled import Skilled
+from envs.suites.arm import PUCK_M, TIP_M, Desk, Push
+
+UPPER_M, FORE_M, HAND_M = 0.2, 0.2, 0.13  # the links; the hand with its stick
+SHOULDER_M = 0.12  # above the table
+LAG_S = 0.051  # of a joint behind its target: (kv + damping) / kp of the model
+SPEED, BRAKE, GAIN = 1.2, 6.0, 10.0  # rad/s, rad/s², rad/s²: well inside the robot's limits
+LOW_M = 0.035  # the tip's height while it pushes
+
+
+class ArmExpert(Skilled):
+    """Reach: the stick straight down to the target. Push: around the puck, then through it.
+
+    skill: in [0, 1]; below 1 it takes the target to be up to 0.1 (1 - skill) m elsewhere, a whole
+    episode long, and every action has noise of deviation (1 - skill) / 20.
+    """
+
+    def __init__(self, env: Desk, skill: float = 1.0, seed: int = 0) -> None:
+        super().__init__(skill, seed)
+        self.env, self.pushes = env, isinstance(env, Push)
+        self.reset(env.num_envs)
+
+    def reset(self, num_envs: int) -> None:
+        """New episodes in `num_envs` environments."""
+        angle = self._rng.uniform(0, 2 * np.pi, num_envs)
+        far = 0.1 * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
+        self._astray = far[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)  # m
+
+    def __call__(self, observations: np.ndarray, indices: np.ndarray | None = None) -> np.ndarray:
+        """[B, O] -> actions [B, J]; indices: of the environments they come from."""
+        joints = len(self.env.action_names)
+        seen = observations.astype(np.float64)
+        angles, speeds, rest = np.split(seen, [joints, 2 * joints], axis=1)
+        astray = self._astray[np.arange(len(seen)) if indices is None else indices]
+        if self.pushes:
+            tip = forward(angles)
+            way = tip_velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + astray)
+            goal = np.column_stack([tip[:, :2] + 0.15 * way, np.full(len(tip), LOW_M)])
+        else:
+            goal = rest + np.column_stack([astray, 0 * astray[:, :1]])
+        targets = led(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
+        actions = self.env.action(targets)
+        noise = (1 - self.skill) / 20 * self._rng.standard_normal(actions.shape)
+        return (actions + noise).clip(-1, 1).astype(np.float32)
+
+
+def forward(angles: np.ndarray) -> np.ndarray:
+    """The tip; [B, 5] rad -> [B, 3] m."""
+    tilt = np.cumsum(angles[:, 1:4], 1)  # of each link from upright
+    links = np.array([UPPER_M, FORE_M, HAND_M])
+    reach, height = (np.sin(tilt) * links).sum(1), (np.cos(tilt) * links).sum(1) + SHOULDER_M
+    waist = angles[:, 0]
+    return np.column_stack([reach * np.cos(waist), reach * np.sin(waist), height])
+
+
+def inverse(tip: np.ndarray) -> np.ndarray:
+    """Joint angles that bring the tip there with the stick straight down, the elbow up.
+
+    [B, 3] m -> [B, 5] rad; the nearest that the links reach.
+    """
+    out, up = np.linalg.norm(tip[:, :2], axis=1), tip[:, 2] + HAND_M - SHOULDER_M
+    cosine = (out**2 + up**2 - UPPER_M**2 - FORE_M**2) / (2 * UPPER_M * FORE_M)
+    elbow = np.arccos(cosine.clip(-0.85, 1))
+    inner = np.arctan2(FORE_M * np.sin(elbow), UPPER_M + FORE_M * np.cos(elbow))
+    shoulder = np.arctan2(out, up) - inner
+    waist = np.arctan2(tip[:, 1], tip[:, 0])
+    return np.column_stack([waist, shoulder, elbow, np.pi - shoulder - elbow, 0 * waist])
+
+
+def led(goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: float) -> np.ndarray:
+    """The next joint targets on the way to `goal`, all joints alike; [B, 5] rad.
+
+    From where the targets are now, which the joints follow with a lag.
+    """
+    now = angles + LAG_S * speeds
+    way = goal - now
+    far = np.maximum(abs(way), 1e-9)
+    top = np.minimum(SPEED, np.sqrt(2 * BRAKE * far))
+    share = (period_s * top / far).min(1, keepdims=True).clip(max=1)
+    wanted = way * share / period_s
+    return now + period_s * wanted.clip(speeds - GAIN * period_s, speeds + GAIN * period_s)
+
+
+def tip_velocity(tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
+    """[B, 2] m/s: around the puck until behind it, then through it, and out of its way."""
+    way = _unit(goal - puck)
+    side = np.stack([-way[:, 1], way[:, 0]], 1)
+    offset = tip - puck  # from the puck's middle
+    behind, beside = -(offset * way).sum(1), (offset * side).sum(1)
+    touch = TIP_M + PUCK_M
+    aligned = (behind > 0.6 * touch) & (abs(beside) < 0.3 * touch)
+    push = 0.12 * way - (4 * beside[:, None]) * side
+    radius = np.linalg.norm(offset, axis=1, keepdims=True)
+    out = offset / np.maximum(radius, 1e-6)
+    tangent = np.stack([-out[:, 1], out[:, 0]], 1)
+    turn = np.where((tangent * -way).sum(1) > 0, 1.0, -1.0)[:, None]
+    ring = touch + 0.025
+    around = 0.2 * turn * tangent + 6 * (ring - radius).clip(-0.05, 0.05) * out
+    place = puck - ring * way
+    near = np.linalg.norm(tip - place, axis=1) < 0.03
+    around = np.where(near[:, None], 5 * (place - tip), around)
+    return np.where(aligned[:, None], push, around)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)

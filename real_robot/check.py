@@ -1,0 +1,213 @@
+"""`robot check`: whether this bundle may move this robot; each refusal is one sentence.
+
+Names, units, shapes, rates, limits and the policy's answer are compared before anything is
+connected; then the robot is read, without torque, while the policy answers to what it sees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from policies import BundleError, Spec, load
+from real_robot.control.kinematics import forward
+from real_robot.control.observing import action_order, goals, observer, places
+from real_robot.recording.rows import row_type
+from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec
+from real_robot.safety.limits import faults, limits_from, tightest
+
+READINGS = 50  # of the dry run
+AGES_OVER = 0.2  # of them may be too old: the rest of this is not real time
+HALF_TURN_RAD = 7.0  # limits beyond are degrees, or a joint that winds up
+RATES = 0.25  # least control rate over the policy's: else nothing is interpolated
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was checked, and found."""
+
+    name: str
+    found: str
+
+
+def check(
+    robot: Robot,
+    bundle: str | Path | None,
+    *,
+    rate_hz: float | None = None,
+    limits: Mapping[str, Mapping[str, float]] | None = None,
+    connect: bool = True,
+) -> list[Line]:
+    """Raises UserError with the first thing that is wrong. Nothing moves; no torque.
+
+    rate_hz: of the control loop; default: the robot's. limits: the user's own, {limit: {joint: x}}.
+    """
+    lines = list[Line]()
+
+    def say(name: str, found: str) -> None:
+        lines.append(Line(name, found))
+
+    spec = robot.spec
+    merged = limits_of(spec, limits or {})
+    say("limits", f"{len(spec.joints)} joints, all declared; stops at least as hard as motion")
+    forward(spec)
+    say("workspace", "declared, the model has its points" if spec.workspace else "none declared")
+    policy = None
+    if bundle is not None:
+        try:
+            policy = load(bundle)
+        except BundleError as error:
+            raise UserError(str(error)) from None
+        _names(policy.spec, spec)
+        say("names", f"{', '.join(spec.joints)}; {policy.spec.observation_dim} measurements")
+        _units(policy.spec, spec, merged)
+        say("units", "actions lie in the robot's range, in rad and m")
+        rate = _rate(policy.spec, rate_hz or spec.rate_hz)
+        say("rates", f"policy {rate:g} Hz, control {rate_hz or spec.rate_hz:g} Hz")
+        say("answer", _answer(policy))
+    if connect:
+        robot.connect()
+        try:
+            say("readings", _dry_run(robot, policy, merged))
+        finally:
+            robot.close()
+    return lines
+
+
+def limits_of(spec: RobotSpec, own: Mapping[str, Mapping[str, float]]) -> Limits:
+    """The tightest limits. Raises UserError where one is missing or impossible."""
+    try:
+        merged = tightest(spec.limits, limits_from(own, spec.joints))
+    except ValueError as error:
+        raise UserError(f"limits: {error}") from None
+    if found := faults(spec.joints, merged):
+        raise UserError(f"{spec.name}: {found[0]}")
+    return merged
+
+
+def _names(policy: Spec, robot: RobotSpec) -> None:
+    order = action_order(policy, robot)
+    observer(policy, robot)
+    # joints are joined by name, so another order is no fault by itself; in which the numbers of
+    # another joint are meant, the ranges below tell
+    assert sorted(order) == list(range(len(order)))
+    if policy.observation_dim != len(policy.observation_names):
+        raise UserError(
+            f"the policy observes {policy.observation_dim} numbers and names "
+            f"{len(policy.observation_names)} of them"
+        )
+
+
+def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
+    if not policy.action_low or not policy.action_high:
+        raise UserError(
+            "the bundle does not say what its actions of -1 and 1 stand for: "
+            "action_low and action_high, in rad or m, are missing"
+        )
+    for joint, unit, place in zip(
+        robot.joints, robot.units, action_order(policy, robot), strict=True
+    ):
+        low, high = policy.action_low[place], policy.action_high[place]
+        i = robot.joints.index(joint)
+        least, most = limits.position_low[i], limits.position_high[i]
+        if unit == "rad" and max(abs(low), abs(high)) > HALF_TURN_RAD:
+            raise UserError(
+                f"joint {joint}: the policy's actions reach {max(abs(low), abs(high)):g}, the "
+                f"robot's limit is {most:g} rad: are those degrees? Bundles are in rad"
+            )
+        room = 0.02 * (most - least)
+        if low < least - room or high > most + room:
+            raise UserError(
+                f"joint {joint}: the policy's actions reach from {low:g} to {high:g} {unit}, the "
+                f"robot's limits are {least:g} to {most:g}: the bundle is for another robot, or "
+                "for other limits"
+            )
+
+
+def _rate(policy: Spec, control_hz: float) -> float:
+    if policy.rate_hz is None:
+        raise UserError("the bundle does not say how many actions a second it was trained for")
+    if policy.rate_hz > control_hz:
+        raise UserError(
+            f"the policy acts at {policy.rate_hz:g} Hz, faster than the control loop at "
+            f"{control_hz:g} Hz: raise rate_hz, or take a bundle for a slower rate"
+        )
+    return policy.rate_hz
+
+
+def _answer(policy: Any) -> str:
+    """The policy answers what its specification says, the same twice."""
+    spec = policy.spec
+    rng = np.random.default_rng(0)
+    observation = (
+        policy.normaliser.mean + policy.normaliser.scale * rng.normal(size=spec.observation_shape)
+    ).astype(np.float32)
+    first, _ = policy.act(observation)
+    second, _ = policy.act(observation)
+    if first.shape != (spec.horizon, spec.action_dim):
+        raise UserError(
+            f"the policy answers {first.shape}, its specification says "
+            f"({spec.horizon}, {spec.action_dim})"
+        )
+    if not np.isfinite(first).all() or np.abs(first).max() > 1 + 1e-5:
+        raise UserError("the policy answers numbers outside [-1, 1] to an ordinary observation")
+    if not np.array_equal(first, second):
+        raise UserError("the policy answers differently to the same observation")
+    begun = time.perf_counter()
+    for _ in range(20):
+        policy.act(observation)
+    return f"{spec.horizon} x {spec.action_dim}, {(time.perf_counter() - begun) * 50:.2f} ms"
+
+
+def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
+    """Reads for a while, without torque, and asks the policy what it would do."""
+    spec = robot.spec
+    late, took, seen = 0, 0.0, -1
+    reading = robot.read()
+    for _ in range(READINGS):
+        begun = time.monotonic_ns()
+        reading = robot.read()
+        took = max(took, (time.monotonic_ns() - begun) * 1e-9)
+        if reading.code is Code.LOST:
+            raise UserError(f"{spec.name} is connected and does not answer")
+        old = time.monotonic_ns() - reading.middle_ns > spec.max_reading_age_s * 1e9
+        late += reading.code != Code.OK or old
+        seen = reading.seq
+        time.sleep(1 / spec.rate_hz)
+    if late > AGES_OVER * READINGS or seen < 0:
+        raise UserError(
+            f"{spec.name} answers late: {late} of {READINGS} readings failed or were older than "
+            f"{spec.max_reading_age_s * 1e3:.0f} ms"
+        )
+    for i, joint in enumerate(spec.joints):
+        q, low, high = reading.q[i], limits.position_low[i], limits.position_high[i]
+        if not low <= q <= high:
+            raise UserError(
+                f"joint {joint} stands at {q:.3f} {spec.units[i]}, its limits are {low:.3f} to "
+                f"{high:.3f}: move it inside by hand, or calibrate"
+            )
+        if reading.status[i]:
+            raise UserError(f"joint {joint} reports an error (status {int(reading.status[i])})")
+    if policy is not None:
+        chunk, _ = policy.act(observer(policy.spec, spec)(_row(spec, reading)))
+        goals(policy.spec, spec)(np.asarray(chunk))
+    return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms"
+
+
+def _row(spec: RobotSpec, reading: Reading) -> np.ndarray:
+    """A reading as the observer takes it."""
+    row = np.zeros((), row_type(spec))
+    for name, (field, _) in places(spec).items():
+        if field.startswith("channel."):
+            channel = field.removeprefix("channel.")
+            if channel not in reading.channels:
+                raise UserError(f"{spec.name} does not measure {name}: is its tracker running?")
+            row[field] = reading.channels[channel]
+    row["q"], row["dq"], row["current_a"] = reading.q, reading.dq, reading.current_a
+    return row

@@ -1,0 +1,116 @@
+"""The terminal of a run: one line of state, the space bar as emergency stop, words for the rest.
+
+The space bar stops at once, whatever is being typed. Words end with Enter: start, finish, take,
+release, re-arm, arm, limp, quit. A keyboard is no substitute for a switch that cuts the power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import numpy as np
+
+from real_robot.control.loop import Wish
+from real_robot.control.rings import Ring, Words
+from real_robot.control.session import put_wish
+from real_robot.recording.rows import Mode
+from real_robot.safety.states import RE_ARM, Reason, State
+
+ESTOP_KEYS = (" ", "\x1b")
+WORDS = ("start", "finish", "take", "release", "arm", "limp")
+POLL_S = 0.01
+LINE_S = 0.2  # between two lines of state
+RE_ARM_AFTER_S = 0.1  # in which the loop sees that the key is up
+
+
+@contextlib.contextmanager
+def keys(stream: TextIO) -> Iterator[int | None]:
+    """The terminal's descriptor, each key at once; None where `stream` is no terminal."""
+    if not stream.isatty():
+        yield None
+        return
+    handle = stream.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setcbreak(handle)
+        yield handle
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+class Console:
+    """Turns keys into wishes, and rows into a line."""
+
+    def __init__(self, words: Words, wishes: Ring) -> None:
+        self._words, self._wishes = words, wishes
+        self.typed = ""
+        self.quit = False
+        self.said = ""  # about the last word
+
+    def feed(self, characters: str) -> None:
+        """What came from the keyboard."""
+        for character in characters:
+            if character in ESTOP_KEYS:
+                self._words["estop"] = 1
+                self.typed, self.said = "", "EMERGENCY STOP"
+            elif character in "\r\n":
+                self._word(self.typed.strip())
+                self.typed = ""
+            elif character in "\x7f\b":
+                self.typed = self.typed[:-1]
+            else:
+                self.typed += character
+
+    def _word(self, word: str) -> None:
+        if word == "quit":
+            self.quit = True
+        elif word == RE_ARM:
+            self._words["estop"] = 0
+            time.sleep(RE_ARM_AFTER_S)
+            put_wish(self._wishes, Wish(typed=word))
+        elif word in WORDS:
+            wish: dict[str, Any] = {word: True}
+            put_wish(self._wishes, Wish(**wish))
+        elif word:
+            known = ", ".join((*WORDS, RE_ARM, "quit"))
+            self.said = f"{word!r} is no word here; there are {known}; space is the emergency stop"
+            return
+        self.said = ""
+
+    def wait(self, handle: int | None) -> None:
+        """Takes what is typed, for at most 10 ms."""
+        if handle is None:
+            time.sleep(POLL_S)
+        elif select.select([handle], [], [], POLL_S)[0]:
+            self.feed(os.read(handle, 64).decode(errors="ignore"))
+
+    def line(self, row: np.ndarray, rate_hz: float) -> str:
+        """The state, who moves the robot, rates, and what holds it back."""
+        state = State(int(row["state"]))
+        parts = [f"{state.name:9s}", f"{rate_hz:6.1f} Hz", f"missed {int(row['missed'])}"]
+        if int(row["mode"]) == Mode.POLICY:
+            parts.append(f"inference {int(row['inference_ns']) * 1e-6:.0f} ms")
+        if row["clips"].any():
+            parts.append("at a limit")
+        if int(row["latched"]) >= 0:
+            parts.append(Reason(int(row["latched"])).text + f"; type {RE_ARM}")
+        if self.said:
+            parts.append(self.said)
+        if self.typed:
+            parts.append(f"> {self.typed}")
+        return " | ".join(parts)
+
+
+def show(line: str, stream: TextIO = sys.stdout) -> None:
+    """In place of the last one, where `stream` is a terminal."""
+    if stream.isatty():
+        stream.write(f"\r\x1b[2K{line}")
+        stream.flush()

@@ -1,0 +1,93 @@
+"""Monotonic time, absolute deadlines, and what the kernel grants a process that must keep them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+CLOCK_MONOTONIC, TIMER_ABSTIME = 1, 1
+MCL_CURRENT, MCL_FUTURE = 1, 2
+EINTR = 4
+PRIORITY = 80
+
+
+class Clock(Protocol):
+    """Where the loop has its time from; tests have one that only goes when told."""
+
+    def now_ns(self) -> int: ...
+
+    def wall_ns(self) -> int:
+        """For people: it may jump, and nothing is decided by it."""
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        """Returns at `deadline_ns` or later; at once where that has passed."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64)]
+
+
+class MonotonicClock:
+    """CLOCK_MONOTONIC; sleeps by `clock_nanosleep` with an absolute time, which does not drift."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._time = _Timespec()
+        self._where = ctypes.byref(self._time)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        self._time.seconds, self._time.nanoseconds = divmod(deadline_ns, 1_000_000_000)
+        while (
+            self._libc.clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, self._where, None) == EINTR
+        ):
+            pass
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What this process got; the recording says so, since it decides how late a tick may be."""
+
+    fifo: bool
+    locked: bool
+
+    @property
+    def text(self) -> str:
+        """In words, for the status line and the recording."""
+        how = f"SCHED_FIFO {PRIORITY}" if self.fifo else "ordinary scheduling (no SCHED_FIFO)"
+        return f"{how}, memory {'locked' if self.locked else 'not locked'}"
+
+
+def ask_for_real_time() -> Granted:
+    """Real-time priority and locked memory, where the kernel grants them to this process."""
+    fifo = True
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except OSError:
+        fifo = False
+    locked = ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE) == 0
+    return Granted(fifo, locked)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """No garbage collection, which takes milliseconds; what is there by now is never looked at."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,162 @@
+"""The control process: `python -m real_robot.control.control <session folder>`.
+
+It imports neither torch nor anything that opens a camera. It arms the robot once inference, writer
+and watchdog are there, and holds it when it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
+from real_robot.control.clock import Clock, MonotonicClock, ask_for_real_time, without_collector
+from real_robot.control.kinematics import forward
+from real_robot.control.loop import Loop
+from real_robot.control.rings import Ring, Words
+from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.control.session import (
+    TICKS_S,
+    Session,
+    SharedInputs,
+    main_folder,
+    pin,
+    told_as_error,
+    wish_type,
+)
+from real_robot.recording.rows import row_type
+from real_robot.robot import Code, Robot
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
+from real_robot.safety.states import MOVING, Event, Refused, State
+
+PLAN = 100_000  # most actions that are played back
+ARM_S = 1.0  # in which a robot must give one good reading
+END_S = 5.0  # in which the robot comes to rest, when the run is to end
+
+
+def guard_of(session: Session, robot: Robot) -> Guard:
+    """The robot behind its check, with the tightest limits. Raises UserError."""
+    spec = robot.spec
+    try:
+        own = limits_from(session.limits, spec.joints)
+    except ValueError as error:
+        raise UserError(f"limits: {error}") from None
+    limits = tightest(spec.limits, own)
+    if found := faults(spec.joints, limits):
+        raise UserError(f"{spec.name}: {found[0]}")
+    rules = build(Rules, session.rules, "rules.")
+    return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
+
+
+def run(session: Session) -> None:
+    """Until everyone is told to end. Raises UserError where the robot cannot be armed."""
+    words = Words(session.path / "words")
+    robot = session.make_robot()
+    guard, clock = guard_of(session, robot), MonotonicClock()
+    spec = guard.spec
+    ticks = Ring.create(
+        session.path / "ticks", row_type(spec), max(16, round(TICKS_S * session.rate_hz))
+    )
+    wishes = Ring.create(session.path / "wishes", wish_type(len(spec.joints)), 64)
+    guard.connect(clock.now_ns())
+    words["control_beat"] = 1  # the rings are there: who reads them may begin
+    try:
+        chunks = _wait_for_the_others(session, words)
+        horizon = PLAN if session.plan is not None else session.horizon
+        timing = Timing(session.policy_rate_hz, horizon, session.offset, session.command_latency_s)
+        schedule = Schedule(timing, len(spec.joints))
+        inputs = SharedInputs(session, words, chunks, wishes)
+        loop = Loop(guard, clock, schedule, inputs, ticks)
+        words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
+        pin(last_core=True)
+        granted = ask_for_real_time()
+        (session.path / "granted").write_text(granted.text)
+        with without_collector():
+            if session.armed:
+                _arm(guard, clock)
+            if session.plan is not None:
+                inputs.plan = _plan(session, guard, clock.now_ns())
+            loop.begin()
+            _loop(loop, words)
+    finally:
+        words["armed"] = 0
+        guard.close(clock.now_ns())
+
+
+def _plan(session: Session, guard: Guard, now_ns: int) -> Chunk:
+    """The goals to play back, after a way to the first of them at a quarter of the speed limits."""
+    assert session.plan is not None
+    goals = np.load(session.plan, allow_pickle=False)
+    here = np.array(guard.motion.q)
+    speed = 0.25 * np.array(guard.envelope.velocity)
+    seconds = float((np.abs(goals[0] - here) / speed).max())
+    steps = math.ceil(seconds * session.policy_rate_hz) + 1
+    share = np.linspace(0, 1, steps, endpoint=False)[:, None]
+    share = share * share * (3 - 2 * share)  # from rest
+    way = here + share * (goals[0] - here)
+    return Chunk(0, now_ns, now_ns, np.concatenate([way, goals]))
+
+
+def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
+    clock = MonotonicClock()
+    needed = ["watchdog_beat", "writer_beat" if session.recording else "", "inference_beat"]
+    if session.bundle is None:
+        needed.pop()
+    while any(name and words[name] == 0 for name in needed):
+        if words["stop"]:
+            raise SystemExit(0)
+        clock.sleep_until(clock.now_ns() + 5_000_000)
+    return Ring.open(session.path / "chunks") if session.bundle is not None else None
+
+
+def _arm(guard: Guard, clock: Clock) -> None:
+    end = clock.now_ns() + int(ARM_S * 1e9)
+    while guard.read().code != Code.OK and clock.now_ns() < end:
+        clock.sleep_until(clock.now_ns() + 5_000_000)
+    now_ns = clock.now_ns()
+    try:
+        guard.passed(now_ns)
+        guard.arm(now_ns)
+    except Refused as error:
+        raise UserError(str(error)) from None
+
+
+def _loop(loop: Loop, words: Words) -> None:
+    guard, ending, ended_ns = loop.guard, False, 0
+    console = os.getppid()
+    while True:
+        loop.step()
+        if os.getppid() != console:  # nobody is there any more who could stop it
+            words["stop"] = 1
+        now = loop.clock.now_ns()
+        words["control_beat"] = loop.tick_number + 2
+        words["control_ns"] = now
+        words["armed"] = guard.state not in (State.DISCONNECTED, State.CONNECTED, State.CHECKED)
+        words["starting"] = loop.starting
+        if words["stop"] and not ending:
+            ending, ended_ns = True, now
+            if guard.state in MOVING:
+                guard.machine.fire(
+                    Event.FINISH if guard.state is State.RUNNING else Event.RELEASE, now
+                )
+        comes_to_rest = guard.state in MOVING or guard.state is State.SOFT_STOP
+        if ending and (not comes_to_rest or now - ended_ns > END_S * 1e9):
+            return
+
+
+def main(arguments: list[str]) -> None:
+    session = main_folder(arguments)
+    with told_as_error(session, "control"):
+        run(session)
+    assert "torch" not in sys.modules, "the control process has loaded torch"
+
+
+if __name__ == "__main__":
+    os.chdir(Path("/"))
+    main(sys.argv)

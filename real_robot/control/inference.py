@@ -1,0 +1,125 @@
+"""The inference process: `python -m real_robot.control.inference <session folder>`.
+
+Observes the newest row, asks the policy, sends the chunk with the observation's stamp. It has the
+cores that control does not use, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from policies import BundleError, Spec, load
+from real_robot.control.observing import goals, observer
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.session import Session, chunk_type, main_folder, pin, told_as_error
+from real_robot.robot import RobotSpec
+from real_robot.safety.states import State
+
+WARM_UP = 20  # calls before the first that counts
+POLL_S = 0.0005
+ASK_AGAIN = 0.5  # of a chunk, after which the next is asked for
+USED = frozenset({State.RUNNING, State.SOFT_STOP})
+
+
+class Acts(Protocol):
+    """What a policy must have: `policies.Policy`."""
+
+    spec: Spec
+
+    def act(self, observation: np.ndarray, state: Any = None, reward: Any = None) -> Any: ...
+
+
+class Inference:
+    """One policy on one robot; `look` is called over and over."""
+
+    def __init__(
+        self, policy: Acts, robot: RobotSpec, ticks: Ring, chunks: Ring, words: Words
+    ) -> None:
+        """Raises UserError where policy and robot do not fit."""
+        spec = policy.spec
+        self.policy, self._chunks, self._words = policy, chunks, words
+        self._observe, self._goals = observer(spec, robot), goals(spec, robot)
+        self._rows = Reader(ticks)
+        steps = max(1, int(spec.horizon * ASK_AGAIN))
+        self._every_ns = round(steps / (spec.rate_hz or 1.0) * 1e9)
+        self._next_ns, self._episode = 0, -1
+        self._state: Any = None
+        self.seq = 0
+
+    def warm_up(self) -> None:
+        """Lets the runtime allocate and choose; what it answers is not used."""
+        blank = np.zeros(self.policy.spec.observation_shape, np.float32)
+        for _ in range(WARM_UP):
+            self.policy.act(blank)
+
+    def look(self, now_ns: int) -> bool:
+        """Asks the policy where it is time; whether it did."""
+        if not self._rows.newest():
+            return False
+        row = self._rows.record
+        state = State(int(row["state"]))
+        wanted = state in USED or (state is State.HOLD and self._words["starting"])
+        if not wanted or now_ns < self._next_ns:
+            return False
+        observation = self._observe(row)
+        if not np.isfinite(observation).all():
+            return False  # the robot's reading is at fault; the loop says so
+        if int(row["episode"]) != self._episode:
+            self._episode, self._state = int(row["episode"]), None
+        reward = None if self._state is None else float(row["reward"])
+        observed_ns = int(row["measured_ns"])
+        late = now_ns - self._next_ns > self._every_ns
+        self._next_ns = (now_ns if late else self._next_ns) + self._every_ns
+        chunk, self._state = self.policy.act(observation, self._state, reward)
+        record = self._chunks.record
+        record["seq"], record["observed_ns"] = self.seq, observed_ns
+        record["actions"] = self._goals(np.asarray(chunk))
+        record["answered_ns"] = time.monotonic_ns()
+        self._chunks.push()
+        self.seq += 1
+        return True
+
+
+def infer(session: Session) -> None:
+    """Until everyone is told to end. Raises UserError."""
+    pin(last_core=False)
+    assert session.bundle is not None
+    words = Words(session.path / "words")
+    try:
+        policy = load(session.bundle)
+    except BundleError as error:
+        raise UserError(str(error)) from None
+    spec = session.make_robot().spec
+    chunks = Ring.create(
+        session.path / "chunks", chunk_type(policy.spec.horizon, len(spec.joints)), 16
+    )
+    while not words["control_beat"]:
+        if words["stop"]:
+            return
+        time.sleep(0.005)
+    inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, words)
+    inference.warm_up()
+    while not words["stop"]:
+        words["inference_beat"] += 1
+        if not inference.look(time.monotonic_ns()):
+            time.sleep(POLL_S)
+
+
+def main(arguments: list[str]) -> None:
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    session = main_folder(arguments)
+    with told_as_error(session, "inference"):
+        infer(session)
+
+
+if __name__ == "__main__":
+    os.chdir(Path("/"))
+    main(sys.argv)

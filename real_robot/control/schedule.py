@@ -1,0 +1,170 @@
+"""When a chunk's actions are due, and the goal between two of them.
+
+      observation         arrives                                      the plan's end
+    ------ t_o ------------- now ---------------------------------------- | ------->
+           |  a0     a1     a2 |  a3     a4     a5     a6     a7    (+ a step)
+             late: dropped     | the commanded state, then what is still due
+
+Action i of a chunk is due at t_o + (i + offset) / rate; t_o is the stamp of the *observation*. What
+is due by now, or in less than a quarter of a step, is late: it is dropped and counted. Between
+actions goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci.
+Stat. Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in
+force, on that plan, which the commands follow as their limits permit. To begin where the robot was
+measured, behind its goal, would be a step backwards. At its end the last action holds for one more
+step; then there is no plan: nothing is extrapolated and nothing repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+AHEAD = 0.25  # of a step: what is due sooner cannot be reached any more
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a policy answered to one observation, as goals of the robot's joints."""
+
+    seq: int  # counts chunks from 0
+    observed_ns: int  # stamp of the observation's oldest member
+    answered_ns: int  # when inference ended
+    actions: np.ndarray  # [H, J] rad or m
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a policy's chunks lie in time."""
+
+    rate_hz: float  # actions a second
+    horizon: int  # actions a chunk
+    # steps from the observation to when the first action is to be reached. None: 0, as for chunks
+    # whose first action belongs to the observation's own time; and for single actions, one step
+    # from when they arrive
+    offset: float | None = None
+    command_latency_s: float = 0.0  # >= 0: from a command to the motion, measured on the robot
+
+
+@dataclass
+class Counts:
+    """What became of what inference sent."""
+
+    chunks: int = 0  # taken up
+    late_actions: int = 0  # dropped, being due before they came
+    late_chunks: int = 0  # of which nothing was left
+    disordered_chunks: int = 0  # dropped: older than, or the same as, one that came before
+
+
+class Schedule:
+    """The plan in force. Times are monotonic nanoseconds."""
+
+    def __init__(self, timing: Timing, joints: int) -> None:
+        self.timing = timing
+        self.counts = Counts()
+        self.chunk: Chunk | None = None  # the one in force
+        self.index = -1  # of the action that is being gone towards
+        self._seq, self._observed_ns = -1, -1
+        room = timing.horizon + 1
+        self._at = [0] * room  # ns, of the knots
+        self._q = [[0.0] * joints for _ in range(room)]
+        self._v = [[0.0] * joints for _ in range(room)]
+        self._knots, self._segment, self._first, self._end_ns = 0, 0, 0, 0
+        self._goal = [0.0] * joints
+        self._spoilt, self._nan = False, [float("nan")] * joints
+
+    def offer(self, chunk: Chunk, now_ns: int, q: Sequence[float], v: Sequence[float]) -> bool:
+        """Takes up `chunk`. False: it was dropped.
+
+        q, v: [J], as commanded last. Where the chunk holds a number that is not finite, whichever,
+        the goal is NaN from now on: a policy that answers one such is not to be followed further.
+        """
+        if chunk.seq <= self._seq or chunk.observed_ns < self._observed_ns:
+            self.counts.disordered_chunks += 1
+            return False
+        self._seq, self._observed_ns = chunk.seq, chunk.observed_ns
+        if not self._spoilt and self.goal(now_ns) is not None:
+            q, v = list(self._goal), self._speed(now_ns)
+        now_ns += int(self.timing.command_latency_s * 1e9)
+        step_ns = 1e9 / self.timing.rate_hz
+        count = len(chunk.actions)
+        if self.timing.offset is None and count == 1:
+            start, offset = now_ns, 1.0
+        else:
+            start, offset = chunk.observed_ns, self.timing.offset or 0.0
+        knot, first = 0, count
+        for i in range(count):
+            due = start + round((i + offset) * step_ns)
+            if due <= now_ns + step_ns * AHEAD:
+                continue
+            knot, first = knot + 1, min(first, i)
+            self._at[knot] = due
+            self._q[knot][:] = chunk.actions[i].tolist()
+        if not np.isfinite(chunk.actions).all():
+            self._spoilt = True
+        self.counts.late_actions += first
+        if knot == 0:
+            self.counts.late_chunks += 1
+            return False
+        self._at[0] = now_ns
+        self._q[0][:], self._v[0][:] = q, v
+        self._knots, self._segment, self._first = knot + 1, 0, first
+        self._end_ns = self._at[knot] + round(step_ns)
+        self._slopes()
+        self.chunk, self.counts.chunks = chunk, self.counts.chunks + 1
+        return True
+
+    def clear(self) -> None:
+        """No plan: what was asked for is over."""
+        self.chunk, self.index, self._knots, self._spoilt = None, -1, 0, False
+
+    def goal(self, now_ns: int) -> Sequence[float] | None:
+        """[J], the plan at `now_ns`, valid until the next call; None where there is none (left)."""
+        if self._spoilt:
+            return self._nan
+        now_ns += int(self.timing.command_latency_s * 1e9)
+        if self._knots == 0 or now_ns > self._end_ns:
+            return None
+        while self._segment + 2 < self._knots and now_ns >= self._at[self._segment + 1]:
+            self._segment += 1
+        k = self._segment
+        self.index = self._first + k
+        h = (self._at[k + 1] - self._at[k]) * 1e-9
+        u = min(1.0, max(0.0, (now_ns - self._at[k]) * 1e-9 / h))
+        p0, p1, v0, v1 = self._q[k], self._q[k + 1], self._v[k], self._v[k + 1]
+        for i in range(len(self._goal)):
+            rise = p1[i] - p0[i]
+            a, b = v0[i] * h - rise, v1[i] * h - rise
+            self._goal[i] = p0[i] + u * (rise + (1 - u) * ((1 - u) * a - u * b))
+        return self._goal
+
+    def _speed(self, now_ns: int) -> list[float]:
+        """[J] the plan's velocity where `goal` was asked for last."""
+        now_ns += int(self.timing.command_latency_s * 1e9)
+        k = self._segment
+        h = (self._at[k + 1] - self._at[k]) * 1e-9
+        u = (now_ns - self._at[k]) * 1e-9 / h
+        if u >= 1:
+            return [0.0] * len(self._goal)
+        found = []
+        for p0, p1, v0, v1 in zip(*self._q[k : k + 2], *self._v[k : k + 2], strict=True):
+            a, b = v0 - (p1 - p0) / h, v1 - (p1 - p0) / h
+            found.append((p1 - p0) / h + (1 - u) * (1 - 3 * u) * a + u * (3 * u - 2) * b)
+        return found
+
+    def _slopes(self) -> None:
+        """The velocity at every knot but the first, which has the commanded one."""
+        last = self._knots - 1
+        for i in range(len(self._goal)):
+            for k in range(1, last + 1):
+                h0 = (self._at[k] - self._at[k - 1]) * 1e-9
+                s0 = (self._q[k][i] - self._q[k - 1][i]) / h0
+                if k == last:
+                    self._v[k][i] = s0
+                    continue
+                h1 = (self._at[k + 1] - self._at[k]) * 1e-9
+                s1 = (self._q[k + 1][i] - self._q[k][i]) / h1
+                share = (h0 + 2 * h1) / (3 * (h0 + h1))
+                same = s0 * s1 > 0
+                self._v[k][i] = s0 * s1 / (share * s1 + (1 - share) * s0) if same else 0.0

@@ -1,0 +1,247 @@
+"""What the processes of one run share: a folder in memory, with the rings and what to do.
+
+session.json   the plan of the run: robot, bundle, rates, files
+words          heartbeats and flags (`rings.Words`)
+ticks          the control loop's rows; read by inference, writer and console
+chunks         inference's answers
+wishes         what a person wants; from the console
+<name>.error   one sentence, where a process could not go on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from real_robot.control.loop import Wish
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.schedule import Chunk
+from real_robot.robot import Robot
+
+MEMORY = Path("/dev/shm")
+TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
+RECORDER_AGE_NS = 1_000_000_000
+START_S = 60.0  # for torch to be loaded and a bundle to be read
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run, as its processes read it."""
+
+    folder: str
+    robot: str  # a name, or a file
+    rate_hz: float
+    adapter: str | None = None  # another than the robot's own
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the adapter's options
+    bundle: str | None = None
+    plan: str | None = None  # instead of a bundle: goals to play back, [N, J], a .npy file
+    armed: bool = True  # else nothing is sent: a person moves the robot by hand
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the user's, tighter
+    rules: Mapping[str, float] = field(default_factory=dict)
+    policy_rate_hz: float = 1.0
+    horizon: int = 1
+    offset: float | None = None
+    command_latency_s: float = 0.0
+    recording: str | None = None
+    recorder_needed: bool = True  # else a full disk does not stop the robot
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    def save(self) -> None:
+        (self.path / "session.json").write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: str) -> Session:
+        return cls(**json.loads((Path(folder) / "session.json").read_text()))
+
+    def make_robot(self) -> Robot:
+        """Each process its own. Raises UserError."""
+        from real_robot.robots.config import make
+
+        return make(self.robot, adapter=self.adapter, **self.changes)
+
+
+def new_folder() -> str:
+    """In memory where there is a tmpfs, else wherever temporary files go."""
+    return tempfile.mkdtemp(prefix="robot-", dir=MEMORY if MEMORY.is_dir() else None)
+
+
+# the rings' records
+
+
+def chunk_type(horizon: int, joints: int) -> np.dtype:
+    return np.dtype(
+        [
+            ("seq", "<i8"),
+            ("observed_ns", "<i8"),
+            ("answered_ns", "<i8"),
+            ("actions", "<f8", (horizon, joints)),
+        ]
+    )
+
+
+def chunk_of(record: np.ndarray) -> Chunk:
+    return Chunk(
+        int(record["seq"]),
+        int(record["observed_ns"]),
+        int(record["answered_ns"]),
+        record["actions"].copy(),
+    )
+
+
+FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")
+
+
+def wish_type(joints: int) -> np.dtype:
+    return np.dtype(
+        [
+            *((name, "u1") for name in FLAGS),
+            ("typed", "S16"),
+            ("has_target", "u1"),
+            ("target", "<f8", (joints,)),
+            ("target_ns", "<i8"),
+        ]
+    )
+
+
+def put_wish(ring: Ring, wish: Wish) -> None:
+    record = ring.record
+    for name in FLAGS:
+        record[name] = getattr(wish, name)
+    record["typed"] = (wish.typed or "").encode()[:16]
+    record["has_target"] = wish.target is not None
+    if wish.target is not None:
+        record["target"] = wish.target
+    record["target_ns"] = wish.target_ns
+    ring.push()
+
+
+def wish_of(record: np.ndarray) -> Wish:
+    return Wish(
+        **{name: bool(record[name]) for name in FLAGS},
+        typed=record["typed"].item().decode(errors="replace") or None,
+        target=record["target"].tolist() if record["has_target"] else None,
+        target_ns=int(record["target_ns"]),
+    )
+
+
+class Processes:
+    """The children of the console; ended together."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.words = Words(session.path / "words", create=True)
+        self.children = dict[str, subprocess.Popen[bytes]]()
+
+    def start(self, name: str, threads: int = 1) -> None:
+        """One of control, inference, watchdog, writer."""
+        module = "real_robot.recording.writer" if name == "writer" else f"real_robot.control.{name}"
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        self.children[name] = subprocess.Popen(
+            [sys.executable, "-m", module, self.session.folder], env=env, stdin=subprocess.DEVNULL
+        )
+
+    def wait_for(self, *beats: str) -> None:
+        """Until each of the words has moved. Raises UserError with a child's own sentence."""
+        end = time.monotonic() + START_S
+        while any(self.words[beat] == 0 for beat in beats):
+            self.raise_errors()
+            if time.monotonic() > end:
+                raise UserError(f"{' and '.join(beats)} did not begin within {START_S:.0f} s")
+            time.sleep(0.005)
+
+    def raise_errors(self) -> None:
+        """Raises UserError where a child has ended and it was not asked to."""
+        for name, child in self.children.items():
+            if child.poll() is None or self.words["stop"]:
+                continue
+            path = self.session.path / f"{name}.error"
+            told = path.read_text() if path.exists() else f"it ended with {child.returncode}"
+            raise UserError(f"{name}: {told}")
+
+    def end(self, patience_s: float = 5.0) -> None:
+        """Asks all to end, control first to stand still, then insists."""
+        self.words["stop"] = 1
+        for name in ("control", *(n for n in self.children if n != "control")):
+            child = self.children.get(name)
+            if child is None:
+                continue
+            try:
+                child.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+@contextlib.contextmanager
+def told_as_error(session: Session, name: str) -> Iterator[None]:
+    """A child's UserError becomes the sentence that the console prints."""
+    try:
+        yield
+    except UserError as error:
+        (session.path / f"{name}.error").write_text(str(error))
+        raise SystemExit(2) from None
+
+
+def pin(last_core: bool) -> None:
+    """The control loop has the last core to itself, as far as this run's processes go."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[-1:] if last_core else cores[:-1])
+
+
+class SharedInputs:
+    """The loop's inputs, from shared memory."""
+
+    def __init__(self, session: Session, words: Words, chunks: Ring | None, wishes: Ring) -> None:
+        self._words, self._session = words, session
+        self.plan: Chunk | None = None  # given once, when it is started
+        self._chunks = Reader(chunks) if chunks is not None else None
+        self._wishes = Reader(wishes, from_start=True)
+        self._beat, self._beat_ns = -1, 0
+        self._nothing = Wish()
+        self._estop = Wish(estop=True)
+
+    def chunk(self) -> Chunk | None:
+        if self.plan is not None and self._words["starting"]:
+            plan, self.plan = self.plan, None
+            return plan
+        if self._chunks is not None and self._chunks.newest():
+            return chunk_of(self._chunks.record)
+        return None
+
+    def wish(self) -> Wish:
+        if self._words["estop"]:
+            return self._estop
+        return wish_of(self._wishes.record) if self._wishes.following() else self._nothing
+
+    def watchdog_ns(self) -> int | None:
+        return self._words["watchdog_ns"]
+
+    def recorder_lost(self) -> bool:
+        """The writer's beat has stood still for a second: it syncs a disk in between."""
+        if self._session.recording is None or not self._session.recorder_needed:
+            return False
+        now, beat = time.monotonic_ns(), self._words["writer_beat"]
+        if beat != self._beat:
+            self._beat, self._beat_ns = beat, now
+        return now - self._beat_ns > RECORDER_AGE_NS
+
+
+def main_folder(arguments: Sequence[str]) -> Session:
+    """The session that a child is started for."""
+    return Session.load(arguments[1])

@@ -1,0 +1,103 @@
+"""The watchdog process: `python -m real_robot.control.watchdog <session folder>`.
+
+It has the robot's port open beside the control process. Where that one dies or its heartbeat stands
+still, it kills it first, since a process that was only stopped would write again when it goes on;
+then it lets the line fall silent and tells the robot, once, to hold where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from real_robot.control.clock import ask_for_real_time
+from real_robot.control.rings import Words
+from real_robot.control.session import Session, main_folder, told_as_error
+from real_robot.robot import Robot
+
+POLL_MS = 5
+SILENCE_S = 0.005
+STALL_NS, STALL_PERIODS = 30_000_000, 3
+
+
+class Watchdog:
+    """Looks after one process at a time: the one that `owner_pid` names."""
+
+    def __init__(self, robot: Robot, words: Words) -> None:
+        self._robot, self._words = robot, words
+        self._pid, self._handle = 0, -1
+        self._poll = select.poll()
+
+    def look(self, now_ns: int) -> str | None:
+        """Beats; waits at most 5 ms; why the robot was held, or None."""
+        words = self._words
+        words["watchdog_beat"] += 1
+        words["watchdog_ns"] = now_ns
+        if words["owner_pid"] != self._pid:
+            self._adopt(words["owner_pid"])
+        if self._handle < 0:
+            time.sleep(POLL_MS / 1000)
+            return None
+        dead = bool(self._poll.poll(POLL_MS))
+        if not words["armed"] or words["watchdog_fired"]:
+            return None
+        patience = max(STALL_NS, STALL_PERIODS * words["period_ns"])
+        stalled = now_ns - words["control_ns"] > patience
+        if not dead and not stalled:
+            return None
+        words["watchdog_fired"] = 1
+        self.fence()
+        time.sleep(SILENCE_S)
+        reason = "the control process died" if dead else "the control process stands still"
+        self._robot.hold(reason)
+        return reason
+
+    def fence(self) -> None:
+        """Ends the owner: nobody else writes from now on."""
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):  # it is gone already
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def _adopt(self, pid: int) -> None:
+        if self._handle >= 0:
+            self._poll.unregister(self._handle)
+            os.close(self._handle)
+        self._pid, self._handle = pid, -1
+        if pid:
+            try:
+                self._handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            self._poll.register(self._handle, select.POLLIN)
+
+
+def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    """Until everyone is told to end; goes on watching after it has fired."""
+    words = Words(session.path / "words")
+    robot = session.make_robot()
+    robot.connect()
+    ask_for_real_time()
+    watchdog = Watchdog(robot, words)
+    try:
+        while not words["stop"]:
+            if (reason := watchdog.look(now_ns())) is not None:
+                (session.path / "watchdog.fired").write_text(reason)
+    finally:
+        robot.close()
+
+
+def main(arguments: list[str]) -> None:
+    session = main_folder(arguments)
+    with told_as_error(session, "watchdog"):
+        watch(session)
+
+
+if __name__ == "__main__":
+    os.chdir(Path("/"))
+    main(sys.argv)

@@ -1,0 +1,1 @@
+"""Every tick, to a ring and from there to disk, without the loop waiting; and back."""

@@ -1,0 +1,94 @@
+"""The writer: takes rows from the loop's ring to the disk, in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from offline_rl.utils.errors import UserError
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.session import Session, main_folder, told_as_error
+from real_robot.recording.files import RecordingWriter
+
+FLUSH_S = 0.5  # a killed machine loses no more than this
+POLL_S = 0.02
+
+
+class Writer:
+    """Gathers rows and appends them as pieces."""
+
+    def __init__(self, ring: Ring, path: Path, about: dict[str, Any]) -> None:
+        self._reader = Reader(ring, from_start=True)
+        self._file = RecordingWriter(path, ring.dtype, about)
+        self._rows = bytearray()
+        self._count, self._first, self._lost = 0, 0, 0
+
+    def take(self) -> int:
+        """Takes what is in the ring; returns how many rows wait to be written."""
+        while self._reader.following():
+            if self._count == 0:
+                self._first = self._reader.next - 1
+            self._rows += self._reader.record.tobytes()
+            self._count += 1
+        return self._count
+
+    def flush(self) -> None:
+        """Raises OSError where the disk is full."""
+        if self._count == 0:
+            return
+        lost = self._reader.lost - self._lost
+        self._file.append(bytes(self._rows), self._count, self._first, lost)
+        self._lost, self._count = self._reader.lost, 0
+        self._rows.clear()
+
+    def close(self) -> None:
+        self.take()
+        self.flush()
+        self._file.close()
+
+
+def write(session: Session) -> None:
+    """The writer process, until everyone is told to end. Raises UserError: such as a full disk."""
+    assert session.recording is not None
+    words = Words(session.path / "words")
+    while not words["control_beat"]:
+        if words["stop"]:
+            return
+        time.sleep(POLL_S)
+    spec = session.make_robot().spec
+    about: dict[str, Any] = {"robot": spec.name, "joints": spec.joints, "units": spec.units}
+    about |= {"rate_hz": session.rate_hz, "bundle": session.bundle}
+    try:
+        writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
+        flushed = time.monotonic()
+        while not words["stop"]:
+            waiting = writer.take()
+            if waiting and time.monotonic() - flushed >= FLUSH_S:
+                writer.flush()
+                flushed = time.monotonic()
+            words["writer_beat"] += 1
+            time.sleep(POLL_S)
+        _wait_for_the_last(words)
+        writer.close()
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"{session.recording} could not be written: {why}") from None
+
+
+def _wait_for_the_last(words: Words) -> None:
+    """Control takes some time to bring the robot to rest, which belongs to the recording."""
+    end = time.monotonic() + 5.0
+    while words["armed"] and not words["watchdog_fired"] and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def main(arguments: list[str]) -> None:
+    session = main_folder(arguments)
+    with told_as_error(session, "writer"):
+        write(session)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,108 @@
+"""The X series' control table: where a quantity lies in a servo and what one count of it means.
+
+Addresses from 64 on are RAM, lost at power-off; those below are EEPROM, written with torque off
+only. Source: emanual.robotis.com/docs/en/dxl/x (XM430-W350 and its sisters).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Item(NamedTuple):
+    address: int
+    size: int  # bytes
+    signed: bool = False
+
+    def pack(self, value: int) -> bytes:
+        """Little endian, two's complement. Raises OverflowError where it does not fit."""
+        return value.to_bytes(self.size, "little", signed=self.signed)
+
+    def unpack(self, data: bytes) -> int:
+        return int.from_bytes(data, "little", signed=self.signed)
+
+
+MODEL = Item(0, 2)
+FIRMWARE = Item(6, 1)
+ID = Item(7, 1)
+BAUD = Item(8, 1)
+RETURN_DELAY = Item(9, 1)  # 2 us
+DRIVE_MODE = Item(10, 1)
+OPERATING_MODE = Item(11, 1)
+HOMING_OFFSET = Item(20, 4, signed=True)
+TEMPERATURE_LIMIT = Item(31, 1)  # degrees Celsius
+MAX_VOLTAGE = Item(32, 2)  # 0.1 V
+MIN_VOLTAGE = Item(34, 2)
+CURRENT_LIMIT = Item(38, 2)
+VELOCITY_LIMIT = Item(44, 4)
+MAX_POSITION = Item(48, 4)
+MIN_POSITION = Item(52, 4)
+SHUTDOWN = Item(63, 1)
+TORQUE_ENABLE = Item(64, 1)
+STATUS_LEVEL = Item(68, 1)
+HARDWARE_ERROR = Item(70, 1)
+POSITION_P_GAIN = Item(84, 2)
+BUS_WATCHDOG = Item(98, 1)  # 20 ms; 0 off, 255 tripped
+GOAL_PWM = Item(100, 2, signed=True)
+GOAL_CURRENT = Item(102, 2, signed=True)
+GOAL_VELOCITY = Item(104, 4, signed=True)
+PROFILE_ACCELERATION = Item(108, 4)
+PROFILE_VELOCITY = Item(112, 4)
+GOAL_POSITION = Item(116, 4, signed=True)
+REALTIME_TICK = Item(120, 2)  # ms, 0 to 32767
+MOVING = Item(122, 1)
+PRESENT_CURRENT = Item(126, 2, signed=True)  # of an XL430 and XC430: load, 0.1 %
+PRESENT_VELOCITY = Item(128, 4, signed=True)
+PRESENT_POSITION = Item(132, 4, signed=True)
+PRESENT_VOLTAGE = Item(144, 2)  # 0.1 V
+PRESENT_TEMPERATURE = Item(146, 1)  # degrees Celsius
+
+RAM = 64  # the first address that is not EEPROM
+TICKS = 4096  # of a revolution
+CENTRE = 2048
+RAD = 2 * math.pi / TICKS  # of a position
+RAD_S = 0.229 * 2 * math.pi / 60  # of a velocity
+RAD_S2 = 214.577 * 2 * math.pi / 3600  # of a profile acceleration
+TICK_PERIOD = 32768  # ms, after which the realtime tick is 0 again
+WATCHDOG_S = 0.02
+WATCHDOG_TRIPPED = 255
+POSITION_MODE = 3
+REVERSE = 0x01  # in the drive mode
+TIME_PROFILE = 0x04
+TORQUE_BY_GOAL = 0x08
+BAUDS = {57600: 1, 115200: 2, 1000000: 3, 2000000: 4, 3000000: 5, 4000000: 6}
+
+ERRORS = {  # bits of the hardware error register; cleared by a reboot only
+    0x01: "input voltage",
+    0x04: "overheating",
+    0x08: "encoder",
+    0x10: "electrical shock",
+    0x20: "overload",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What differs between the servos of the series."""
+
+    name: str
+    number: int
+    current_a: float | None  # one count of current; None: register 126 is load
+    torque_per_a: float = 0.0  # N m, from the stall torque and current at the nominal voltage
+    indirect_address: int = 168
+    indirect_data: int = 224
+    watchdog_firmware: int = 38  # the first with a bus watchdog
+
+
+MODELS = {
+    model.number: model
+    for model in (
+        Model("XL430-W250", 1060, None),
+        Model("XM430-W350", 1020, 2.69e-3, torque_per_a=4.1 / 2.3),
+        Model("XM430-W210", 1030, 2.69e-3, torque_per_a=3.0 / 2.3),
+        Model("XM540-W270", 1120, 2.69e-3, torque_per_a=10.6 / 4.4),
+        Model("XL330-M077", 1190, 1e-3, indirect_data=208, watchdog_firmware=0),
+        Model("XL330-M288", 1200, 1e-3, indirect_data=208, watchdog_firmware=0),
+        Model("XC330-T288", 1220, 1e-3, indirect_data=208, watchdog_firmware=0),
+    )
+}

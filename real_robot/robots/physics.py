@@ -1,0 +1,114 @@
+"""An arm of position servos in MuJoCo, advanced to any given time: what simulators move."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Physics:
+    """joints: hinges of the MJCF `model`, each with a position actuator of the same name.
+
+    Time is in integer nanoseconds and starts at the first `advance`. A servo without torque gives
+    way: only its gears' friction is left.
+
+    stand: something carries the arm as long as no servo has torque.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        joints: Sequence[str],
+        *,
+        period_ns: int = 1_000_000,
+        stand: bool = False,
+    ) -> None:
+        import mujoco
+
+        self._mujoco = mujoco
+        self.model = mujoco.MjModel.from_xml_path(str(model))
+        self.model.opt.timestep = period_ns * 1e-9
+        self.data = mujoco.MjData(self.model)
+        if self.model.nkey:
+            mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
+        self.period_ns = period_ns
+        self.now_ns: int | None = None
+        self.before_step: Callable[[int], Any] | None = None  # called with the time, ns
+        hinges = [self.model.joint(name) for name in joints]
+        self._q = np.array([hinge.qposadr[0] for hinge in hinges])
+        self._dq = np.array([hinge.dofadr[0] for hinge in hinges])
+        self._servo = np.array([self.model.actuator(name).id for name in joints])
+        # views: MuJoCo keeps these in place
+        self._qpos, self._qvel, self._force = (
+            self.data.qpos,
+            self.data.qvel,
+            self.data.actuator_force,
+        )
+        self._gain = self.model.actuator_gainprm[self._servo, 0].copy()
+        self._bias = self.model.actuator_biasprm[self._servo, :3].copy()
+        self.max_torque = self.model.actuator_forcerange[self._servo, 1].copy()  # [J] N m
+        self._stand, self._on = stand, np.zeros(len(joints), bool)
+        for index in range(len(joints)):
+            self.set_torque(index, False)
+        mujoco.mj_forward(self.model, self.data)
+
+    @property
+    def q(self) -> np.ndarray:
+        """[J] rad."""
+        return self._qpos[self._q]
+
+    @property
+    def dq(self) -> np.ndarray:
+        """[J] rad/s."""
+        return self._qvel[self._dq]
+
+    @property
+    def torque(self) -> np.ndarray:
+        """[J] N m of the servos."""
+        return self._force[self._servo]
+
+    def set_goal(self, index: int, angle_rad: float) -> None:
+        self.data.ctrl[self._servo[index]] = angle_rad
+
+    def set_torque(self, index: int, on: bool) -> None:
+        self._on[index] = on
+        self.model.actuator_gainprm[self._servo[index], 0] = self._gain[index] * on
+        self.model.actuator_biasprm[self._servo[index], :3] = self._bias[index] * on
+
+    def pose(self, q: np.ndarray) -> None:
+        """Puts the arm there, at rest; [J] rad."""
+        self._qpos[self._q] = q
+        self._qvel[self._dq] = 0
+        self._mujoco.mj_forward(self.model, self.data)
+
+    def place(self, body: str, at_m: Sequence[float]) -> None:
+        """Puts a mocap body, or one that slides, at x, y (and z). Raises KeyError."""
+        found = self.model.body(body)
+        if found.mocapid[0] >= 0:
+            self.data.mocap_pos[found.mocapid[0], : len(at_m)] = at_m
+        else:
+            joint = found.jntadr[0]
+            start, speed = self.model.jnt_qposadr[joint], self.model.jnt_dofadr[joint]
+            self._qpos[start : start + 2] = at_m[:2]
+            self._qvel[speed : speed + 2] = 0
+        self._mujoco.mj_forward(self.model, self.data)
+
+    def where(self, name: str) -> np.ndarray:
+        """[3] m: of a site or else of a body; a view that moves with it. Raises KeyError."""
+        try:
+            return self.data.site(name).xpos
+        except KeyError:
+            return self.data.body(name).xpos
+
+    def advance(self, to_ns: int) -> None:
+        """Whole steps, until the next one would pass `to_ns`."""
+        if self.now_ns is None:
+            self.now_ns = to_ns
+        while self.now_ns + self.period_ns <= to_ns:
+            self.now_ns += self.period_ns
+            if self._stand and not self._on.any():
+                continue
+            if self.before_step is not None:
+                self.before_step(self.now_ns)
+            self._mujoco.mj_step(self.model, self.data)

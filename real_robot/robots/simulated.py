@@ -1,0 +1,280 @@
+"""A simulated arm in a process of its own, at wall-clock rate, over shared memory: no bus between.
+
+The process wakes at absolute deadlines, takes the goals it was given, brings the physics up to now
+and publishes what is. Where it cannot keep up, simulated time is lost, and it says how much of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from real_robot.control.rings import Reader, Ring
+from real_robot.robot import Code, Command, Reading, RobotSpec, Sent, Status
+from real_robot.robots.config import Described, describe
+
+if TYPE_CHECKING:
+    from real_robot.robots.config import Simulation
+
+SLOTS = 256
+START_S = 30.0
+LINGER_S = 10.0
+CATCH_UP_NS = 50_000_000  # at a time; what it is late beyond that is lost
+CHANNELS = {"target": "target", "puck": "puck"}  # measured: channel -> body of the model
+KINDS = {"goal": 0, "torque": 1, "place": 2}  # of an order
+
+
+def state(described: Described) -> np.dtype:
+    """What the simulation publishes."""
+    spec, joints = described.spec, len(described.spec.joints)
+    return np.dtype(
+        [
+            ("time_ns", "<i8"),
+            ("simulated_ns", "<i8"),
+            ("real_time_factor", "<f8"),  # over the last second; 1: nothing was lost
+            *((name, "<f8", (joints,)) for name in ("q", "dq", "torque")),
+            ("on", "<i8", (joints,)),
+            ("tip", "<f8", (3,)),
+            *((name, "<f8", c.shape) for name, c in spec.channels.items()),
+        ]
+    )
+
+
+def order(described: Described) -> np.dtype:
+    """What it is told."""
+    joints = len(described.spec.joints)
+    return np.dtype(
+        [("kind", "<i8"), ("on", "<i8"), ("q", "<f8", (joints,)), ("body", "S32"), ("at", "<f8", 3)]
+    )
+
+
+class SimulatedRobot:
+    """how.folder: of the shared memory, by default one for each user and robot. The first to
+    `connect` starts the simulation and ends it with `close`; who connects later joins it."""
+
+    def __init__(self, described: Described, how: Simulation) -> None:
+        self._described, self._how = described, how
+        default = Path(tempfile.gettempdir()) / f"simulated-{described.spec.name}-{os.getuid()}"
+        self._folder = Path(how.folder) if how.folder else default
+        self._process: subprocess.Popen[str] | None = None
+        self._state: Reader | None = None
+        self._orders: Ring | None = None
+        self._armed = False
+        self._nan = np.full(len(described.spec.joints), np.nan)
+        self._seq = 0
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._described.spec
+
+    def connect(self) -> None:
+        if self._state is not None:
+            return
+        if not self._join():
+            self._start()
+            self._until(self._join, "did not start")
+
+    def _join(self) -> bool:
+        """Whether a simulation lives in the folder."""
+        if not (self._folder / "orders").exists():
+            return False
+        self._state = Reader(Ring.open(self._folder / "state"), from_start=True)
+        if self._look() is Code.OK:
+            self._orders = Ring.open(self._folder / "orders")
+            return True
+        self._state.ring.close()
+        self._state = None
+        return False
+
+    def _start(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)  # a dead one's
+        self._folder.mkdir(parents=True)
+        command = [sys.executable, "-m", "real_robot.robots.simulated", str(self._described.path)]
+        self._process = subprocess.Popen(
+            [*command, str(self._folder), str(self._how.rate_hz)], stderr=subprocess.PIPE, text=True
+        )
+
+    def _until(self, done: Any, otherwise: str) -> None:
+        end = time.monotonic() + START_S
+        while not done():
+            ended = self._process is not None and self._process.poll() is not None
+            if ended or time.monotonic() > end:
+                said = ""
+                if self._process is not None:
+                    self._process.kill()
+                    said = self._process.communicate()[1].strip()[-500:]
+                raise UserError(f"the simulation of {self.spec.name} {otherwise}: {said}")
+            time.sleep(0.002)
+
+    def _look(self) -> Code:
+        """Whether there is a state, and a recent one."""
+        assert self._state is not None
+        if self._state.newest():
+            self._seq += 1
+        age_ns = time.monotonic_ns() - int(self._state.record["time_ns"])
+        late = self._seq == 0 or age_ns > self.spec.timeout_s * 1e9
+        return Code.TIMEOUT if late else Code.OK
+
+    @property
+    def state(self) -> np.ndarray:
+        """The newest record: what really is, for whoever judges."""
+        assert self._state is not None
+        self._state.newest()
+        return self._state.record
+
+    def arm(self) -> Reading:
+        reading = self.read()
+        if reading.code:
+            raise UserError(f"the simulation of {self.spec.name} does not answer")
+        self._order("goal", q=reading.q)
+        self._order("torque", on=1)
+        self._until(lambda: self._look() is Code.OK and self.state["on"].all(), "does not arm")
+        self._armed = True
+        return self.read()
+
+    def read(self) -> Reading:
+        begin = time.monotonic_ns()
+        if self._state is None:
+            code, row = Code.LOST, None
+        else:
+            ended = self._process is not None and self._process.poll() is not None
+            code, row = (Code.LOST if ended else self._look()), self._state.record
+        status = np.zeros(len(self.spec.joints), np.int64)
+        if row is None:
+            return Reading(
+                code, self._seq, begin, begin, begin, self._nan, self._nan, self._nan, status
+            )
+        if self._armed:
+            status[row["on"] == 0] |= Status.TORQUE_OFF
+        if code:
+            status |= Status.MISSING
+        channels = {name: row[name].copy() for name in self.spec.channels}
+        measured, end = int(row["time_ns"]), time.monotonic_ns()
+        return Reading(
+            code,
+            self._seq,
+            begin,
+            measured,
+            end,
+            row["q"].copy(),
+            row["dq"].copy(),
+            self._nan,
+            status,
+            channels,
+        )
+
+    def command(self, command: Command) -> Sent:
+        now = time.monotonic_ns()
+        if self._orders is None:
+            return Sent(Code.LOST, now, self._nan)
+        if not np.isfinite(command.q).all():
+            return Sent(Code.REFUSED, now, self._nan)
+        self._order("goal", q=command.q)
+        return Sent(Code.OK, now, command.q.copy())
+
+    def hold(self, reason: str) -> None:
+        if self._state is not None and self._look() is Code.OK:
+            self._order("goal", q=self._state.record["q"])
+
+    def disarm(self) -> None:
+        self._order("torque", on=0)
+        self._armed = False
+
+    def place(self, body: str, at_m: np.ndarray) -> None:
+        """Puts target, puck or wall there."""
+        self._order("place", body=body, at=np.resize(np.append(at_m, 0.0), 3))
+
+    def close(self) -> None:
+        self._armed = False
+        for ring in (self._orders, self._state.ring if self._state is not None else None):
+            if ring is not None:
+                ring.close()
+        self._orders = self._state = None
+        if self._process is not None:
+            self._process.terminate()
+            self._process.communicate()
+            self._process = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _order(self, kind: str, **values: Any) -> None:
+        assert self._orders is not None
+        record = self._orders.record
+        record["kind"] = KINDS[kind]
+        for name, value in values.items():
+            record[name] = value
+        self._orders.push()
+
+
+def serve(described: Described, folder: Path, rate_hz: float) -> None:
+    """Simulates until SIGTERM; where its starter ends without a word, for LINGER_S longer, so that
+    a watchdog has something to hold."""
+    from real_robot.robots.physics import Physics
+
+    period_ns = round(1e9 / rate_hz)
+    joints, channels = described.spec.joints, described.spec.channels
+    physics = Physics(described.model, joints, stand=True)
+    published = Ring.create(folder / "state", state(described), SLOTS)
+    seen = {name: physics.where(CHANNELS[name]) for name in channels if name in CHANNELS}
+    tip, row = physics.where("tip"), published.record
+    starting = folder / "starting"
+    reader = Reader(Ring.create(starting, order(described), SLOTS), from_start=True)
+    on = np.zeros(len(joints), np.int64)
+    begin = heard = second = time.monotonic_ns()
+    parent, lost_ns, factor, lost_before = os.getppid(), 0, 1.0, 0
+    physics.advance(0)
+    while (now := time.monotonic_ns()) - heard < LINGER_S * 1e9:
+        heard = now if os.getppid() == parent else heard
+        while reader.following():
+            _obey(physics, reader.record, on)
+        behind_ns = now - begin - lost_ns - (physics.now_ns or 0)
+        lost_ns += max(behind_ns - CATCH_UP_NS, 0)
+        physics.advance(now - begin - lost_ns)
+        if now - second >= 1_000_000_000:
+            factor = 1 - (lost_ns - lost_before) / (now - second)
+            second, lost_before = now, lost_ns
+        row["time_ns"], row["simulated_ns"] = now, physics.now_ns
+        row["real_time_factor"] = factor
+        row["q"], row["dq"], row["torque"], row["on"] = physics.q, physics.dq, physics.torque, on
+        row["tip"] = tip
+        for name, at in seen.items():
+            row[name] = at[: row[name].size]
+        published.push()
+        if starting.exists():
+            starting.rename(folder / "orders")
+        next_ns = now - (now - begin) % period_ns + period_ns
+        time.sleep(max(next_ns - time.monotonic_ns(), 0) * 1e-9)
+
+
+def _obey(physics: Any, told: np.ndarray, on: np.ndarray) -> None:
+    if told["kind"] == KINDS["goal"]:
+        for index, angle in enumerate(told["q"]):
+            physics.set_goal(index, float(angle))
+    elif told["kind"] == KINDS["torque"]:
+        on[:] = told["on"]
+        for index in range(len(on)):
+            physics.set_torque(index, bool(told["on"]))
+    else:
+        with contextlib.suppress(KeyError):  # another model's body
+            physics.place(told["body"].item().decode(), told["at"])
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    path, folder, rate_hz = sys.argv[1:]
+    serve(describe(path), Path(folder), float(rate_hz))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

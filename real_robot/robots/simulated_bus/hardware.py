@@ -1,0 +1,137 @@
+"""Simulated hardware as a test or a benchmark holds it: a process, its port, its faults.
+
+    with SimulatedHardware("desk") as hardware:
+        robot = make("desk", **hardware.line)
+
+The control file is one JSON object, replaced as a whole: `faults`, the fields of `line.Faults`,
+which hold as long as they stand there; `events`, a list of [number, kind, arguments], see
+`Line.event`, each carried out once, in the order of the numbers.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_text
+from real_robot.control.rings import Reader, Ring
+
+CHANNELS = {"target": "target", "puck": "puck"}  # measured: channel -> body
+START_S = 30.0  # for the process, which imports MuJoCo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of the server."""
+
+    robot: str
+    folder: str
+    baud: int = 1_000_000  # on which the answers' times depend; a pseudo-terminal has no speed
+    latency_s: float = 1e-3  # of the adapter
+    seed: int = 0
+    calibrated: bool = True
+    tracker_noise_m: float = 0.0005
+
+
+def truth(joints: int) -> np.dtype:
+    """What the simulation publishes for whoever judges: never for the robot."""
+    rows = [(name, "<f8", (joints,)) for name in ("q", "dq", "torque")]
+    places = [(name, "<f8", (3,)) for name in ("tip", "puck")]
+    return np.dtype([("time_ns", "<i8"), ("simulated_ns", "<i8"), *rows, *places])
+
+
+class SimulatedHardware:
+    """options: of `Options`. folder: kept where one is given. Raises UserError."""
+
+    def __init__(self, robot: str, *, folder: Path | None = None, **options: Any) -> None:
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="robot-")) if folder is None else folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._faults: dict[str, Any] = {}
+        self._events: list[tuple[int, str, dict[str, Any]]] = []
+        given = {"robot": robot, "folder": self.folder, **options}
+        command = [sys.executable, "-m", "real_robot.robots.simulated_bus.server"]
+        self._process = subprocess.Popen(
+            [*command, *(f"{k}={v}" for k, v in given.items())], stderr=subprocess.PIPE, text=True
+        )
+        end = time.monotonic() + START_S
+        while not (self.folder / "port").is_symlink():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self._process.kill()
+                said = self._process.communicate()[1].strip()
+                self.close()
+                raise UserError(f"the simulated hardware did not start: {said[-500:]}")
+            time.sleep(0.005)
+        self._truth = Reader(Ring.open(self.folder / "truth"))
+
+    @property
+    def port(self) -> str:
+        return str(self.folder / "port")
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """What `config.make` takes to reach it."""
+        names = {"port": "port", "calibration": "calibration.json", "tracker": "tracker"}
+        return {key: str(self.folder / name) for key, name in names.items()}
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def faults(self, **faults: Any) -> None:
+        """These, and no others, from now on."""
+        self._faults = faults
+        self._tell()
+
+    def event(self, kind: str, **what: Any) -> None:
+        self._events.append((len(self._events) + 1, kind, what))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Returns at once; it is done within 20 ms."""
+        control = {"faults": self._faults, "events": self._events[-50:]}
+        write_text(self.folder / "control.json", json.dumps(control))
+
+    def truth(self) -> np.ndarray:
+        """The newest record of `truth`; valid until the next call."""
+        self._truth.newest()
+        return self._truth.record
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """All that has happened so far, or what is of that kind; `t_ns` is monotonic."""
+        with (self.folder / "events.jsonl").open() as file:
+            rows = [json.loads(line) for line in file if line.endswith("\n")]
+        return [row for row in rows if kind is None or row["kind"] == kind]
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.kill(self._process.pid, 9)
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> "SimulatedHardware":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,297 @@
+"""The simulated line: requests in, answers out, each at the time that it would take.
+
+Times are given, never asked for: the same class stands behind a pseudo-terminal on the wall clock
+(`server.py`) and behind a test's own clock (`port.py`).
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from real_robot.robots.dynamixel import table as t
+from real_robot.robots.dynamixel.packets import (
+    BROADCAST,
+    Decoder,
+    Error,
+    Instruction,
+    Packet,
+    status,
+)
+from real_robot.robots.physics import Physics
+from real_robot.robots.simulated_bus.servo import SimulatedServo
+
+PROTECT_NS = 20_000_000  # between a servo's looks at itself
+Log = Callable[[int, str, dict[str, Any]], None]  # time in ns, kind of event, what it was
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong with the line as long as it stands here."""
+
+    missing: tuple[int, ...] = ()  # ids that neither hear nor answer
+    drop: float = 0.0  # share of answers that vanish
+    lose: float = 0.0  # share of requests that a servo does not hear, each for itself
+    corrupt: float = 0.0  # share of answers with one wrong byte
+    delay_s: float = 0.0  # every answer later by it
+    frozen: tuple[int, ...] = ()  # ids whose measurements stand still
+    wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to what it shows
+    unplugged: bool = False
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Faults":
+        """Raises TypeError for an unknown name."""
+        lists = {k: tuple(v) for k, v in values.items() if k in ("missing", "frozen")}
+        wrap = {int(id_): ticks for id_, ticks in values.get("wrap", {}).items()}
+        return cls(**values | lists | {"wrap": wrap})
+
+
+class Line:
+    """latency_s: of the adapter, on every answer; seed: of what is dropped and corrupted."""
+
+    def __init__(
+        self,
+        servos: Sequence[SimulatedServo],
+        physics: Physics,
+        *,
+        baud: int = 1_000_000,
+        latency_s: float = 1e-3,
+        seed: int = 0,
+        log: Log | None = None,
+    ) -> None:
+        self.servos, self.physics = list(servos), physics
+        self._faults = Faults()
+        self.log: Log = log or (lambda _now, _kind, _what: None)
+        self._byte_ns = 10 * 1e9 / baud
+        self._latency_ns = latency_s * 1e9
+        self._random = random.Random(seed)
+        self._decoder = Decoder()
+        self._free_ns = 0.0  # when the line has carried all that was put on it
+        self._stalled_until_ns = 0
+        self._late_once_ns = 0.0
+        self._heard: deque[tuple[int, Packet]] = deque()
+        self._answers: list[tuple[int, int, bytes]] = []  # a heap: when, in which order, what
+        self._count = 0
+        self._protect_ns = 0
+        physics.before_step = self._before_step
+
+    @property
+    def faults(self) -> Faults:
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._faults = faults
+        for servo in self.servos:
+            servo.frozen = servo.id in faults.frozen
+            servo.wrap_ticks = faults.wrap.get(servo.id, 0)
+
+    def feed(self, data: bytes, now_ns: int) -> None:
+        """Bytes that the host writes now."""
+        if self.faults.unplugged:
+            return
+        for packet in self._decoder.feed(data):
+            start = max(now_ns, self._free_ns, self._stalled_until_ns)
+            self._free_ns = start + self._bytes(packet) * self._byte_ns
+            self._heard.append((int(self._free_ns), packet))
+            self._free_ns += self._answer_ns(packet)
+
+    def take(self, now_ns: int) -> bytes:
+        """What has reached the host."""
+        self.advance(now_ns)
+        out = b""
+        while self._answers and self._answers[0][0] <= now_ns:
+            out += heapq.heappop(self._answers)[2]
+        return out
+
+    def next_ns(self) -> int | None:
+        """When something will happen by itself."""
+        times = [self._heard[0][0]] if self._heard else []
+        times += [self._answers[0][0]] if self._answers else []
+        return min(times, default=None)
+
+    def clear(self) -> None:
+        """The cable is out: what was under way is lost."""
+        self._heard.clear()
+        self._answers.clear()
+
+    def advance(self, now_ns: int) -> None:
+        """Physics, watchdogs and requests until now, in the order of their times."""
+        while True:
+            heard = self._heard[0][0] if self._heard else None
+            fires = [(at, s) for s in self.servos if (at := s.watchdog_ns()) is not None]
+            first = min((at for at, _ in fires), default=None)
+            if first is not None and first <= now_ns and (heard is None or first < heard):
+                self.physics.advance(first)
+                for at, servo in fires:
+                    if at == first:
+                        servo.trip()
+                        self.log(first, "watchdog", {"id": servo.id})
+            elif heard is not None and heard <= now_ns:
+                self.physics.advance(heard)
+                self._carry_out(*self._heard.popleft())
+            else:
+                break
+        self.physics.advance(now_ns)
+
+    def _before_step(self, now_ns: int) -> None:
+        for servo in self.servos:
+            servo.follow()
+        if now_ns >= self._protect_ns:
+            self._protect_ns = now_ns + PROTECT_NS
+            for servo, torque in zip(self.servos, self.physics.torque, strict=True):
+                servo.protect(float(torque), PROTECT_NS * 1e-9)
+
+    # what happens once
+
+    def stall(self, seconds: float, now_ns: int) -> None:
+        """The adapter keeps what it is given for so long, then passes all of it on."""
+        self._stalled_until_ns = now_ns + int(seconds * 1e9)
+
+    def late_once(self, seconds: float) -> None:
+        """The answers to the next request come later by it; those to further requests do not."""
+        self._late_once_ns = seconds * 1e9
+
+    def servo(self, id_: int) -> SimulatedServo:
+        """Raises KeyError."""
+        return {servo.id: servo for servo in self.servos}[id_]
+
+    def event(self, kind: str, what: dict[str, Any], now_ns: int) -> None:
+        """Carries out and logs what happens once. Raises KeyError for another kind than these."""
+        self.advance(now_ns)
+        actions: dict[str, Callable[..., Any]] = {
+            "stall": lambda seconds: self.stall(seconds, now_ns),
+            "late_once": self.late_once,
+            "reboot": lambda id: self.servo(id).reboot(now_ns),
+            "torque_off": lambda id: self.servo(id).write(t.TORQUE_ENABLE.address, b"\0"),
+            "fail": lambda id, bits: self.servo(id).fail(bits),
+            "heat": lambda id, celsius: setattr(self.servo(id), "temperature_c", celsius),
+            "place": self.physics.place,
+            "pose": self.physics.pose,
+        }
+        actions[kind](**what)
+        self.log(now_ns, kind, what)
+
+    # requests
+
+    def _bytes(self, packet: Packet) -> int:
+        return 10 + len(packet.parameters)
+
+    def _answer_ns(self, packet: Packet) -> float:
+        """How long the line will be in use for the answers; a missing servo's slot passes too."""
+        content, ids, size = packet.parameters, [packet.id], 0
+        if packet.instruction == Instruction.PING:
+            size = 3
+        elif packet.instruction == Instruction.READ:
+            size = _pair(content)[1]
+        elif packet.instruction == Instruction.SYNC_READ:
+            ids, size = list(content[4:]), _pair(content)[1]
+        elif packet.id == BROADCAST:
+            return 0.0
+        return sum((11 + size) * self._byte_ns + self._return_delay_ns(id_) for id_ in ids)
+
+    def _return_delay_ns(self, id_: int) -> float:
+        delays = [s.get(t.RETURN_DELAY) for s in self.servos if s.id == id_]
+        return delays[0] * 2000.0 if delays else 0.0
+
+    def _carry_out(self, now_ns: int, packet: Packet) -> None:
+        content, kind = packet.parameters, packet.instruction
+        hearing = {
+            servo.id: servo
+            for servo in self.servos
+            if servo.id not in self.faults.missing
+            and not servo.deaf(now_ns)
+            and not (self.faults.lose and self._random.random() < self.faults.lose)
+        }
+        for servo in hearing.values():
+            servo.feed(now_ns)
+        at, last = float(now_ns), float(now_ns)
+        answers = b""
+        if kind == Instruction.SYNC_READ:
+            address, size = _pair(content)
+            for id_ in content[4:]:
+                at += (11 + size) * self._byte_ns + self._return_delay_ns(id_)
+                if id_ in hearing and hearing[id_].get(t.STATUS_LEVEL) >= 1:
+                    error, data = hearing[id_].read(address, size, now_ns)
+                    if answer := self._answer(hearing[id_], error, data):
+                        answers, last = answers + answer, at
+        elif kind == Instruction.SYNC_WRITE:
+            address, size = _pair(content)
+            rows = content[4:]
+            goals = dict[str, Any]()
+            for start in range(0, len(rows) - size, size + 1):
+                id_, data = rows[start], rows[start + 1 : start + 1 + size]
+                if id_ in hearing:
+                    self._write(hearing[id_], address, data, now_ns, goals)
+            if goals:
+                self.log(now_ns, "goals", goals)
+        else:
+            for servo in hearing.values():
+                if packet.id in (servo.id, BROADCAST):
+                    at += self._return_delay_ns(servo.id)
+                    error, data, level = self._one(servo, packet, now_ns)
+                    at += (11 + len(data)) * self._byte_ns
+                    asked = packet.id != BROADCAST or kind == Instruction.PING
+                    if asked and servo.get(t.STATUS_LEVEL) >= level:
+                        answers, last = answers + self._answer(servo, error, data), at
+        if answers:  # the adapter passes on together what follows closely
+            delay = self._latency_ns + self.faults.delay_s * 1e9 + self._late_once_ns
+            self._late_once_ns = 0.0
+            self._count += 1
+            heapq.heappush(self._answers, (int(last + delay), self._count, answers))
+
+    def _one(self, servo: SimulatedServo, packet: Packet, now_ns: int) -> tuple[int, bytes, int]:
+        """error, data and the status level from which on it is answered."""
+        content = packet.parameters
+        if packet.instruction == Instruction.PING:
+            return 0, servo.ping(), 0
+        if packet.instruction == Instruction.READ and len(content) == 4:
+            return *servo.read(*_pair(content), now_ns), 1
+        if packet.instruction == Instruction.WRITE and len(content) > 2:
+            goals = dict[str, Any]()
+            address = int.from_bytes(content[:2], "little")
+            error = self._write(servo, address, content[2:], now_ns, goals)
+            if goals:
+                self.log(now_ns, "goals", goals)
+            return error, b"", 2
+        if packet.instruction == Instruction.REBOOT:
+            servo.reboot(now_ns)
+            self.log(now_ns, "reboot", {"id": servo.id})
+            return 0, b"", 2
+        return Error.INSTRUCTION, b"", 2
+
+    def _write(
+        self,
+        servo: SimulatedServo,
+        address: int,
+        data: bytes,
+        now_ns: int,
+        goals: dict[str, Any],
+    ) -> int:
+        """Also collects the goals that were accepted with torque on: id -> ticks."""
+        error = servo.write(address, data)
+        if address == t.GOAL_POSITION.address and not error:
+            if servo.get(t.TORQUE_ENABLE):
+                goals[str(servo.id)] = t.GOAL_POSITION.unpack(data)
+        else:
+            what = {"id": servo.id, "address": address, "data": data.hex(), "error": int(error)}
+            self.log(now_ns, "write", what)
+        return error
+
+    def _answer(self, servo: SimulatedServo, error: int, data: bytes) -> bytes:
+        """As it reaches the host."""
+        if self._random.random() < self.faults.drop:
+            return b""
+        packet = status(servo.id, servo.error_byte(error), data)
+        if self._random.random() < self.faults.corrupt:
+            where = self._random.randrange(len(packet))
+            wrong = packet[where] ^ self._random.randrange(1, 256)
+            packet = packet[:where] + bytes([wrong]) + packet[where + 1 :]
+        return packet
+
+
+def _pair(content: bytes) -> tuple[int, int]:
+    """Address and size."""
+    return int.from_bytes(content[:2], "little"), int.from_bytes(content[2:4], "little")

@@ -1,0 +1,308 @@
+"""A run: check, then the processes, then the terminal until it ends."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import yaml
+
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import make_folder
+from offline_rl.utils.options import build, coerce
+from policies import load
+from real_robot.check import check
+from real_robot.console import Console, keys, show
+from real_robot.control.loop import Wish
+from real_robot.control.rings import Reader, Ring
+from real_robot.control.session import Processes, Session, new_folder, put_wish
+from real_robot.recording.files import read
+from real_robot.robots.config import make
+from real_robot.safety.limits import Rules
+from real_robot.safety.states import Reason, State
+
+LINE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    state: State
+    latched: Reason | None  # what stopped it; None: it was finished
+    seconds: float
+    missed: int  # deadlines
+    granted: str  # what the kernel gave the control process
+    recording: Path | None
+
+    @property
+    def text(self) -> str:
+        why = "finished" if self.latched is None else self.latched.text
+        told = f"{why}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
+        return told if self.recording is None else f"{told}\n{self.recording}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `robot run` takes."""
+
+    robot: str  # a name in configs/robot, or a file of your own
+    bundle: str
+    rate_hz: float | None = None  # of the control loop; default: the robot's
+    seconds: float | None = None  # default: until it is finished, or a person quits
+    start: bool = False  # at once; else a person types start
+    record: str | None = None  # a file that is not there yet
+    recorder_needed: bool = True  # false: a full disk does not stop the robot
+    offset: float | None = None  # steps from an observation to when its first action is reached
+    command_latency_s: float = 0.0  # from a command to the motion, measured
+    limits: str | None = None  # a file of tighter ones; see `own_limits`
+    adapter: str | None = None  # another than the robot's own, such as simulated
+
+
+def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any) -> Outcome:
+    """Moves `robot` by `bundle` until it is finished, stopped or a person quits.
+
+    options: those of `RunOptions`, and the adapter's own, such as port=…. Raises UserError before
+    anything moves where bundle and robot do not fit.
+    """
+    hints = get_type_hints(RunOptions)
+    own: dict[str, Any] = {k: coerce(v, hints[k], k) for k, v in options.items() if k in hints}
+    chosen = RunOptions(robot=robot, bundle=str(bundle), **own)
+    changes = {k: v for k, v in options.items() if k not in hints}
+    limits, rules = own_limits(chosen.limits)
+    machine = make(robot, adapter=chosen.adapter, **changes)
+    rate_hz = chosen.rate_hz or machine.spec.rate_hz
+    check(machine, bundle, rate_hz=rate_hz, limits=limits)
+    policy, file = load(bundle).spec, _new_file(chosen.record)
+    session = Session(
+        folder=new_folder(),
+        robot=robot,
+        rate_hz=rate_hz,
+        adapter=chosen.adapter,
+        changes=changes,
+        bundle=str(Path(bundle).resolve()),
+        limits=limits,
+        rules=rules,
+        policy_rate_hz=policy.rate_hz or rate_hz,
+        horizon=policy.horizon,
+        offset=chosen.offset,
+        command_latency_s=chosen.command_latency_s,
+        recording=file,
+        recorder_needed=chosen.recorder_needed,
+    )
+    return conduct(session, seconds=chosen.seconds, start=chosen.start, keyboard=keyboard)
+
+
+def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """(limits, rules) of a user's YAML file; empty where there is none. Raises UserError.
+
+    velocity: {waist: 0.5}      # a limit: joints, in rad, m, s and A
+    rules: {trip_after_s: 1.0}  # `safety.limits.Rules`
+    """
+    if path is None:
+        return {}, {}
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is not readable as YAML: {error}") from None
+    tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
+    if not tables:
+        raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
+    rules = values.pop("rules", {})
+    build(Rules, rules, f"{path}: rules.")
+    return values, rules
+
+
+def record(
+    robot: str,
+    out: str | Path,
+    *,
+    seconds: float | None = None,
+    rate_hz: float | None = None,
+    adapter: str | None = None,
+    keyboard: bool = True,
+    **changes: Any,
+) -> Outcome:
+    """Records what the robot measures, without torque, while a person moves it by hand."""
+    machine = make(robot, adapter=adapter, **changes)
+    check(machine, None)
+    file = _new_file(str(out))
+    session = Session(
+        folder=new_folder(),
+        robot=robot,
+        rate_hz=rate_hz or machine.spec.rate_hz,
+        adapter=adapter,
+        changes=changes,
+        armed=False,
+        recording=file,
+    )
+    return conduct(session, seconds=seconds, start=False, keyboard=keyboard)
+
+
+def replay(
+    recording: str | Path,
+    robot: str,
+    *,
+    start: bool = False,
+    record: str | None = None,
+    rate_hz: float | None = None,
+    limits: str | None = None,
+    adapter: str | None = None,
+    keyboard: bool = True,
+    **changes: Any,
+) -> Outcome:
+    """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
+    machine = make(robot, adapter=adapter, **changes)
+    own, rules = own_limits(limits)
+    check(machine, None, limits=own)
+    found = read(recording)
+    if list(found.about["joints"]) != list(machine.spec.joints):
+        raise UserError(
+            f"{recording} is of joints {', '.join(found.about['joints'])}; {robot} has "
+            f"{', '.join(machine.spec.joints)}"
+        )
+    rate_hz = rate_hz or machine.spec.rate_hz
+    plan = goals_of(found.rows, min(rate_hz, 25.0))
+    if len(plan) < 2:
+        raise UserError(f"{recording} holds no motion to play back")
+    file, folder = _new_file(record), new_folder()
+    np.save(Path(folder) / "plan.npy", plan)
+    session = Session(
+        folder=folder,
+        robot=robot,
+        rate_hz=rate_hz,
+        adapter=adapter,
+        changes=changes,
+        plan=str(Path(folder) / "plan.npy"),
+        policy_rate_hz=min(rate_hz, 25.0),
+        limits=own,
+        rules=rules,
+        recording=file,
+    )
+    return conduct(session, start=start, keyboard=keyboard, last=True)
+
+
+def goals_of(rows: np.ndarray, rate_hz: float) -> np.ndarray:
+    """[N, J]: what was sent, or measured where nothing was, `rate_hz` times a second."""
+    goals = np.where(np.isfinite(rows["sent"]), rows["sent"], rows["q"])
+    keep = np.isfinite(goals).all(1)
+    times, goals = rows["wake_ns"][keep] * 1e-9, goals[keep]
+    if len(times) < 2:
+        return goals
+    wanted = np.arange(times[0], times[-1], 1 / rate_hz)
+    return np.stack([np.interp(wanted, times, column) for column in goals.T], 1)
+
+
+def _new_file(path: str | None) -> str | None:
+    """Absolute. Raises UserError where it is there already, or cannot be."""
+    if path is None:
+        return None
+    where = Path(path).resolve()
+    if where.exists():
+        raise UserError(f"{path} is there already; name another file, or remove it")
+    make_folder(where.parent)
+    return str(where)
+
+
+def conduct(
+    session: Session,
+    *,
+    seconds: float | None = None,
+    start: bool = False,
+    keyboard: bool = True,
+    last: bool = False,
+) -> Outcome:
+    """Starts the processes and looks after them until the run ends.
+
+    last: the run ends when the plan does.
+    """
+    session.save()
+    processes = Processes(session)
+    try:
+        for name, wanted in (
+            ("control", True),
+            ("watchdog", True),
+            ("writer", session.recording is not None),
+            ("inference", session.bundle is not None),
+        ):
+            if wanted:
+                processes.start(name)
+        processes.wait_for("control_beat")
+        ticks, wishes = (Ring.open(session.path / name) for name in ("ticks", "wishes"))
+        rows = Reader(ticks)
+        console = Console(processes.words, wishes)
+        begun = _look_after(processes, console, rows, wishes, seconds, start, keyboard, last)
+        processes.end()
+        rows.newest()
+        return _outcome(session, rows.record, time.monotonic() - begun)
+    finally:
+        processes.end()
+        _remove_empty(session.recording)
+        shutil.rmtree(session.folder, ignore_errors=True)
+
+
+def _remove_empty(recording: str | None) -> None:
+    """A run that never began leaves nothing."""
+    if recording is not None and Path(recording).exists() and not len(read(recording).rows):
+        Path(recording).unlink()
+
+
+def _look_after(
+    processes: Processes,
+    console: Console,
+    rows: Reader,
+    wishes: Ring,
+    seconds: float | None,
+    start: bool,
+    keyboard: bool,
+    last: bool,
+) -> float:
+    """Until the run is to end; returns when the first tick was seen, monotonic s."""
+    begun, shown, ticks, rate, moved = 0.0, 0.0, 0, 0.0, False
+    with keys(sys.stdin if keyboard else _NoTerminal()) as handle:  # type: ignore[arg-type]
+        while not console.quit:
+            console.wait(handle)
+            processes.raise_errors()
+            now = time.monotonic()
+            if not rows.newest():
+                continue
+            row = rows.record
+            if begun == 0:
+                begun = shown = now
+                if start:
+                    put_wish(wishes, replace(Wish(), start=True))
+            if now - shown >= LINE_S:
+                rate = (int(row["tick"]) - ticks) / (now - shown)
+                ticks, shown = int(row["tick"]), now
+                show(console.line(row, rate))
+            state = State(int(row["state"]))
+            moved = moved or state is State.RUNNING
+            over = seconds is not None and now - begun >= seconds
+            stopped = moved and state in (State.HOLD, State.FAULT, State.ESTOP)
+            if over or (stopped and (last or handle is None)):
+                break
+    show("")
+    return begun
+
+
+class _NoTerminal:
+    def isatty(self) -> bool:
+        return False
+
+
+def _outcome(session: Session, row: np.ndarray, seconds: float) -> Outcome:
+    granted = session.path / "granted"
+    latched = int(row["latched"])
+    return Outcome(
+        State(int(row["state"])),
+        Reason(latched) if latched >= 0 else None,
+        seconds,
+        int(row["missed"]),
+        granted.read_text() if granted.exists() else "",
+        Path(session.recording) if session.recording else None,
+    )

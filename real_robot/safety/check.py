@@ -1,0 +1,247 @@
+"""The check: what may be sent next, given what is wanted, what was sent, and what was measured.
+
+Time goes in whole periods: a command is one step of one period, whatever the tick's jitter, so that
+after a missed deadline the robot falls behind its plan and never catches up beyond a limit.
+
+`check` reads `before` and writes `after`, makes no array, list or object that outlives it, and
+knows no robot, clock or file. Why no sequence of targets passes a limit: see `limiter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from real_robot.robot import Code, Reading, Status
+from real_robot.safety.limiter import (
+    FREE,
+    HALVINGS,
+    HARD,
+    POSITION,
+    SOFT,
+    WAY_OUT,
+    Motion,
+    step,
+    step_out,
+)
+from real_robot.safety.limits import Envelope
+from real_robot.safety.states import FAULTS, MOVING, Reason, State
+from real_robot.safety.stopping import distance, duration_s
+
+SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
+
+_HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
+_ILL = int(~Status.MISSING)  # a joint that is missing counts as a reading that failed
+_NAN, _INFINITE = float("nan"), float("inf")
+
+
+def check(
+    e: Envelope,
+    before: Motion,
+    after: Motion,
+    state: State,
+    target: Sequence[float] | None,
+    reading: Reading,
+    now_ns: int,
+    *,
+    watchdog_ns: int | None = None,
+    others: int = 0,
+) -> None:
+    """Fills `after`: `q` is what may be sent, `reasons` why the robot must stop, bits of Reason.
+
+    target: [J] rad or m; None where nothing is wanted. Used in RUNNING and TAKEOVER only.
+    reading: the newest one. watchdog_ns: its last heartbeat; None where none watches.
+    others: reasons that were found elsewhere, such as missed deadlines.
+    """
+    count = len(e.joints)
+    reasons = others
+    moving = state in MOVING
+    after.now_ns = now_ns
+    if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
+        reasons |= 1 << Reason.CLOCK_JUMPED
+    reasons |= _measure(e, before, after, reading, now_ns)
+    if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
+        reasons |= 1 << Reason.WATCHDOG_SILENT
+    if moving and target is None:
+        plan = state is State.RUNNING
+        reasons |= 1 << (Reason.PLAN_EXHAUSTED if plan else Reason.TELEOP_LOST)
+    elif moving and not _finite(target, count):
+        reasons |= 1 << Reason.TARGET_NOT_FINITE
+
+    if moving and not reasons and target is not None:
+        reasons = _follow(e, before, after, target)
+    if reasons or not moving:
+        wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
+        _stop(e, before, after, wanted)
+    after.reasons = reasons
+
+
+def _finite(target: Sequence[float] | None, count: int) -> bool:
+    if target is None or len(target) != count:
+        return False
+    for x in target:  # noqa: SIM110 (a generator would be made)
+        if not isfinite(x):
+            return False
+    return True
+
+
+def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_ns: int) -> int:
+    """The reasons to stop that lie in the reading; updates what `after` knows of it."""
+    rules, reasons = e.rules, 0
+    good = reading.code == Code.OK
+    fresh = good and reading.seq > before.seq
+    after.seq = reading.seq if fresh else before.seq
+    after.fresh_ns = min(reading.middle_ns, now_ns) if fresh else before.fresh_ns
+    after.middle_ns = reading.middle_ns if fresh else before.middle_ns
+    if good:
+        after.bus_faults = max(0.0, before.bus_faults - rules.bus_forgives)
+    else:
+        after.bus_faults = min(before.bus_faults + 1, rules.bus_faults)
+    if reading.code == Code.LOST or after.bus_faults >= rules.bus_faults:
+        reasons |= 1 << Reason.BUS_LOST
+    if now_ns - after.fresh_ns > e.max_age_ns:
+        reasons |= 1 << Reason.READING_STALE
+    if not fresh:
+        after.frozen = before.frozen
+        for i in range(len(e.joints)):
+            after.measured[i], after.current_a[i] = before.measured[i], before.current_a[i]
+        return reasons
+    dt_s = (reading.middle_ns - before.middle_ns) * 1e-9 if before.middle_ns else 0.0
+    weight = min(1.0, dt_s / rules.current_window_s)
+    found, speeds = reading.q.tolist(), reading.dq.tolist()
+    currents, status = reading.current_a.tolist(), reading.status.tolist()
+    repeated, moved = True, 0.0
+    for i in range(len(e.joints)):
+        q, dq, drawn, room = found[i], speeds[i], currents[i], e.tracking_error[i]
+        if status[i] & _ILL:
+            reasons |= 1 << Reason.SERVO_ERROR
+        if not e.low[i] - room <= q <= e.high[i] + room:
+            reasons |= 1 << Reason.POSITION_MEASURED
+        # an encoder's last digit is no motion
+        fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
+        furthest = fastest * max(dt_s, e.period_s) if before.middle_ns else _INFINITE
+        if not (abs(dq) <= fastest and abs(q - before.measured[i]) <= furthest):
+            reasons |= 1 << Reason.VELOCITY_MEASURED
+        if not abs(before.q[i] - q) <= room:
+            reasons |= 1 << Reason.TRACKING_ERROR
+        after.current_a[i] = before.current_a[i]
+        if drawn == drawn:
+            current = before.current_a[i] + weight * (abs(drawn) - before.current_a[i])
+            after.current_a[i] = current
+            if current > rules.current_extreme * e.current_a[i]:
+                reasons |= 1 << Reason.CURRENT_EXTREME
+            elif current > e.current_a[i]:
+                reasons |= 1 << Reason.CURRENT_HIGH
+        if q != before.measured[i]:
+            repeated = False
+        if repeated and before.v[i]:
+            step = abs(before.v[i]) * e.period_s
+            moved = max(moved, step / max(8 * e.resolution[i], room / 4))
+        after.measured[i] = q
+    after.frozen = before.frozen + moved if repeated else 0.0
+    if after.frozen > 1:
+        reasons |= 1 << Reason.READING_STALE
+    return reasons
+
+
+def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:
+    """The goal nearest to `target` by every limit, joint by joint; returns reasons to stop."""
+    extreme = held = off = False
+    resuming = before.stop != FREE
+    for i in range(len(e.joints)):
+        goal = float(target[i])
+        clips = step(e, i, before, after, goal)
+        if resuming and clips & WAY_OUT:
+            _stop(e, before, after, SOFT)  # it still brakes harder than motion may: all go on
+            return 0
+        after.clips[i] = clips
+        last = before.goal[i] if before.goal[i] == before.goal[i] else before.q[i]
+        speed = abs(after.goal[i] - last) / e.period_s
+        extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
+        gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
+        if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
+            off = True
+            # a ramp towards a goal at rest is how a large step is meant to be taken
+            nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
+            held = held or not nearer or bool(clips & POSITION)
+    after.stop = FREE
+    after.clipped = before.clipped
+    if held:
+        after.clipped += 1
+    elif not off:
+        after.clipped = max(0.0, before.clipped - 0.5)
+    reasons = 0
+    if extreme:
+        reasons |= 1 << Reason.REQUEST_EXTREME
+    if after.clipped * e.period_s > e.rules.trip_after_s:
+        reasons |= 1 << Reason.CLIPPED_TOO_LONG
+    if e.points is not None and not (e.inside(after.q) and e.inside(_rest(e, after))):
+        reasons |= 1 << Reason.WORKSPACE
+    return reasons
+
+
+def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
+    """All joints go one period along their way out, as hard as `wanted` says."""
+    after.stop = max(before.stop, wanted)
+    after.clipped = 0
+    for i in range(len(e.joints)):
+        after.goal[i], after.goal_v[i], after.clips[i] = _NAN, _NAN, 0
+        if after.stop > before.stop:
+            after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
+        else:
+            after.way_limit_a[i] = before.way_limit_a[i]
+            after.way_limit_j[i] = before.way_limit_j[i]
+    if after.stop == SOFT and before.stop == FREE:
+        _together(e, before, after)
+    for i in range(len(e.joints)):
+        step_out(e, i, before, after)
+
+
+def _together(e: Envelope, before: Motion, after: Motion) -> None:
+    """Softens the stops of the joints that would stand first, so that all come to rest together.
+
+    A joint keeps its hardest stop where a softer one would pass a limit, and all do where the robot
+    would then come to rest outside its workspace.
+    """
+    longest = 0.0
+    for i in range(len(e.joints)):
+        took = duration_s(before.way_v[i], before.way_a[i], e.stop_acceleration[i], e.stop_jerk[i])
+        longest = max(longest, took)
+    for i in range(len(e.joints)):
+        soft, hard = SOFTEST, 1.0
+        for _ in range(HALVINGS):
+            share = (soft + hard) / 2
+            limit_a = max(e.stop_acceleration[i] * share, abs(before.way_a[i]))
+            limit_j = e.stop_jerk[i] * share * share
+            took = duration_s(before.way_v[i], before.way_a[i], limit_a, limit_j)
+            if took > longest or not _in_limits(e, i, before, limit_a, limit_j):
+                soft = share
+            else:
+                hard = share
+        after.way_limit_a[i] = max(e.stop_acceleration[i] * hard, abs(before.way_a[i]))
+        after.way_limit_j[i] = e.stop_jerk[i] * hard * hard
+    if e.points is not None:
+        for i in range(len(e.joints)):
+            after.q[i] = before.q[i]
+            after.way_v[i], after.way_a[i] = before.way_v[i], before.way_a[i]
+        if not e.inside(_rest(e, after)):
+            for i in range(len(e.joints)):
+                after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
+
+
+def _in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: float) -> bool:
+    """Whether joint i's way out, at these limits, keeps q and v inside, and turns nowhere."""
+    q, v, a = before.q[i], before.way_v[i], before.way_a[i]
+    rest = v + a * abs(a) / (2 * limit_j)
+    if rest * v < 0 or abs(rest) > e.velocity[i]:
+        return False
+    return e.low[i] <= q + distance(v, a, limit_a, limit_j) <= e.high[i]
+
+
+def _rest(e: Envelope, motion: Motion) -> list[float]:
+    """[J] where the robot comes to rest on its way out; a list of the envelope's, reused."""
+    for i in range(len(e.joints)):
+        e.scratch[i] = motion.q[i] + distance(
+            motion.way_v[i], motion.way_a[i], motion.way_limit_a[i], motion.way_limit_j[i]
+        )
+    return e.scratch

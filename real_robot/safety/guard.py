@@ -1,0 +1,209 @@
+"""The one way to the robot: whoever holds a `Guard` cannot command but through the check."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent
+from real_robot.safety.check import check
+from real_robot.safety.limiter import Motion
+from real_robot.safety.limits import Envelope
+from real_robot.safety.states import (
+    ARMED,
+    CHECK_VALID_S,
+    FAULTS,
+    STOPPING,
+    Event,
+    Machine,
+    Reason,
+    Refused,
+    State,
+    event_of,
+)
+
+ROUNDING = 1e-9  # rad: two floats of the same goal
+
+
+class Guard:
+    """Owns the adapter. `tick` is called once a period, with what is wanted and what was read."""
+
+    def __init__(self, robot: Robot, envelope: Envelope) -> None:
+        self.__robot = robot
+        self.spec: RobotSpec = robot.spec
+        self.envelope = envelope
+        self.machine = Machine()
+        count = len(envelope.joints)
+        self.motion, self._other = Motion([0.0] * count, 0), Motion([0.0] * count, 0)
+        self.sent: Sent | None = None  # what became of this tick's command; None: there was none
+        self.missing = 0  # commands that did not get through, since armed
+        self._low, self._high = np.array(envelope.low), np.array(envelope.high)
+        self._goal = np.zeros(count)
+        view = self._goal.view()
+        view.flags.writeable = False
+        self._view, self._seq = view, 0
+        self._mute = False
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    def connect(self, now_ns: int) -> None:
+        """Raises UserError where the robot is not there, Refused where it is connected."""
+        if self.state is not State.DISCONNECTED:
+            raise Refused(f"connect is refused while {self.state.name}")
+        self.__robot.connect()
+        self.machine.fire(Event.CONNECT, now_ns)
+
+    def read(self) -> Reading:
+        return self.__robot.read()
+
+    def passed(self, now_ns: int) -> None:
+        """`robot check` found everything in order."""
+        self.machine.fire(Event.CHECK, now_ns)
+
+    def arm(self, now_ns: int) -> None:
+        """Torque on; the robot holds where it is. Raises Refused where it may not or cannot."""
+        if self.state is State.CHECKED and now_ns - self.machine.checked_ns > CHECK_VALID_S * 1e9:
+            self.machine.fire(Event.EXPIRE, now_ns)
+        if self.state is not State.CHECKED:
+            raise Refused(f"arm is refused while {self.state.name}: check first")
+        if (outside := self._outside(self.__robot.read())) is not None:
+            raise Refused(outside)
+        reading = self.__robot.arm()
+        self.machine.fire(Event.ARM, now_ns)
+        self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
+        self.sent, self.missing, self._mute = None, 0, False
+
+    def _outside(self, reading: Reading) -> str | None:
+        """Why the robot cannot be armed where it is; None where it can."""
+        if reading.code != Code.OK:
+            return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
+        for i, joint in enumerate(self.spec.joints):
+            q, low, high = reading.q[i], self.envelope.low[i], self.envelope.high[i]
+            unit = self.spec.units[i]
+            if not low <= q <= high:
+                return (
+                    f"joint {joint} stands at {q:.3f} {unit}, its limits are {low:.3f} to "
+                    f"{high:.3f}: move it inside by hand"
+                )
+        if not self.envelope.inside(reading.q.tolist()):
+            return f"{self.spec.name} stands outside its workspace: move it inside by hand"
+        return None
+
+    def start(self, now_ns: int) -> None:
+        self.machine.fire(Event.START, now_ns)
+
+    def take(self, now_ns: int) -> None:
+        """A person takes over."""
+        self.machine.fire(Event.TAKE, now_ns)
+
+    def release(self, now_ns: int) -> None:
+        self.machine.fire(Event.RELEASE, now_ns)
+
+    def finish(self, now_ns: int) -> None:
+        """The work is done: decelerate and hold; nothing is latched."""
+        self.machine.fire(Event.FINISH, now_ns)
+
+    def re_arm(self, typed: str, now_ns: int) -> None:
+        """A person's word, and none but a person's. Raises Refused while the cause is there."""
+        self.machine.re_arm(typed, cause_gone=self.motion.reasons == 0, now_ns=now_ns)
+
+    def limp(self, now_ns: int) -> None:
+        """Torque off, because a person asked: the arm drops."""
+        self.machine.fire(Event.LIMP, now_ns)
+        self.__robot.disarm()
+        self._mute = True
+
+    def close(self, now_ns: int) -> None:
+        """In any state; the robot holds."""
+        self.machine.fire(Event.CLOSE, now_ns)
+        self.__robot.close()
+
+    def tick(
+        self,
+        target: Sequence[float] | None,
+        reading: Reading,
+        now_ns: int,
+        *,
+        watchdog_ns: int | None = None,
+        others: int = 0,
+    ) -> Motion:
+        """One period: the check, what it leads to, and one command. Returns what was sent.
+
+        Arguments: `check`'s. Unarmed, nothing is sent.
+        """
+        machine = self.machine
+        self.sent = None
+        if machine.state not in ARMED and machine.state not in STOPPING:
+            self._expire(now_ns)
+            return self.motion
+        if (
+            target is not None
+            and machine.state is State.SOFT_STOP
+            and machine.pending is Reason.PLAN_EXHAUSTED
+        ):
+            machine.fire(Event.FRESH_PLAN, now_ns)
+        before, after = self.motion, self._other
+        check(
+            self.envelope,
+            before,
+            after,
+            machine.state,
+            target,
+            reading,
+            now_ns,
+            watchdog_ns=watchdog_ns,
+            others=others,
+        )
+        self.motion, self._other = after, before
+        self._fire(after.reasons, now_ns)
+        self._send(now_ns)
+        if machine.state is State.SOFT_STOP and after.stands():
+            machine.fire(Event.STANDSTILL, now_ns)
+        return after
+
+    def _expire(self, now_ns: int) -> None:
+        checked = self.machine.checked_ns
+        if self.state is State.CHECKED and now_ns - checked > CHECK_VALID_S * 1e9:
+            self.machine.fire(Event.EXPIRE, now_ns)
+
+    def _fire(self, reasons: int, now_ns: int) -> None:
+        """The gravest of the reasons changes the state: e-stop, fault, stop."""
+        if not reasons or self.state not in ARMED:
+            return
+        found = [reason for reason in Reason if reasons >> reason & 1]
+        found.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
+        self.machine.fire(event_of(found[0]), now_ns, found[0])
+
+    def _send(self, now_ns: int) -> None:
+        motion = self.motion
+        latched = self.state in (State.FAULT, State.ESTOP)
+        if self._mute or (latched and motion.stands()):
+            return  # servos keep their last goal; one that lost torque is not told to move
+        self._goal[:] = motion.q
+        np.clip(self._goal, self._low, self._high, out=self._goal)
+        self._seq += 1
+        sent = self.__robot.command(Command(self._seq, now_ns, self._view))
+        self.sent = sent
+        if sent.code != Code.OK:
+            self.missing += 1
+            self._mute = latched and sent.code == Code.LOST
+            if sent.code in (Code.LOST, Code.REFUSED):
+                self._fire(1 << Reason.BUS_LOST, now_ns)
+            return
+        for i, q in enumerate(sent.q.tolist()):
+            far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
+            low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
+            if far or not low <= q <= high:
+                self._fire(1 << Reason.SENT_DIFFERS, now_ns)
+                return
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Refused):
+            self.close(self.motion.now_ns)

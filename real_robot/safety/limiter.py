@@ -1,0 +1,241 @@
+"""One joint's next goal: as near to what is wanted as its limits permit.
+
+With q the goals as sent, one a period P, v = (q - q') / P, a = (v - v') / P and j = (a - a') / P.
+
+A goal is accepted only if the joint could still stop after it. Through the last three goals goes
+one parabola: position q, velocity v + a P / 2, acceleration a. The quickest stop of a continuous
+joint from there (`stopping`) must keep position and velocity inside their limits. It then is the
+way out: sampled at the ticks to come, its differences are means of its derivatives (a divided
+difference is a mean of the derivative, by Peano), so they keep every limit too. Where the next goal
+is not accepted, the joint goes a tick along the way out that was accepted last. So there always is
+a goal that keeps all limits, and no sequence of targets leads out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from real_robot.safety.limits import Envelope
+from real_robot.safety.stopping import advance, distance, turn
+
+# why a goal was changed: bits
+POSITION, VELOCITY, ACCELERATION, JERK = 1, 2, 4, 8  # its own limit
+BRAKING, WAY_OUT = 16, 32  # it had to brake for another limit: partly, wholly
+
+FREE, SOFT, HARD = 0, 1, 2  # how the robot is stopping
+HALVINGS = 10  # of a search
+SLACK = 1e-12  # rad: rounding, where a stop ends at the limit itself
+
+_NAN = float("nan")
+
+
+class Motion:
+    """What is known of the robot's motion after a tick. Lists over joints, [J], in SI units."""
+
+    LISTS = (
+        *("q", "v", "a", "way_v", "way_a", "way_limit_a", "way_limit_j"),
+        *("goal", "goal_v", "measured", "current_a", "clips"),
+    )
+    NUMBERS = (
+        *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
+        *("clipped", "bus_faults", "frozen"),
+    )
+    __slots__ = (*LISTS, *NUMBERS)
+
+    q: list[float]  # the goal as sent
+    v: list[float]
+    a: list[float]
+    way_v: list[float]  # the way out: its velocity and acceleration at q,
+    way_a: list[float]
+    way_limit_a: list[float]  # and the limits that it keeps
+    way_limit_j: list[float]
+    goal: list[float]  # what was asked for; NaN where nothing was
+    goal_v: list[float]  # its velocity; NaN where it leapt
+    measured: list[float]  # q of the last good reading
+    current_a: list[float]  # low-passed
+    clips: list[int]  # why the goal was changed
+
+    def __init__(self, q: Sequence[float], now_ns: int) -> None:
+        """At rest at `q`, just armed."""
+        count = len(q)
+        for name in self.LISTS:
+            setattr(self, name, [0.0] * count)
+        self.q[:], self.measured[:], self.goal[:] = q, q, [_NAN] * count
+        self.goal_v[:] = self.goal
+        self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
+        self.clips = [0] * count
+        self.now_ns = self.fresh_ns = now_ns
+        self.middle_ns = 0  # of the last good reading; 0: none so far
+        self.stop = SOFT
+        self.reasons = 0  # bits of Reason, of this tick
+        self.seq = -1
+        self.clipped = 0.0  # ticks in which a goal was out of reach, less half of those on it
+        self.bus_faults = 0.0  # a leaky count of readings that did not come
+        self.frozen = 0.0  # how far goals went since a reading last changed, of what is permitted
+
+    def stands(self) -> bool:
+        """Whether the goal stands still, and the three before it did."""
+        return not (any(self.v) or any(self.a) or any(self.way_v) or any(self.way_a))
+
+
+def step(e: Envelope, i: int, before: Motion, after: Motion, goal: float) -> int:
+    """Joint i goes one period towards `goal`; returns the bits of what held it back.
+
+    A goal that the limits permit is taken to the bit.
+    """
+    p, limit_v, limit_a, limit_j = e.period_s, e.velocity[i], e.acceleration[i], e.jerk[i]
+    q, v, a = before.q[i], before.v[i], before.a[i]
+    clips = 0
+    if not e.low[i] <= goal <= e.high[i]:
+        goal, clips = min(max(goal, e.low[i]), e.high[i]), POSITION
+    speed = (goal - q) / p
+    pull = (speed - v) / p
+    if abs(speed) > limit_v:
+        clips |= VELOCITY
+    if abs(pull) > limit_a:
+        clips |= ACCELERATION
+    if abs(pull - a) > limit_j * p:
+        clips |= JERK
+    goal_v = (goal - before.goal[i]) / p
+    if not -limit_v <= goal_v <= limit_v:  # it leapt, or there was none before
+        goal_v = _NAN
+    after.goal[i], after.goal_v[i] = goal, goal_v
+    follows = q == before.goal[i] or _meets(speed, goal_v, v, limit_j * p * p)
+    if follows and not clips & ~POSITION:
+        way_v = speed + pull * p / 2
+        if _stays(e, i, goal, way_v, pull):
+            _go(after, i, before, goal, p, way_v, pull, limit_a, limit_j)
+            return clips
+        clips |= BRAKING
+    way_v, way_a = before.way_v[i], before.way_a[i]
+    if before.stop != FREE:  # whose history is harder than motion may be: begin at the parabola
+        way_v, way_a = v + a * p / 2, a
+    if before.stop == FREE or (abs(a) <= limit_a and _stays(e, i, q, way_v, way_a)):
+        goal_a = (goal_v - before.goal_v[i]) / p
+        if goal_v != goal_v:
+            goal_v = goal_a = 0.0
+        elif not abs(goal_a) <= 0.8 * limit_a:
+            goal_a = 0.0
+        if _approach(e, i, before, after, way_v, way_a, goal, goal_v, goal_a) or (
+            goal_a and _approach(e, i, before, after, way_v, way_a, goal, goal_v, 0.0)
+        ):
+            return clips
+    limit_a, limit_j = before.way_limit_a[i], before.way_limit_j[i]
+    out, way_v, way_a = advance(q, before.way_v[i], before.way_a[i], limit_a, limit_j, p)
+    _go(after, i, before, out, p, way_v, way_a, limit_a, limit_j)
+    return clips | WAY_OUT
+
+
+def _meets(speed: float, goal_v: float, v: float, change: float) -> bool:
+    """Whether a joint that is at its goal after this period can also go on with it.
+
+    change: of velocity, that a period's full jerk makes.
+    """
+    return abs(speed - goal_v) <= change / 2 and abs(2 * speed - v - goal_v) <= change * 0.75
+
+
+def step_out(e: Envelope, i: int, before: Motion, after: Motion) -> None:
+    """Joint i goes one period along its way out, by the limits that `after` has for it."""
+    limit_a, limit_j = after.way_limit_a[i], after.way_limit_j[i]
+    way_v, way_a = before.way_v[i], before.way_a[i]
+    out, way_v, way_a = advance(before.q[i], way_v, way_a, limit_a, limit_j, e.period_s)
+    _go(after, i, before, out, e.period_s, way_v, way_a, limit_a, limit_j)
+
+
+def _approach(
+    e: Envelope,
+    i: int,
+    before: Motion,
+    after: Motion,
+    v: float,
+    a: float,
+    goal: float,
+    goal_v: float,
+    goal_a: float,
+) -> bool:
+    """Brings joint i, at v and a, as soon as can be to a goal that moves; False if it cannot.
+
+    Seen from the goal: if its stop would end before it, the joint is pushed on, if beyond it, back,
+    as far as its stop then ends at the goal. What lies between two continuous ways that keep the
+    limits of acceleration and jerk, the stop and the push, keeps them.
+    """
+    p, limit_j = e.period_s, e.jerk[i]
+    v, a = v - goal_v + goal_a * p / 2, a - goal_a
+    limit_a = max(e.acceleration[i] - abs(goal_a), abs(a))
+    room = goal - goal_v * p - before.q[i]
+    gap = room - distance(v, a, limit_a, limit_j)
+    x, way_v, way_a = advance(0.0, v, a, limit_a, limit_j, p)
+    start, goal_v = goal - room, goal_v + goal_a * p / 2
+    share = 0.0
+    # what one period's jerk makes good is soon a goal within the limits
+    if abs(gap) > min(limit_j * p, limit_a) * p * p / 4:
+        sign = 1.0 if gap > 0 else -1.0
+        dx, dv, da = _push(v, a, sign, limit_a, limit_j, p)
+        dx, dv, da = dx - x, dv - way_v, da - way_a
+        least, most, share = 0.0, 1.0, 1.0
+        for _ in range(HALVINGS):
+            y, w, b = x + share * dx, way_v + share * dv, way_a + share * da
+            fits = sign * (room - y - distance(w, b, limit_a, limit_j)) >= 0
+            if fits and _stays(e, i, start + y, w + goal_v, b + goal_a):
+                least = share
+                if share == 1:
+                    break
+            else:
+                most = share
+            share = (least + most) / 2
+        share = least
+        x, way_v, way_a = x + share * dx, way_v + share * dv, way_a + share * da
+    way_v, way_a = way_v + goal_v, way_a + goal_a
+    speed = (start + x - before.q[i]) / p
+    if abs(way_a) > e.acceleration[i] or abs(speed) > e.velocity[i]:
+        return False
+    if not share and not _stays(e, i, start + x, way_v, way_a):
+        return False
+    _go(after, i, before, start + x, p, way_v, way_a, e.acceleration[i], limit_j)
+    return True
+
+
+def _push(
+    v: float, a: float, sign: float, limit_a: float, limit_j: float, p: float
+) -> tuple[float, float, float]:
+    """Where a joint is after a period of full jerk, then of full acceleration; its v and a."""
+    jerk = sign * limit_j
+    t = min(p, (limit_a - sign * a) / limit_j)
+    x = t * (v + t * (a / 2 + t * jerk / 6))
+    v, a = v + t * (a + t * jerk / 2), a + t * jerk
+    t = p - t
+    return x + t * (v + t * a / 2), v + t * a, a
+
+
+def _stays(e: Envelope, i: int, q: float, v: float, a: float) -> bool:
+    """Whether joint i can stop from there without passing a limit."""
+    limit_v, limit_a, limit_j = e.velocity[i], e.acceleration[i], e.jerk[i]
+    rest = v + a * abs(a) / (2 * limit_j)  # the velocity once a is taken back
+    if not (-limit_v <= v <= limit_v and -limit_v <= rest <= limit_v):
+        return False
+    if e.low[i] + e.room[i] <= q <= e.high[i] - e.room[i]:
+        return True
+    end, turned = distance(v, a, limit_a, limit_j), turn(v, a, limit_j)
+    return (
+        q + min(0.0, end, turned) >= e.low[i] - SLACK
+        and q + max(0.0, end, turned) <= e.high[i] + SLACK
+    )
+
+
+def _go(
+    after: Motion,
+    i: int,
+    before: Motion,
+    q1: float,
+    p: float,
+    way_v: float,
+    way_a: float,
+    limit_a: float,
+    limit_j: float,
+) -> None:
+    """Joint i's next goal and the way out from there."""
+    after.q[i] = q1
+    after.v[i] = v1 = (q1 - before.q[i]) / p
+    after.a[i] = (v1 - before.v[i]) / p
+    after.way_v[i], after.way_a[i] = way_v, way_a
+    after.way_limit_a[i], after.way_limit_j[i] = limit_a, limit_j

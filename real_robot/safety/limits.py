@@ -1,0 +1,160 @@
+"""The limits in force: the tightest of what the robot, the bundle and the user's file declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from real_robot.robot import Limits, RobotSpec
+
+LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
+STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stops a robot besides its limits. Defaults hold for position servos on a bench."""
+
+    trip_after_s: float = 0.4  # > 0: goals that are out of reach for so long stop it; not a ramp
+    trip_ratio: float = 200.0  # > 1: so do targets that move at so many times the limit of velocity
+    velocity_ratio: float = 1.2  # >= 1: measured over commanded
+    held_back: float = 0.1  # > 0: of tracking_error, by which a command misses what was asked
+    bus_faults: float = 2.0  # >= 1: readings that fail before the bus counts as lost; each good one
+    bus_forgives: float = 0.05  # > 0: takes this much away
+    current_window_s: float = 0.05  # > 0: of the low-pass that the current's limit is meant for
+    current_extreme: float = 1.5  # > 1: of the limit, a fault
+    clock_step_periods: float = 5.0  # > 1: a longer step is a jump
+    watchdog_age_s: float = 0.08  # > 0: an older heartbeat of the watchdog process stops the robot
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Limits and rules as the check reads them: plain floats, one list a limit, [J]."""
+
+    joints: tuple[str, ...]
+    period_s: float
+    low: list[float]
+    high: list[float]
+    velocity: list[float]
+    acceleration: list[float]
+    jerk: list[float]
+    stop_acceleration: list[float]
+    stop_jerk: list[float]
+    tracking_error: list[float]
+    current_a: list[float]
+    resolution: list[float]
+    max_age_ns: int
+    rules: Rules = field(default_factory=Rules)
+    # [3N] m from q: what the workspace's points are at; None where there is no workspace
+    points: Callable[[Sequence[float]], Sequence[float]] | None = None
+    box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    room: list[float] = field(default_factory=list)  # no stop is longer; see __post_init__
+    scratch: list[float] = field(default_factory=list)  # [J]
+
+    def __post_init__(self) -> None:
+        # from the greatest velocity, with the acceleration still to be taken back and then turned
+        for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
+            self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
+
+    def inside(self, q: Sequence[float]) -> bool:
+        """Whether every point of the robot at `q` lies in the workspace."""
+        if self.points is None:
+            return True
+        points = self.points(q)
+        for i in range(len(points)):
+            if not self.box_low_m[i % 3] <= points[i] <= self.box_high_m[i % 3]:
+                return False
+        return True
+
+
+def tightest(robot: Limits, *others: Limits) -> Limits:
+    """Each limit as the strictest of all; a limit that only one declares is that one's."""
+    merged: dict[str, Any] = {}
+    for f in fields(Limits):
+        given = [limits[f.name] for limits in (robot, *others)]
+        if f.name in STOPS:
+            merged[f.name] = robot[f.name]
+        else:
+            merged[f.name] = (np.fmax if f.name in LOWER else np.fmin).reduce(given)
+    return Limits(**merged)
+
+
+def faults(joints: Sequence[str], limits: Limits) -> list[str]:
+    """What is wrong with these limits, a sentence each; empty where nothing is."""
+    found = [f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()]
+    if found:
+        return found
+    for i, joint in enumerate(joints):
+        if not limits.position_low[i] < limits.position_high[i]:
+            found.append(
+                f"joint {joint}: position_low {limits.position_low[i]:g} is not below "
+                f"position_high {limits.position_high[i]:g}"
+            )
+        for f in fields(Limits):
+            value = limits[f.name][i]
+            if f.name.startswith("position"):
+                wrong = not np.isfinite(value)
+            else:
+                wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
+            if wrong:
+                found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+        for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):
+            if stop[i] < limits[name][i]:
+                found.append(
+                    f"joint {joint}: stop_{name} {stop[i]:g} is below {name} {limits[name][i]:g}: "
+                    f"a stop must be at least as hard as what it stops; lower {name}"
+                )
+    return found
+
+
+def envelope(
+    spec: RobotSpec,
+    limits: Limits,
+    rate_hz: float,
+    rules: Rules | None = None,
+    points: Callable[[Sequence[float]], Sequence[float]] | None = None,
+) -> Envelope:
+    """`limits`, merged and without faults, as the check reads them, at `rate_hz`."""
+    box = spec.workspace
+    return Envelope(
+        joints=spec.joints,
+        period_s=1 / rate_hz,
+        low=limits.position_low.tolist(),
+        high=limits.position_high.tolist(),
+        velocity=limits.velocity.tolist(),
+        acceleration=limits.acceleration.tolist(),
+        jerk=limits.jerk.tolist(),
+        stop_acceleration=limits.stop_acceleration.tolist(),
+        stop_jerk=limits.stop_jerk.tolist(),
+        tracking_error=limits.tracking_error.tolist(),
+        current_a=limits.current_a.tolist(),
+        resolution=spec.resolution.tolist(),
+        max_age_ns=int(spec.max_reading_age_s * 1e9),
+        rules=rules or Rules(),
+        points=points if box is not None else None,
+        scratch=[0.0] * len(spec.joints),
+        box_low_m=tuple(box.low_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
+        box_high_m=tuple(box.high_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
+    )
+
+
+def limits_from(values: Mapping[str, Mapping[str, float]], joints: Sequence[str]) -> Limits:
+    """A user's file: {limit: {joint: number}}; what it does not name stays undeclared (NaN).
+
+    Raises ValueError naming a limit or joint that does not exist.
+    """
+    names = [f.name for f in fields(Limits)]
+    arrays = {name: np.full(len(joints), np.nan) for name in names}
+    for name, by_joint in values.items():
+        if name not in arrays:
+            raise ValueError(f"there is no limit {name!r}; there are {', '.join(names)}")
+        for joint, value in by_joint.items():
+            if joint not in joints:
+                raise ValueError(f"{name}: there is no joint {joint!r}, but {', '.join(joints)}")
+            arrays[name][joints.index(joint)] = value
+    return Limits(**arrays)

@@ -1,0 +1,220 @@
+"""The states of a run, what leads from one to another, and why a robot stops.
+
+Whatever is not listed in `TRANSITIONS` is refused. A reason that stopped the robot stays latched
+until a person says so: no timer, no reconnection and no default argument clears it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+CHECK_VALID_S = 60.0  # how long a check of a connected robot holds
+RE_ARM = "re-arm"  # what a person types
+
+
+class State(IntEnum):
+    DISCONNECTED = 0
+    CONNECTED = 1  # readings, no torque
+    CHECKED = 2  # and everything was found in order, at most 60 s ago
+    HOLD = 3  # armed: the robot holds its last goal
+    RUNNING = 4  # a policy moves it
+    TAKEOVER = 5  # a person moves it
+    SOFT_STOP = 6  # it decelerates along its path
+    FAULT = 7  # it decelerates as hard as it may and holds; latched
+    ESTOP = 8  # the same, by a person
+
+
+ARMED = frozenset({State.HOLD, State.RUNNING, State.TAKEOVER, State.SOFT_STOP})
+MOVING = frozenset({State.RUNNING, State.TAKEOVER})
+STOPPING = frozenset({State.SOFT_STOP, State.FAULT, State.ESTOP})
+
+
+class Event(IntEnum):
+    CONNECT = 0
+    CHECK = 1  # passed
+    EXPIRE = 2  # the check is too old
+    ARM = 3
+    START = 4
+    TAKE = 5  # a person takes over
+    RELEASE = 6  # and lets go
+    FINISH = 7  # the work is done: no fault, nothing is latched
+    STOP = 8  # a reason to stop, see Reason
+    STANDSTILL = 9
+    FRESH_PLAN = 10  # before standstill, where only the plan had run out
+    FAULT = 11
+    ESTOP = 12
+    RE_ARM = 13  # typed or held by a person, once the cause is gone
+    LIMP = 14  # torque off, by a person or where holding is the hazard
+    CLOSE = 15
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.DISCONNECTED, Event.CONNECT): State.CONNECTED,
+    (State.CONNECTED, Event.CHECK): State.CHECKED,
+    (State.CHECKED, Event.CHECK): State.CHECKED,
+    (State.CHECKED, Event.EXPIRE): State.CONNECTED,
+    (State.CHECKED, Event.ARM): State.HOLD,
+    (State.HOLD, Event.START): State.RUNNING,
+    (State.HOLD, Event.TAKE): State.TAKEOVER,
+    (State.HOLD, Event.RE_ARM): State.HOLD,
+    (State.HOLD, Event.STOP): State.HOLD,
+    (State.HOLD, Event.LIMP): State.CONNECTED,
+    (State.RUNNING, Event.TAKE): State.TAKEOVER,
+    (State.RUNNING, Event.FINISH): State.SOFT_STOP,
+    (State.RUNNING, Event.STOP): State.SOFT_STOP,
+    (State.TAKEOVER, Event.RELEASE): State.SOFT_STOP,
+    (State.TAKEOVER, Event.STOP): State.SOFT_STOP,
+    (State.SOFT_STOP, Event.STOP): State.SOFT_STOP,
+    (State.SOFT_STOP, Event.FRESH_PLAN): State.RUNNING,
+    (State.SOFT_STOP, Event.STANDSTILL): State.HOLD,
+    (State.FAULT, Event.RE_ARM): State.CONNECTED,
+    (State.FAULT, Event.LIMP): State.FAULT,
+    (State.ESTOP, Event.RE_ARM): State.CONNECTED,
+    (State.ESTOP, Event.LIMP): State.ESTOP,
+    **{(state, Event.FAULT): State.FAULT for state in ARMED},
+    **{(state, Event.ESTOP): State.ESTOP for state in ARMED},
+    **{(state, Event.CLOSE): State.DISCONNECTED for state in State},
+}
+
+
+class Reason(IntEnum):
+    """Why the robot stopped. Its place is a bit in the recording, so numbers never change."""
+
+    TARGET_NOT_FINITE = 0
+    CLOCK_JUMPED = 1
+    READING_STALE = 2
+    SERVO_ERROR = 3
+    POSITION_MEASURED = 4
+    VELOCITY_MEASURED = 5
+    CURRENT_HIGH = 6
+    CURRENT_EXTREME = 7
+    PLAN_EXHAUSTED = 8
+    WATCHDOG_SILENT = 9
+    CLIPPED_TOO_LONG = 10
+    REQUEST_EXTREME = 11
+    TRACKING_ERROR = 12
+    WORKSPACE = 13
+    DEADLINES_MISSED = 14
+    BUS_LOST = 15
+    SENT_DIFFERS = 16
+    TELEOP_LOST = 17
+    RECORDER_LOST = 18
+    ESTOP_PRESSED = 19
+
+    @property
+    def text(self) -> str:
+        """In words, for the status line."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Reason.TARGET_NOT_FINITE: "the target held NaN or infinite numbers",
+    Reason.CLOCK_JUMPED: "the clock stood still, went back or leapt: the computer was suspended",
+    Reason.READING_STALE: "the robot's readings are too old, or repeat themselves while it moves",
+    Reason.SERVO_ERROR: "a joint reports an error, has lost torque or does not answer",
+    Reason.POSITION_MEASURED: "a joint was measured outside its limits",
+    Reason.VELOCITY_MEASURED: "a joint was measured faster than it may be, or its encoder leapt",
+    Reason.CURRENT_HIGH: "a joint draws more current than it may",
+    Reason.CURRENT_EXTREME: "a joint draws more than 1.5 times the current it may",
+    Reason.PLAN_EXHAUSTED: "the plan came to its end before inference sent another",
+    Reason.WATCHDOG_SILENT: "the watchdog process is silent",
+    Reason.CLIPPED_TOO_LONG: "what is asked for was beyond the limits for too long",
+    Reason.REQUEST_EXTREME: "what was asked for is far beyond the limits",
+    Reason.TRACKING_ERROR: "a joint does not follow its goal: it may be blocked",
+    Reason.WORKSPACE: "the next step would leave the workspace",
+    Reason.DEADLINES_MISSED: "too many deadlines were missed",
+    Reason.BUS_LOST: "the robot does not answer",
+    Reason.SENT_DIFFERS: "the robot was told something else than the goal",
+    Reason.TELEOP_LOST: "the takeover device is silent",
+    Reason.RECORDER_LOST: "the recorder is gone",
+    Reason.ESTOP_PRESSED: "the emergency stop was pressed",
+}
+
+FAULTS = frozenset(
+    {
+        Reason.SERVO_ERROR,
+        Reason.VELOCITY_MEASURED,
+        Reason.CURRENT_EXTREME,
+        Reason.BUS_LOST,
+        Reason.SENT_DIFFERS,
+    }
+)
+
+
+def event_of(reason: Reason) -> Event:
+    """What a reason does to the state."""
+    if reason is Reason.ESTOP_PRESSED:
+        return Event.ESTOP
+    return Event.FAULT if reason in FAULTS else Event.STOP
+
+
+class Refused(Exception):
+    """A transition that is not listed, or whose condition is not met."""
+
+
+@dataclass
+class Machine:
+    """The one place where the state changes."""
+
+    state: State = State.DISCONNECTED
+    latched: Reason | None = None  # why it stopped; a person clears it
+    pending: Reason | None = None  # why it is stopping, before standstill
+    checked_ns: int = 0
+
+    def fire(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
+        """Changes the state. Raises Refused, with nothing changed, where that is not listed.
+
+        reason: with STOP, FAULT and ESTOP.
+        """
+        after = TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise Refused(f"{event.name.lower()} is refused while {self.state.name}")
+        if event in (Event.STOP, Event.FAULT, Event.ESTOP):
+            if reason is None or event_of(reason) is not event:
+                raise Refused(f"{event.name.lower()} needs a reason of its own kind")
+        elif event is Event.RE_ARM:
+            raise Refused("re-arming is for a person: Machine.re_arm")
+        if event in (Event.START, Event.TAKE, Event.LIMP) and self.state is State.HOLD:
+            self._refuse_latched(event)
+        if event is Event.ARM and now_ns - self.checked_ns > CHECK_VALID_S * 1e9:
+            raise Refused(f"the check is older than {CHECK_VALID_S:.0f} s: check again")
+        if event is Event.FRESH_PLAN and self.pending is not Reason.PLAN_EXHAUSTED:
+            raise Refused("a fresh plan goes on only where the last one had run out")
+
+        if event is Event.CHECK:
+            self.checked_ns = now_ns
+        if after in (State.FAULT, State.ESTOP) and event is not Event.LIMP:
+            self.latched, self.pending = reason, None
+        elif event is Event.STOP and self.state is State.HOLD:
+            self.latched = self.latched if self.latched is not None else reason
+        elif event is Event.STOP:
+            # the gravest cause is not hidden by one that came first: only a late plan gives way
+            if self.pending in (None, Reason.PLAN_EXHAUSTED):
+                self.pending = reason
+        elif event is Event.STANDSTILL:
+            self.latched, self.pending = self.pending, None
+        elif event is Event.FRESH_PLAN:
+            self.pending = None
+        self.state = after
+        return after
+
+    def re_arm(self, typed: str, *, cause_gone: bool, now_ns: int) -> State:
+        """A person clears the latched reason, in HOLD, FAULT or ESTOP. Raises Refused.
+
+        typed: must be `RE_ARM`, from a person's hand.
+        """
+        after = TRANSITIONS.get((self.state, Event.RE_ARM))
+        if after is None:
+            raise Refused(f"re-arming is refused while {self.state.name}")
+        if typed != RE_ARM:
+            raise Refused(f"to re-arm, type {RE_ARM!r}")
+        if not cause_gone:
+            raise Refused(f"{self.latched.text if self.latched is not None else ''}: still so")
+        self.latched, self.state = None, after
+        self.checked_ns = 0
+        return after
+
+    def _refuse_latched(self, event: Event) -> None:
+        if self.latched is not None and event is not Event.LIMP:
+            raise Refused(f"latched: {self.latched.text}; re-arm first")

@@ -1,0 +1,98 @@
+"""`offline-rl robot …`. The docstring is its --help page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import parse, unknown
+
+
+def robot(arguments: Sequence[str]) -> None:
+    """Check, run, record, replay and calibrate a robot.
+
+    usage: offline-rl robot check robot=<name> [bundle=<file>] [key=value …]
+           offline-rl robot run robot=<name> bundle=<file> [record=<file>] [key=value …]
+           offline-rl robot record robot=<name> out=<file> [seconds=<s>]
+           offline-rl robot replay robot=<name> recording=<file>
+           offline-rl robot calibrate robot=<name> [key=value …]
+
+      robot=     a name in configs/robot, or a file of your own; see docs/robot.md
+      adapter=   another than the file's: dynamixel, simulated; and the adapter's own keys: port=…
+      rate_hz=   of the control loop; default: the robot's
+      limits=    a file of tighter ones, such as velocity: {waist: 0.5}, in rad, m, s and A, and of
+                 rules: {trip_after_s: 1.0}; real_robot/safety/limits.py has them
+    of run
+      start=true       moves at once; else type start
+      seconds=         default: until it is finished, stopped, or you type quit
+      record=          every tick, to this file; recorder_needed=false: a full disk does not stop it
+      offset=          steps from an observation to when its first action is reached
+      command_latency_s=0   from a command to the motion, as measured
+
+    While it runs: space stops at once. Words: start finish take release re-arm arm limp quit.
+    The robot holds when a run ends. The space bar does not replace a switch that cuts the power.
+    """
+    verbs: dict[str, Callable[[dict[str, Any]], None]] = {
+        "check": _check,
+        "run": _run,
+        "record": _record,
+        "replay": _replay,
+        "calibrate": _calibrate,
+    }
+    if not arguments or arguments[0] not in verbs:
+        what = arguments[0] if arguments else ""
+        raise UserError(unknown("robot command", what, verbs))
+    values = parse(arguments[1:])
+    if "robot" not in values:
+        raise UserError("robot=… is missing: a name in configs/robot, or a file of your own")
+    verbs[arguments[0]](values)
+
+
+def _check(values: dict[str, Any]) -> None:
+    from real_robot.check import check
+    from real_robot.robots.config import make
+    from real_robot.running import own_limits
+
+    name, bundle = values.pop("robot"), values.pop("bundle", None)
+    limits, _ = own_limits(values.pop("limits", None))
+    rate_hz = values.pop("rate_hz", None)
+    machine = make(name, **values)
+    check(
+        machine,
+        bundle,
+        rate_hz=rate_hz,
+        limits=limits,
+        told=lambda line: print(f"{line.name:10s} {line.found}"),
+    )
+    print(f"{machine.spec.name} is in order")
+
+
+def _run(values: dict[str, Any]) -> None:
+    from real_robot.running import run
+
+    if "bundle" not in values:
+        raise UserError("bundle=… is missing: the policy that is to move the robot")
+    print(run(values.pop("bundle"), values.pop("robot"), **values).text)
+
+
+def _record(values: dict[str, Any]) -> None:
+    from real_robot.running import record
+
+    if "out" not in values:
+        raise UserError("out=… is missing: the file to record to")
+    print(record(values.pop("robot"), values.pop("out"), **values).text)
+
+
+def _replay(values: dict[str, Any]) -> None:
+    from real_robot.running import replay
+
+    if "recording" not in values:
+        raise UserError("recording=… is missing: the file to play back")
+    print(replay(values.pop("recording"), values.pop("robot"), **values).text)
+
+
+def _calibrate(values: dict[str, Any]) -> None:
+    from real_robot.calibrating import calibrate
+
+    print(calibrate(values.pop("robot"), **values))

@@ -1,0 +1,126 @@
+"""Our updates beside public code's final numbers, kept from `python -m benchmarks.conformance`.
+
+Same weights, batches and random numbers in float64; see benchmarks/conformance.
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.conformance import ours
+from benchmarks.conformance.cases import CASES, KEPT, REPOSITORIES, WITHOUT
+from benchmarks.conformance.command import FAULT, conformance, load
+from benchmarks.conformance.compare import TOLERANCE, differences, last, reference
+from benchmarks.conformance.inputs import part
+from benchmarks.conformance.ours import UserError
+
+BY_NAME = {case.name: case for case in CASES}
+HELD = sorted(case.name for case in KEPT)
+REFERENCE = """
+import d4rl, gym, pyrallis, torch
+from torch import nn
+
+class Actor(nn.Module):
+    def __init__(self, observations, actions, max_action):
+        super().__init__()
+        layers = nn.Linear(observations, 256), nn.Linear(256, 256), nn.Linear(256, actions)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        return self.layers[-1](x).tanh()
+
+class BC:
+    def __init__(self, max_action, actor, actor_optimizer):
+        self.actor, self.optimiser = actor, actor_optimizer
+
+    def train(self, batch):
+        loss = nn.functional.mse_loss(self.actor(batch[0]), (1 + 1e-6) * batch[1])
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+"""
+
+
+def apart(case, fault=0.0):
+    """Quantities, and how far ours are from the numbers that were kept."""
+    given, mine = ours.run(case, fault)
+    mine = last(mine)
+    return differences(mine, load(case, mine), part(given, "params/"))
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_an_update_equals_public_code(name):
+    found = apart(BY_NAME[name])
+    assert max(found.values()) < TOLERANCE, found
+
+
+@pytest.mark.parametrize("name", sorted({case.algorithm: case.name for case in KEPT}.values()))
+def test_targets_a_millionth_too_large_are_found(name):
+    assert max(apart(BY_NAME[name], FAULT).values()) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("td3_bc-td3_bc", "tau"),
+        ("td3-td3", "policy_noise"),
+        ("iql-iql", "beta"),
+        ("cql-corl", "weight"),
+        ("edac-corl", "eta"),
+        ("spot-spot", "support_weight"),
+        ("ro2o-ro2o", "q_noise"),
+        ("decision_transformer-decision_transformer", "weight_decay"),
+    ],
+)
+def test_a_setting_a_thousandth_off_is_found(name, field):
+    case = BY_NAME[name]
+    value = 1.001 * getattr(ours.make(case).cfg, field)
+    changed = replace(case, config={**case.config, field: value})
+    # its name is the same, and so are the numbers that it is held to
+    assert max(apart(changed).values()) > 10 * TOLERANCE
+
+
+def test_a_reference_runs_beside_ours(tmp_path):
+    """The other side's process: 256 units become few, what is absent is stood in for.
+
+    Its actions are a millionth too large, and nothing else is found.
+    """
+    case = BY_NAME["bc-corl"]
+    file = tmp_path / case.file
+    file.parent.mkdir(parents=True)
+    file.write_text(REFERENCE)
+    given, mine = ours.run(case)
+    theirs = reference(case, str(tmp_path), given, sys.executable)
+    assert {name.split("/")[0] for name in theirs} == {"params", "moment", "loss"}
+    found = differences(mine, theirs, part(given, "params/"))
+    assert 10 * TOLERANCE < max(found.values()) < 1e-5, found
+
+
+def test_every_algorithm_has_a_row_or_a_reason():
+    assert {case.algorithm for case in CASES} | set(WITHOUT) == set(ours.algorithm_names())
+    assert {case.repository for case in CASES} == set(REPOSITORIES)
+    assert len(BY_NAME) == len(CASES)
+
+
+def test_a_checkout_of_another_commit_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"corl=.* is no checkout; .* tinkoff-ai/CORL at 6afec90"):
+        conformance(corl=str(tmp_path))
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    commit = ["git", "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "one"]
+    subprocess.run(commit, check=True)
+    with pytest.raises(UserError, match=r"is at [0-9a-f]{7}; .*git checkout 6afec90"):
+        conformance(corl=str(tmp_path))
+
+
+def test_what_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="did you mean corl"):
+        conformance(coral="here")
+    with pytest.raises(UserError, match="no algorithm is called 'iqll'"):
+        conformance(algorithms=["iqll"])
+    with pytest.raises(UserError, match="python=nowhere is no program"):
+        conformance(python="nowhere")

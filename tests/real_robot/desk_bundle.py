@@ -1,0 +1,32 @@
+"""A policy for the desk arm that nobody trained: it brings it near the pose it is made ready in."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from envs.suites.arm import Reach
+from policies import Bundle, Normaliser, Spec
+from policies.bundle import write
+from policies.heads.deterministic import DeterministicActor
+
+
+def write_desk_bundle(path: Path) -> Path:
+    env = Reach(1)
+    spec = Spec(
+        observation_shape=env.observation_shape,
+        action_dim=len(env.action_names),
+        action_low=tuple(env.action_low.tolist()),
+        action_high=tuple(env.action_high.tolist()),
+        rate_hz=env.rate_hz,
+        observation_names=env.observation_names,
+        action_names=env.action_names,
+    )
+    torch.manual_seed(0)
+    actor = DeterministicActor(spec.observation_dim, spec.action_dim, [32])
+    weights = {name: 0.05 * value.numpy() for name, value in actor.state_dict().items()}
+    ready = env.model.key("ready").qpos[: spec.action_dim]
+    weights["trunk.biases.1"] = np.arctanh(env.action(ready)).astype(np.float32)
+    same = Normaliser.identity(spec.observation_shape)
+    write(path, Bundle(spec, "DeterministicActor", actor.arguments, weights, same))
+    return path

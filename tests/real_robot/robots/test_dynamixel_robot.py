@@ -1,0 +1,385 @@
+"""An arm of X servos as a robot: what it refuses, how it arms, what its readings say of faults.
+
+The simulated servos are screwed on at odd angles and every other one counts backwards: angles come
+out right only if calibration and signs do.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_rl.utils.errors import UserError
+from real_robot.robot import Code, Status
+from real_robot.robots.dynamixel import calibration, table
+from real_robot.robots.dynamixel.robot import Clock
+from real_robot.robots.simulated_bus import arm
+
+TICK = 2 * np.pi / 4096
+
+
+def test_it_reads_the_joints_angles(rig: Any) -> None:
+    q = np.array([0.3, -0.4, 1.2, -0.7, 0.9])
+    rig.line.physics.pose(q)
+    rig.robot.connect()
+    reading = rig.robot.read()
+    assert reading.code is Code.OK
+    np.testing.assert_allclose(reading.q, q, atol=TICK / 2 + 1e-9)
+    assert reading.request_ns <= reading.middle_ns <= reading.end_ns
+    assert rig.robot.read().seq == reading.seq + 1
+
+
+def test_connecting_writes_nothing(rig: Any) -> None:
+    rig.robot.connect()
+    assert not rig.events
+
+
+def test_arming_moves_nothing_and_commands_move_the_joints_that_are_named(rig: Any) -> None:
+    q = rig.line.physics.q.copy()
+    reading = rig.armed()
+    np.testing.assert_allclose(rig.line.physics.q, q, atol=0.02)  # it sags by its weight
+    assert not reading.status.any()
+    goal = reading.q + np.array([0.2, 0.1, -0.2, 0.1, 0.3])
+    for _ in range(100):
+        reading, sent = rig.tick(goal)
+    np.testing.assert_allclose(sent.q, goal, atol=TICK / 2 + 1e-9)
+    np.testing.assert_allclose(rig.line.physics.q, goal, atol=0.02)
+    np.testing.assert_allclose(reading.q, rig.line.physics.q, atol=TICK)
+
+
+def test_velocity_and_current_have_the_joints_sign(rig: Any) -> None:
+    goal = rig.armed().q
+    for _ in range(15):
+        goal = goal + np.array([0.01, 0.01, -0.01, -0.01, 0.01])
+        reading, _ = rig.tick(goal)
+    np.testing.assert_allclose(reading.dq, rig.line.physics.dq, atol=0.1)
+    assert (np.sign(reading.dq) == [1, 1, -1, -1, 1]).all()
+    amperes = rig.line.physics.torque / (4.1 / 2.3)
+    np.testing.assert_allclose(reading.current_a, amperes, atol=0.1)
+
+
+def test_what_leaves_the_host_is_inside_the_limits(rig: Any) -> None:
+    rig.armed()
+    limits = rig.robot.spec.limits
+    for wild in (-9.0, 9.0):
+        _, sent = rig.tick(np.full(5, wild))
+        assert (sent.q >= limits.position_low).all()
+        assert (sent.q <= limits.position_high).all()
+        nearest = limits.position_low if wild < 0 else limits.position_high
+        np.testing.assert_allclose(sent.q, nearest, atol=rig.robot.spec.resolution[0])
+
+
+def test_no_number_is_never_sent(rig: Any) -> None:
+    q = rig.armed().q
+    before = len(rig.of("goals"))
+    for bad in (np.nan, np.inf):
+        _, sent = rig.tick(np.where(np.arange(5) == 2, bad, q))
+        assert sent.code is Code.REFUSED
+    assert len(rig.of("goals")) == before
+
+
+def test_a_calibrations_range_tightens_the_limits(desk: Any, rig: Any) -> None:
+    servos = arm.calibration(rig.line, desk)
+    servos["elbow"] = replace(servos["elbow"], range_min=1500, range_max=2500)
+    robot = type(rig.robot)(desk.spec, servos, lambda: rig.port, baud=1_000_000)
+    at = robot.spec.joints.index("elbow")
+    assert robot.spec.limits.position_low[at] == pytest.approx((1500 - 2048) * TICK)
+    assert robot.spec.limits.position_high[at] == pytest.approx((2500 - 2048) * TICK)
+    assert robot.spec.limits.position_high[0] == desk.spec.limits.position_high[0]
+
+
+def test_closing_holds(rig: Any) -> None:
+    rig.armed()
+    rig.robot.close()
+    rig.robot.close()
+    rig.wait(1.0)
+    assert all(servo.torque_on for servo in rig.line.servos)
+    assert abs(rig.line.physics.dq).max() < 0.01
+
+
+def test_disarming_lets_go(rig: Any) -> None:
+    rig.armed()
+    rig.robot.disarm()
+    assert rig.robot.read().status.tolist() == [0] * 5
+    assert not any(servo.torque_on for servo in rig.line.servos)
+
+
+def test_a_second_instance_holds_where_the_arm_is(make_rig: Callable[..., Any], desk: Any) -> None:
+    """The watchdog's: connected beside the first, it writes goal := present once."""
+    rig = make_rig()
+    goal = rig.armed().q
+    other = type(rig.robot)(
+        desk.spec, arm.calibration(rig.line, desk), lambda: rig.port, baud=1_000_000
+    )
+    other.connect()
+    for _ in range(20):
+        goal = goal + 0.015
+        rig.tick(goal)
+    here = rig.line.physics.q.copy()
+    other.hold("test")
+    rig.wait(0.001)
+    goals = rig.of("goals")[-1]
+    shown = np.array([goals[str(id_)] for id_ in (1, 2, 3, 4, 5)])
+    np.testing.assert_allclose((shown - 2048) * TICK, here, atol=0.02)
+    rig.wait(0.5)
+    assert abs(rig.line.physics.dq).max() < 0.01
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"homing_offset": 7}, "homing offset"),
+        ({"drive_mode": 4}, "drive mode"),
+        ({"id": 77}, "servo 77 does not answer"),
+    ],
+)
+def test_another_arms_calibration_is_refused(
+    rig: Any, desk: Any, change: dict[str, int], says: str
+) -> None:
+    servos = arm.calibration(rig.line, desk)
+    servos["wrist"] = replace(servos["wrist"], **change)
+    robot = type(rig.robot)(desk.spec, servos, lambda: rig.port, baud=1_000_000)
+    with pytest.raises(UserError, match=f"wrist: .*{says}"):
+        robot.connect()
+    assert not rig.events
+
+
+def test_a_slow_line_is_refused_before_it_makes_the_loop_late(
+    make_rig: Callable[..., Any], desk: Any
+) -> None:
+    rig = make_rig()
+    spec = replace(desk.spec, timeout_s=0.004)
+    servos = arm.calibration(rig.line, desk)
+    robot = type(rig.robot)(spec, servos, lambda: rig.port, baud=1_000_000)
+    with pytest.raises(UserError, match="return delay"):
+        robot.connect()
+
+
+def test_a_hardware_error_is_no_state_to_arm_in(rig: Any) -> None:
+    rig.event("fail", id=3, bits=0x20)
+    rig.robot.connect()
+    with pytest.raises(UserError, match="elbow: overload"):
+        rig.robot.arm()
+    assert not any(servo.torque_on for servo in rig.line.servos)
+
+
+def test_a_joint_outside_its_servos_limits_is_not_armed(rig: Any) -> None:
+    rig.line.physics.pose(np.array([0.0, 0.2, 2.0, 1.97, 0.0]))
+    rig.robot.connect()
+    with pytest.raises(UserError, match="wrist: servo 4 did not take"):
+        rig.robot.arm()
+    assert not any(servo.torque_on for servo in rig.line.servos)
+
+
+def test_servos_that_would_ignore_goals_are_refused(rig: Any) -> None:
+    """A sync write has no answer: a goal beyond the servo's own limits would vanish silently."""
+    servo = rig.line.servo(3)
+    servo.write(table.MAX_POSITION.address, table.MAX_POSITION.pack(3000))
+    with pytest.raises(UserError, match=r"elbow: servo 3 goes from tick .* to 3000 only"):
+        rig.robot.connect()
+
+
+def test_a_calibration_file_is_of_these_joints(tmp_path: Path, rig: Any, desk: Any) -> None:
+    servos = arm.calibration(rig.line, desk)
+    path = tmp_path / "arm.json"
+    calibration.save(path, servos)
+    assert calibration.load(path, desk.spec.joints) == servos
+    with pytest.raises(UserError, match="another arm"):
+        calibration.load(path, (*desk.spec.joints[:-1], "gripper"))
+    with pytest.raises(UserError, match="robot calibrate"):
+        calibration.load(tmp_path / "none.json", desk.spec.joints)
+    calibration.save(path, servos | {"roll": replace(servos["roll"], id=1)})
+    with pytest.raises(UserError, match="same id"):
+        calibration.load(path, desk.spec.joints)
+
+
+def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
+    rig = make_rig(calibrated=False)
+    rig.line.physics.pose(np.array([0.1, -0.2, 0.3, 0.0, 0.0]))
+    bus = rig.bus
+    calibration.zero_here(bus, 2)
+    assert rig.line.servo(2).position() == table.CENTRE
+    ranges = calibration.Ranges(bus, (2,))
+    for angle in (0.0, 0.5, -0.4):
+        rig.line.physics.pose(np.array([0.1, -0.2 + angle, 0.3, 0.0, 0.0]))
+        ranges.look()
+    servo = calibration.read_back(bus, 2, int(ranges.low[0]), int(ranges.high[0]))
+    assert servo.range_max - servo.range_min == pytest.approx(0.9 / TICK, abs=2)
+    calibration.finish(bus, servo)
+    shown = rig.line.servo(2)
+    assert (shown.get(table.MIN_POSITION), shown.get(table.RETURN_DELAY)) == (servo.range_min, 0)
+    shown.mounting_ticks += 3000
+    with pytest.raises(UserError, match="turn its horn"):
+        calibration.zero_here(bus, 2)
+
+
+# faults, as the failure matrix numbers them
+
+
+@pytest.mark.parametrize("missing", [1, 3, 5])
+def test_9_a_missing_servo_is_named_in_time_and_its_values_are_the_last(
+    rig: Any, missing: int
+) -> None:
+    q = rig.armed().q
+    before, _ = rig.tick(q)
+    rig.faults(missing=(missing,))
+    reading = rig.robot.read()
+    assert reading.code is Code.TIMEOUT
+    assert reading.status.tolist() == [
+        int(Status.MISSING) if id_ == missing else 0 for id_ in (1, 2, 3, 4, 5)
+    ]
+    assert reading.end_ns - reading.request_ns < 10e6
+    assert reading.seq == before.seq
+    np.testing.assert_array_equal(reading.q, before.q)
+    rig.faults()
+    assert rig.robot.read().code is Code.OK
+
+
+@pytest.mark.parametrize(("share", "fails_at_most"), [(0.02, 0.02), (0.2, 0.6)])
+@pytest.mark.parametrize("fault", ["drop", "corrupt"])
+def test_10_and_11_lost_and_broken_answers_are_asked_for_again_within_the_tick(
+    rig: Any, fault: str, share: float, fails_at_most: float
+) -> None:
+    q = rig.armed().q
+    rig.faults(**{fault: share})
+    failed = 0
+    for _ in range(200):
+        reading, _ = rig.tick(q, 0.015)
+        failed += reading.code is not Code.OK
+        assert reading.end_ns - reading.request_ns <= rig.robot.spec.timeout_s * 1e9
+        np.testing.assert_allclose(reading.q, rig.line.physics.q, atol=0.01)
+    assert failed <= fails_at_most * 200
+
+
+def test_12_after_a_late_answer_readings_are_current(rig: Any) -> None:
+    """Known motion: the arm turns, and a reading that belonged to an earlier request would lag."""
+    q = rig.armed().q
+    for k in range(400):
+        if k in (50, 120, 200):
+            rig.event("late_once", seconds=(0.008, 0.02, 0.06)[(50, 120, 200).index(k)])
+        q = q + np.array([0.008 * np.cos(k / 40), 0, 0, 0, 0])
+        speed, at = rig.line.physics.dq[0], rig.line.physics.q[0]
+        reading, _ = rig.tick(q)
+        if reading.code is Code.OK:
+            moved = abs(speed) * (reading.end_ns - reading.request_ns) * 1e-9
+            assert abs(reading.q[0] - at) < moved + 0.003
+    assert rig.robot.bus.counters.timeouts >= 3
+    assert reading.code is Code.OK
+
+
+def test_13_unplugging_is_a_code_and_plugging_in_arms_nothing(rig: Any) -> None:
+    q = rig.armed().q
+    rig.faults(unplugged=True)
+    reading, sent = rig.tick(q)
+    assert (reading.code, sent.code) == (Code.LOST, Code.LOST)
+    assert reading.end_ns - reading.request_ns <= rig.robot.spec.timeout_s * 1e9
+    rig.robot.close()
+    rig.faults()
+    before = len(rig.events)
+    rig.robot.connect()
+    assert len(rig.events) == before
+    assert all(servo.torque_on for servo in rig.line.servos)  # it was held all the time
+
+
+def test_14_a_reboot_is_seen_and_rearming_does_not_leap(rig: Any) -> None:
+    q = rig.armed().q
+    rig.event("reboot", id=2)
+    seen = []
+    for _ in range(60):
+        reading, _ = rig.tick(q)
+        seen.append(int(reading.status[1]))
+        np.testing.assert_allclose(reading.q[0], rig.line.physics.q[0], atol=0.05)
+    assert seen[0] & (Status.MISSING | Status.TORQUE_OFF)
+    assert seen[-1] == Status.TORQUE_OFF
+    fallen = rig.line.physics.q.copy()
+    rig.robot.disarm()
+    rig.robot.arm()
+    rig.wait(0.3)
+    assert abs(rig.line.physics.q - fallen)[[0, 2, 3, 4]].max() < 0.4
+    assert rig.line.servo(2).torque_on
+
+
+def test_14_torque_that_drops_is_seen_at_once(rig: Any) -> None:
+    q = rig.armed().q
+    rig.event("torque_off", id=4)
+    reading, _ = rig.tick(q)
+    assert reading.status.tolist() == [0, 0, 0, Status.TORQUE_OFF, 0]
+
+
+@pytest.mark.parametrize(
+    ("bits", "status"),
+    [
+        (0x01, Status.VOLTAGE),
+        (0x04, Status.OVER_TEMPERATURE | Status.TORQUE_OFF),
+        (0x20, Status.OVERLOAD | Status.TORQUE_OFF),
+    ],
+)
+def test_15_a_hardware_error_is_in_the_next_reading(rig: Any, bits: int, status: int) -> None:
+    q = rig.armed().q
+    rig.event("fail", id=3, bits=bits)
+    reading, _ = rig.tick(q)
+    assert reading.status[2] == status
+
+
+def test_8_measurements_that_stand_still_are_not_new(rig: Any) -> None:
+    q = rig.armed().q
+    before, _ = rig.tick(q)
+    rig.faults(frozen=(3,))
+    later = [rig.tick(q)[0] for _ in range(10)]
+    assert {reading.seq for reading in later[2:]} <= {before.seq, before.seq + 1, before.seq + 2}
+    assert later[-1].code is Code.TIMEOUT
+    assert later[-1].status[2] == Status.MISSING
+
+
+def test_16_a_turn_that_jumps_is_in_the_reading(rig: Any) -> None:
+    q = rig.armed().q
+    rig.faults(wrap={2: 4096})
+    reading, _ = rig.tick(q)
+    assert reading.q[1] - q[1] == pytest.approx(2 * np.pi, abs=0.02)
+
+
+def test_20_servos_stop_by_themselves_when_the_host_is_silent(
+    make_rig: Callable[..., Any],
+) -> None:
+    rig = make_rig(watchdog_s=0.1)
+    goal = rig.armed().q
+    assert rig.robot.spec.own_watchdog_s == pytest.approx(0.1)
+    for _ in range(30):
+        goal = goal + np.array([0.02, 0, 0, 0, 0])
+        rig.tick(goal)
+    assert not rig.of("watchdog")
+    silent_ns = rig.port.now_ns()
+    rig.tick(goal + np.array([0.3, 0, 0, 0, 0]))
+    rig.wait(0.5)
+    fired = [at for at, kind, _ in rig.events if kind == "watchdog"]
+    assert len(fired) == 5
+    assert (max(fired) - silent_ns) * 1e-9 < 0.1 + 0.02
+    assert abs(rig.line.physics.dq).max() < 0.02
+    reading, _ = rig.tick(goal)
+    assert (reading.status == Status.WATCHDOG).all()
+    here = rig.line.physics.q.copy()
+    rig.tick(here + 0.3)
+    rig.wait(0.2)
+    np.testing.assert_allclose(rig.line.physics.q, here, atol=0.01)  # goals are ignored
+    rig.robot.arm()
+    for _ in range(50):
+        reading, _ = rig.tick(here + 0.05)
+    assert not reading.status.any()
+
+
+def test_a_servos_clock_dates_its_answers_whatever_the_crystal() -> None:
+    """One that runs 0.5 % fast is followed; an answer older than its request is not taken."""
+    clock, now_ms = Clock(), 5_000.0
+    for _ in range(20_000):
+        now_ms += 5
+        tick = int(now_ms * 1.005 + 17) % 32768
+        assert clock.within(tick, int((now_ms - 1) * 1e6), int((now_ms + 2) * 1e6))
+    now_ms += 5
+    old = int((now_ms - 6) * 1.005 + 17) % 32768
+    assert not clock.within(old, int((now_ms - 1) * 1e6), int((now_ms + 2) * 1e6))

@@ -1,0 +1,100 @@
+"""Robots are files: what is read from one, and what is refused in a sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from offline_rl.utils.errors import UserError
+from real_robot.robots.config import describe, find, make, names
+from real_robot.robots.dynamixel import calibration
+
+MINIMAL = {
+    "adapter": "dynamixel",
+    "rate_hz": 100,
+    "timeout_s": 0.01,
+    "max_reading_age_s": 0.05,
+    "joints": {"a": {"id": 1, "position": [-1, 1]}, "b": {"id": 2}},
+    "dynamixel": {"port": "/dev/none"},
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({**MINIMAL, **changes}))
+    return path
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_robot_of_ours_declares_every_limit(name: str) -> None:
+    described = describe(name)
+    assert not described.spec.limits.missing()
+    assert described.model.is_file()
+    limits = described.spec.limits
+    assert (limits.position_low < limits.position_high).all()
+    assert (limits.stop_acceleration >= limits.acceleration).all()
+    assert (limits.stop_jerk >= limits.jerk).all()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_robots_limits_are_inside_its_models(name: str) -> None:
+    import mujoco
+
+    described = describe(name)
+    model = mujoco.MjModel.from_xml_path(str(described.model))
+    low, high = np.array([model.joint(joint).range for joint in described.spec.joints]).T
+    assert (described.spec.limits.position_low >= low).all()
+    assert (described.spec.limits.position_high <= high).all()
+    assert described.spec.workspace is not None
+    for site in described.spec.workspace.points:
+        model.site(site)
+
+
+def test_what_is_not_declared_is_missing_not_assumed(tmp_path: Path) -> None:
+    spec = describe(written(tmp_path)).spec
+    missing = spec.limits.missing()
+    assert ("position_low", 1) in missing
+    assert ("position_low", 0) not in missing
+    assert ("jerk", 0) in missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rate": 5}, "did you mean .*rate_hz"),
+        ({"rate_hz": -1}, "positive"),
+        ({"joints": {}}, "at least one"),
+        ({"joints": {"a": {"velocty": 2}}}, "joints.a.velocity"),
+        ({"joints": {"a": {"position": [1, -1]}}}, "lowest, highest"),
+        ({"joints": {"a": 3}}, "expected keys and values"),
+        ({"adapter": "feetech"}, "expected one of dynamixel, simulated"),
+        ({"workspace": {"sites": ["tip"], "low": [0], "high": [1]}}, "3 numbers"),
+        ({"channels": {"puck": {"unit": "m"}}}, "expected shape and unit"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        describe(written(tmp_path, **changes))
+
+
+def test_a_name_that_does_not_exist_is_told_from_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean desk"):
+        find("dessk")
+    with pytest.raises(UserError, match="does not exist"):
+        find(tmp_path / "none.yaml")
+    assert find("desk").name == "desk.yaml"
+
+
+def test_a_calibration_of_other_ids_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "arm.json"
+    servos = {
+        joint: calibration.Servo(id=id_, drive_mode=0, homing_offset=0, range_min=0, range_max=4095)
+        for joint, id_ in (("a", 1), ("b", 3))
+    }
+    calibration.save(path, servos)
+    with pytest.raises(UserError, match=r"b has id 3, in mine\.yaml 2"):
+        make(written(tmp_path), calibration=str(path))
+    with pytest.raises(UserError, match=r"did you mean dynamixel\.port"):
+        make(written(tmp_path), prt="/dev/ttyUSB1")

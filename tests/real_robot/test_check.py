@@ -1,0 +1,146 @@
+"""`robot check`: a bundle that does not fit is refused in a sentence, and nothing is sent."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from robots_in_memory import Clock, MemoryRobot, spec
+
+from offline_rl.utils.errors import UserError
+from policies import Bundle, Normaliser, Spec
+from policies.bundle import write
+from policies.heads.deterministic import DeterministicActor
+from real_robot import check as module
+from real_robot.check import check
+from real_robot.control.observing import goals, observer
+from real_robot.recording.rows import row_type
+from real_robot.robot import Channel, Code
+from real_robot.running import own_limits
+
+FITTING = Spec(
+    observation_shape=(6,),
+    action_dim=2,
+    action_low=(-1.5, -2.0),
+    action_high=(1.5, 2.0),
+    rate_hz=20.0,
+    observation_names=("elbow.q", "shoulder.q", "shoulder.dq", "puck.x", "puck.y", "force"),
+    action_names=("elbow", "shoulder"),
+)
+CHANNELS = {"puck": Channel((2,), "m"), "force": Channel((1,), "N")}
+
+
+class Seeing(MemoryRobot):
+    """Has a tracker, and a wall clock that the simulated one follows."""
+
+    def read(self):
+        self.clock.now = module.time.monotonic_ns()
+        return replace(
+            super().read(), channels={"puck": np.array([0.1, 0.2]), "force": np.array([3.0])}
+        )
+
+
+def robot(**changes) -> Seeing:
+    found = replace(spec(), channels=CHANNELS, rate_hz=2000.0)
+    return Seeing(Clock(), replace(found, **changes))
+
+
+def bundle(tmp_path, **changes):
+    chosen = replace(FITTING, **changes)
+    actor = DeterministicActor(chosen.observation_dim, chosen.action_dim, [4])
+    weights = {name: value.numpy() for name, value in actor.state_dict().items()}
+    same = Normaliser.identity(chosen.observation_shape)
+    write(tmp_path / "b", Bundle(chosen, "DeterministicActor", actor.arguments, weights, same))
+    return tmp_path / "b"
+
+
+def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
+    machine = robot()
+    lines = check(machine, bundle(tmp_path))
+    assert [line.name for line in lines] == [
+        *("limits", "workspace", "names", "units", "rates", "answer", "readings")
+    ]
+    assert machine.calls == ["connect", "close"]
+    assert machine.arrived == []
+
+
+DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"action_names": ("elbow", "hip")}, "another robot's"),
+        ({"action_names": ()}, "does not name its actions"),
+        ({"observation_names": ()}, "does not name its observations"),
+        ({"observation_names": (*FITTING.observation_names[:5], "torque")}, "does not measure"),
+        (DEGREES, "degrees"),
+        ({"action_low": (-1.5, -2.6)}, "joint shoulder: .* reach from -2.6"),
+        ({"action_low": (), "action_high": ()}, "-1 and 1 stand for"),
+        ({"rate_hz": None}, "how many actions a second"),
+        ({"rate_hz": 4000.0}, "faster than the control loop"),
+    ],
+)
+def test_a_bundle_that_does_not_fit_is_refused_before_anything_is_connected(
+    tmp_path, changes, sentence: str
+):
+    machine = robot()
+    with pytest.raises(UserError, match=sentence):
+        check(machine, bundle(tmp_path, **changes))
+    assert machine.calls == []
+
+
+def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
+    """Its first action is the elbow's, the robot's first joint is the shoulder."""
+    machine = robot()
+    to_goals = goals(FITTING, machine.spec)
+    assert to_goals(np.array([[1.0, -1.0]], np.float32)).tolist() == [[-2.0, 1.5]]
+    row = np.zeros((), row_type(machine.spec))
+    row["q"], row["dq"] = [0.1, 0.2], [0.3, 0.4]
+    row["channel.puck"], row["channel.force"] = [0.5, 0.6], 0.7
+    seen = observer(FITTING, machine.spec)(row)
+    assert seen == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"q": np.array([2.5, 0.0])}, r"shoulder stands at 2\.500 rad"),
+        ({"status": np.array([0, 4])}, "elbow reports an error"),
+        ({"code": Code.LOST}, "does not answer"),
+        ({"code": Code.TIMEOUT}, "answers late"),
+    ],
+)
+def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sentence: str):
+    machine = robot()
+    for name, value in fault.items():
+        setattr(machine, name, value)
+    with pytest.raises(UserError, match=sentence):
+        check(machine, bundle(tmp_path))
+    assert machine.calls == ["connect", "close"]
+
+
+def test_a_missing_limit_is_refused():
+    machine = robot()
+    machine.spec.limits.jerk[1] = np.nan
+    with pytest.raises(UserError, match="joint elbow has no limit jerk"):
+        check(machine, None)
+
+
+def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
+    machine = robot()
+    merged = module.limits_of(machine.spec, {"velocity": {"elbow": 9.0, "shoulder": 0.5}})
+    assert merged.velocity.tolist() == [0.5, 2.0]
+    with pytest.raises(UserError, match="no limit 'speed'"):
+        module.limits_of(machine.spec, {"speed": {"elbow": 1.0}})
+
+
+def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("velocity: {elbow: 0.5}\nrules: {trip_after_s: 1.0}\n")
+    assert own_limits(str(path)) == ({"velocity": {"elbow": 0.5}}, {"trip_after_s": 1.0})
+    path.write_text("rules: {trip_afters: 1.0}\n")
+    with pytest.raises(UserError, match="trip_after_s"):
+        own_limits(str(path))
+    path.write_text("velocity: 0.5\n")
+    with pytest.raises(UserError, match="a table for each limit"):
+        own_limits(str(path))

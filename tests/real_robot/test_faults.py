@@ -1,0 +1,330 @@
+"""What goes wrong, at random moments of a run on a simulated clock; judged by what arrived."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from robots_in_memory import HORIZON, RATE_HZ, Bench, swing, workspace
+
+from benchmarks.robot import soak
+from real_robot.control.loop import Wish
+from real_robot.control.schedule import Chunk
+from real_robot.robot import Code, Status
+from real_robot.safety.limits import Rules
+from real_robot.safety.states import Reason, State
+
+PERIOD_S = 1 / RATE_HZ
+REPEATS = range(5)
+FASTEST_STOP_S = 2.0 / 15 + 15 / 400 + 3 * PERIOD_S  # v / a + a / j, and three ticks to see it
+
+
+def bench(folder: Path, seed: int, act=swing, **options) -> Bench:
+    """Has run for a random while."""
+    made = Bench(folder, act, **options)
+    made.run(random.Random(seed).randrange(60, 400))
+    assert made.guard.state is State.RUNNING
+    return made
+
+
+def stopped(made: Bench, reason: Reason, state: State = State.HOLD) -> bool:
+    machine = made.guard.machine
+    return machine.state is state and machine.latched is reason and made.guard.motion.stands()
+
+
+def changed_policy(change):
+    """A policy that swings until `hit` is set on it, and then answers what `change` makes of it."""
+
+    def act(t: float) -> np.ndarray:
+        chunk = swing(t)
+        return change(chunk) if act.hit else chunk
+
+    act.hit = False
+    return act
+
+
+def test_a_run_without_faults_follows_the_plan_and_never_stops(tmp_path):
+    made = Bench(tmp_path)
+    rows = made.run(2000)
+    assert made.guard.state is State.RUNNING
+    assert made.loop.missed == 0
+    wave = np.array([[0.4 * np.sin(1.5 * r["wake_ns"] * 1e-9 - 1.5)] for r in rows[-400:]])
+    sent = np.array([r["sent"][:1] for r in rows[-400:]])
+    # the chunk's own time is the observation's: no lag of inference is left
+    assert np.abs(sent - wave).max() < 2e-3
+    assert made.loop.schedule.counts.late_actions > 0
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_in_one_action_is_never_sent(tmp_path, seed: int, bad: float):
+    place = random.Random(seed).randrange(2, HORIZON)
+
+    def change(chunk):
+        chunk[place, seed % 2] = bad
+        return chunk
+
+    act = changed_policy(change)
+    made = bench(tmp_path, seed, act)
+    act.hit = True
+    made.until(lambda: stopped(made, Reason.TARGET_NOT_FINITE))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_actions_outside_the_position_limits_are_clamped_and_trip(tmp_path, seed: int):
+    act = changed_policy(lambda chunk: chunk + np.array([3.0, -3.0]))
+    made = bench(tmp_path, seed, act)
+    act.hit = True
+    made.until(lambda: stopped(made, Reason.CLIPPED_TOO_LONG))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_step_of_a_radian_becomes_a_ramp(tmp_path, seed: int):
+    act = changed_policy(lambda chunk: chunk + np.array([1.0, 0.0]))
+    made = bench(tmp_path, seed, act, rules=Rules(trip_after_s=2.0))
+    act.hit = True
+    made.run(400)
+    assert made.guard.state is State.RUNNING
+    assert made.guard.motion.q[0] > 0.55  # it has arrived on the shifted wave
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_oscillation_from_action_to_action_is_held_and_trips(tmp_path, seed: int):
+    shake = 0.8 * (-1.0) ** np.arange(HORIZON)
+    act = changed_policy(lambda chunk: chunk + shake[:, None])
+    made = bench(tmp_path, seed, act)
+    act.hit = True
+    took = made.until(lambda: made.guard.state is not State.RUNNING)
+    assert took * PERIOD_S < 0.5 + 0.1 + 0.03  # the next chunk takes its interval and its latency
+    made.until(made.guard.motion.stands)
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_inference_that_dies_lets_the_plan_end_and_the_robot_hold(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.inputs.dead, made.inputs.waiting = True, []
+    took = made.until(lambda: stopped(made, Reason.PLAN_EXHAUSTED)) * PERIOD_S
+    plan_s = (HORIZON + 1) * 0.05
+    assert 0.2 < took <= plan_s + FASTEST_STOP_S
+    made.assert_within_limits()
+    made.inputs.dead = False
+    made.run(100)
+    assert made.guard.state is State.HOLD  # it does not go on by itself
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_inference_ten_times_too_slow_stops_the_robot(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.inputs.every_ns *= 10
+    made.inputs.latency_ns *= 10
+    made.until(lambda: stopped(made, Reason.PLAN_EXHAUSTED))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_chunks_repeated_or_out_of_order_are_dropped(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    old = made.loop.schedule.chunk
+    assert old is not None
+    for seq, shift in ((old.seq, 0), (old.seq - 1, 0), (old.seq + 50, -(10**9))):
+        before = made.loop.schedule.counts.disordered_chunks
+        wrong = Chunk(seq, old.observed_ns + shift, old.answered_ns, np.full((HORIZON, 2), 1.5))
+        made.inputs.waiting.insert(0, wrong)
+        newer = [c for c in made.inputs.waiting[1:] if c.answered_ns <= made.clock.now]
+        made.inputs.waiting = [wrong, *(c for c in made.inputs.waiting[1:] if c not in newer)]
+        made.inputs.dead = True
+        made.run(1)
+        made.inputs.dead = False
+        assert made.loop.schedule.counts.disordered_chunks == before + 1
+    made.run(100)
+    assert made.guard.state is State.RUNNING
+    assert abs(made.guard.motion.q[0]) < 0.45
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_frozen_reading_is_stale(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.robot.frozen = True
+    took = made.until(lambda: made.guard.state is not State.RUNNING)
+    assert took * PERIOD_S <= 0.03 + 2 * PERIOD_S
+    made.until(lambda: stopped(made, Reason.READING_STALE))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_lost_packet_is_borne_and_a_lost_servo_is_not(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    rng = random.Random(seed)
+    for _ in range(300):
+        made.robot.code = Code.CORRUPT if rng.random() < 0.02 else Code.OK
+        made.run(1)
+        if made.robot.code != Code.OK:  # two in a row are two percent of two percent
+            made.robot.code = Code.OK
+            made.run(1)
+    assert made.guard.state is State.RUNNING
+    made.robot.code = Code.TIMEOUT
+    assert made.until(lambda: made.guard.state is State.FAULT) <= 2
+    assert made.guard.machine.latched is Reason.BUS_LOST
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+@pytest.mark.parametrize("status", [Status.TORQUE_OFF, Status.OVER_TEMPERATURE, Status.OVERLOAD])
+def test_a_joint_that_reports_an_error_is_a_fault_at_once(tmp_path, seed: int, status: Status):
+    made = bench(tmp_path, seed)
+    made.robot.status[seed % 2] = status
+    assert made.until(lambda: made.guard.state is State.FAULT) == 1
+    made.until(lambda: stopped(made, Reason.SERVO_ERROR, State.FAULT))
+    made.assert_within_limits()
+    assert "disarm" not in made.robot.calls
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_an_encoder_that_wraps_is_a_fault_and_no_whip(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.robot.offset[seed % 2] = 2 * np.pi
+    assert made.until(lambda: made.guard.state is State.FAULT) == 1
+    made.run(100)
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_blocked_arm_stops_before_it_winds_up(tmp_path, seed: int):
+    made = bench(tmp_path, seed, tracking_error=0.05)
+    made.robot.blocked[0] = True
+    made.until(lambda: made.guard.state is not State.RUNNING)
+    assert abs(made.guard.motion.q[0] - made.robot.q[0]) <= 0.05 + 2 * 0.6 * PERIOD_S
+    made.assert_within_limits()
+    made.until(lambda: made.guard.state is State.HOLD)
+    assert made.guard.machine.latched is Reason.TRACKING_ERROR
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_a_jump_of_the_wall_clock_is_nothing(tmp_path, jump_s: int):
+    made = bench(tmp_path, 0)
+    wall = made.clock.wall_ns
+    made.clock.wall_ns = lambda: wall() + jump_s * 10**9
+    made.run(200)
+    assert made.guard.state is State.RUNNING
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_suspended_computer_stops_the_robot(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.clock.now += 2 * 10**9
+    made.until(lambda: made.guard.state is not State.RUNNING, 4)
+    made.until(lambda: made.guard.state is State.HOLD)
+    assert made.guard.machine.latched in (Reason.CLOCK_JUMPED, Reason.DEADLINES_MISSED)
+    made.assert_within_limits()
+
+
+def test_a_missed_deadline_now_and_then_is_borne_and_counted(tmp_path):
+    made = bench(tmp_path, 1)
+    for k in range(20, 400, 40):  # 2.5 percent
+        made.clock.lateness[made.clock.sleeps + k] = int(0.7 * PERIOD_S * 1e9)
+    rows = made.run(400)
+    assert made.guard.state is State.RUNNING
+    assert made.loop.missed == 10
+    ticks = np.array([int(r["tick"]) for r in rows])
+    assert (np.diff(ticks) == 2).sum() == 10  # the grid goes on: nothing is caught up
+    apart = np.diff([int(r["wake_ns"]) for r in rows])
+    assert apart.min() >= 0.5 * PERIOD_S * 1e9
+
+
+@pytest.mark.parametrize(("lateness", "share"), [(3.2, 1), (0.8, 8)])
+def test_three_misses_in_a_row_or_a_twentieth_of_a_second_stop(tmp_path, lateness, share):
+    made = bench(tmp_path, 2)
+    for k in range(0, 4000, share):
+        made.clock.lateness[made.clock.sleeps + k] = int(lateness * PERIOD_S * 1e9)
+    took = made.until(lambda: made.guard.state is not State.RUNNING)
+    assert took * PERIOD_S <= 1.0
+    made.clock.lateness.clear()
+    made.until(lambda: stopped(made, Reason.DEADLINES_MISSED))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_silent_watchdog_or_recorder_stops_the_robot(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    if seed % 2:
+        made.inputs.watched = False
+    else:
+        made.inputs.recorder_dead = True
+    assert made.until(lambda: made.guard.state is State.SOFT_STOP) == 1
+    made.until(lambda: made.guard.state is State.HOLD)
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_the_emergency_stop_acts_in_the_same_tick(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.inputs.standing = Wish(estop=True)
+    assert made.until(lambda: made.guard.state is State.ESTOP) == 1
+    took = made.until(made.guard.motion.stands) if not made.guard.motion.stands() else 0
+    assert took * PERIOD_S <= 2.0 / 25 + 25 / 1000 + 3 * PERIOD_S
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_person_takes_over_from_where_the_robot_is_and_it_ends_held(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.inputs.standing = Wish(take=True)
+    made.run(1)
+    assert made.guard.state is State.TAKEOVER
+    aim = made.robot.q + np.array([0.1, -0.1])
+    for _ in range(200):
+        made.inputs.standing = Wish(target=aim, target_ns=made.clock.now)
+        rows = made.run(1)
+    assert rows[-1]["intervention"] == 1
+    assert made.robot.q == pytest.approx(aim, abs=2e-3)
+    made.inputs.standing = Wish(release=True)
+    made.until(lambda: made.guard.state is State.HOLD)
+    assert made.guard.machine.latched is None
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_takeover_device_that_falls_silent_stops_the_robot(tmp_path, seed: int):
+    made = bench(tmp_path, seed)
+    made.inputs.standing = Wish(take=True)
+    made.run(1)
+    made.inputs.standing = Wish(target=[0.0, 0.0], target_ns=made.clock.now)
+    took = made.until(lambda: made.guard.state is not State.TAKEOVER)
+    assert took * PERIOD_S <= 0.1 + 2 * PERIOD_S
+    made.inputs.standing = Wish()
+    made.until(lambda: stopped(made, Reason.TELEOP_LOST))
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_a_plan_out_of_the_workspace_is_not_followed(tmp_path, seed: int):
+    """The box ends at x = 0.45 m; straight ahead the tool would be at 0.5 m."""
+    act = changed_policy(lambda chunk: np.zeros_like(chunk))
+
+    def far(t: float) -> np.ndarray:
+        chunk = act(t)
+        return chunk if act.hit else chunk + np.array([0.0, 1.4])
+
+    rules = Rules(trip_after_s=10.0)
+    start = np.array([0.0, 1.4])
+    made = Bench(tmp_path, far, workspace=workspace(tmp_path), rules=rules, q0=start)
+    made.run(100 + 37 * seed)
+    act.hit = True
+    made.until(lambda: stopped(made, Reason.WORKSPACE))
+    made.assert_within_limits()
+    q = np.array([q for _, q in made.robot.arrived])
+    tool = 0.3 * np.cos(q[:, 0]) + 0.2 * np.cos(q.sum(1))
+    assert tool.max() <= 0.45
+
+
+def test_a_short_soak_of_random_faults_leaves_no_state_stuck(tmp_path):
+    """Twenty thousand ticks; the million is benchmarks/robot.py's."""
+    outcome = soak(20_000, seed=3, folder=tmp_path, joints=2)
+    assert outcome.violations == 0
+    assert outcome.faults > 100
+    assert outcome.stuck == []
+    assert set(outcome.reasons) >= {"READING_STALE", "TARGET_NOT_FINITE", "ESTOP_PRESSED"}

@@ -1,0 +1,118 @@
+"""Recordings: whole to the last flush, whatever was killed, and gaps are told."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from robots_in_memory import Bench, spec
+
+from offline_rl.utils.errors import UserError
+from real_robot.control.rings import Ring
+from real_robot.recording.files import RecordingWriter, read
+from real_robot.recording.rows import row_type
+from real_robot.recording.writer import Writer
+
+ABOUT = {"robot": "two links", "rate_hz": 200.0}
+
+
+def push(ring: Ring, count: int) -> None:
+    for _ in range(count):
+        ring.record["tick"] += 1
+        ring.record["q"] = ring.record["tick"]
+        ring.push()
+
+
+def test_every_tick_of_a_run_comes_back_from_the_disk(tmp_path):
+    made = Bench(tmp_path)
+    writer = Writer(made.ring, tmp_path / "a.rec", ABOUT)
+    rows = []
+    for _ in range(10):
+        rows += made.run(50)
+        writer.take()
+        writer.flush()
+    writer.close()
+    recording = read(tmp_path / "a.rec")
+    assert recording.about == ABOUT
+    assert (recording.lost, recording.cut_at) == (0, None)
+    assert recording.rows.tobytes() == np.array(rows).tobytes()
+    assert (np.diff(recording.rows["tick"].astype(int)) == 1).all()
+    times = [recording.rows[name] for name in ("wake_ns", "read_ns", "read_done_ns", "sent_ns")]
+    assert all((a <= b).all() for a, b in zip(times, times[1:], strict=False))
+
+
+def pieces(tmp_path) -> tuple[bytes, list[int]]:
+    """A recording of four pieces of 5 rows, and where each piece begins; the end is the last."""
+    dtype, path = row_type(spec()), tmp_path / "b.rec"
+    rows, ends = np.zeros(20, dtype), []
+    rows["tick"] = np.arange(20)
+    with RecordingWriter(path, dtype, ABOUT) as file:
+        ends.append(path.stat().st_size)
+        for k in range(4):
+            file.append(rows[5 * k : 5 * k + 5].tobytes(), 5, 5 * k, 0)
+            ends.append(path.stat().st_size)
+    return path.read_bytes(), ends
+
+
+def test_a_file_cut_anywhere_is_read_to_its_last_whole_piece(tmp_path):
+    data, ends = pieces(tmp_path)
+    for size in [*range(ends[0], len(data) + 1, 97), *ends]:
+        (tmp_path / "cut.rec").write_bytes(data[:size])
+        found = read(tmp_path / "cut.rec")
+        whole = sum(end <= size for end in ends) - 1
+        assert found.rows["tick"].tolist() == list(range(5 * whole))
+        assert found.cut_at == (None if size in ends else ends[whole])
+
+
+def test_a_flipped_bit_ends_the_reading_before_its_piece(tmp_path):
+    data, ends = pieces(tmp_path)
+    rng = np.random.default_rng(0)
+    for at in [*rng.integers(ends[1], ends[2], 20).tolist(), ends[1] + 8, ends[1] + 20]:
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        (tmp_path / "c.rec").write_bytes(damaged)
+        found = read(tmp_path / "c.rec")
+        assert found.rows["tick"].tolist() == list(range(5))
+        assert found.cut_at == ends[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"RRTICKS\n" + b"\0" * 40])
+def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path, content: bytes):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserError, match="recording"):
+        read(tmp_path / "x")
+
+
+def test_a_writer_that_falls_behind_tells_how_many_rows_are_lost(tmp_path):
+    ring = Ring.create(tmp_path / "ring", row_type(spec()), 64)
+    writer = Writer(ring, tmp_path / "d.rec", ABOUT)
+    push(ring, 10)
+    writer.take()
+    writer.flush()
+    push(ring, 500)  # the loop does not wait
+    writer.close()
+    found = read(tmp_path / "d.rec")
+    assert len(found.rows) + found.lost == 510
+    assert len(found.rows) >= 70
+    assert found.rows["tick"][-1] == 510
+
+
+def test_a_killed_writer_leaves_what_it_had_flushed(tmp_path):
+    """And the ring, which outlives it, still has what came after."""
+    ring = Ring.create(tmp_path / "ring", row_type(spec()), 4096)
+    child = os.fork()
+    if child == 0:
+        writer = Writer(Ring.open(tmp_path / "ring"), tmp_path / "e.rec", ABOUT)
+        while True:
+            writer.take()
+            writer.flush()
+            (tmp_path / "flushed").write_text("")
+    push(ring, 100)
+    while not (tmp_path / "flushed").exists() or (tmp_path / "e.rec").stat().st_size < 20_000:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = read(tmp_path / "e.rec")
+    assert found.rows["tick"].tolist() == list(range(1, len(found.rows) + 1))
+    assert len(found.rows) > 50

@@ -1,0 +1,621 @@
+"""The check: no limit is passed by any sequence of targets, readings and delays."""
+
+import ast
+import copy
+import gc
+import math
+import random
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
+
+from real_robot.control.kinematics import forward
+from real_robot.robot import Code, Limits, Reading
+from real_robot.safety.check import check
+from real_robot.safety.guard import Guard
+from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
+from real_robot.safety.limits import Envelope, Rules, envelope, faults, limits_from, tightest
+from real_robot.safety.states import MOVING, Reason, Refused, State
+from real_robot.safety.stopping import advance, distance, duration_s, turn
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTHING_TRIPS = Rules(trip_after_s=1e9, trip_ratio=1e9)
+
+
+def reading(q, seq: int, now_ns: int, **changes) -> Reading:
+    values = {"code": Code.OK, "dq": np.zeros(len(q)), "current_a": np.full(len(q), 0.1)}
+    values |= {"status": np.zeros(len(q), int), "middle_ns": now_ns} | changes
+    return Reading(seq=seq, request_ns=now_ns, end_ns=now_ns, q=np.array(q), **values)
+
+
+class Run:
+    """The check, tick by tick, with a robot that is always where it was told to be."""
+
+    def __init__(self, e: Envelope, q0=None) -> None:
+        self.e, self.now, self.seq = e, 10**9, 0
+        start = list(q0) if q0 is not None else [0.0] * len(e.joints)
+        self.motion, self.other = Motion(start, self.now), Motion(start, self.now)
+        self.q, self.stops, self.reasons = [list(start)], [0], [0]
+
+    def tick(self, target, state=State.RUNNING, periods: float = 1.0, found=None, **others):
+        self.now += int(periods * self.e.period_s * 1e9)
+        self.seq += 1
+        found = found or reading(self.motion.q, self.seq, self.now)
+        check(self.e, self.motion, self.other, state, target, found, self.now, **others)
+        self.motion, self.other = self.other, self.motion
+        self.q.append(list(self.motion.q))
+        self.stops.append(self.motion.stop)
+        self.reasons.append(self.motion.reasons)
+        return self.motion
+
+
+def assert_within(run: Run) -> None:
+    """Differences of what was sent against the limits that were in force; in numpy, from outside.
+
+    The first difference divides by one period, the third by three: so does rounding.
+    """
+    e, period = run.e, run.e.period_s
+    q = np.array([run.q[0]] * 3 + run.q)
+    v = np.diff(q, axis=0) / period
+    a = np.diff(v, axis=0) / period
+    j = np.diff(a, axis=0) / period
+    stopping = np.array(run.stops)[:, None] != FREE
+    rounding = 4e-15 * np.abs(q).max() + 1e-15
+    assert (q >= np.array(e.low) - 1e-11).all()
+    assert (q <= np.array(e.high) + 1e-11).all()
+    assert (np.abs(v) <= np.array(e.velocity) * (1 + 1e-9) + rounding / period).all()
+    most = np.where(stopping, e.stop_acceleration, e.acceleration)
+    assert (np.abs(a[1:]) <= most * (1 + 1e-9) + 4 * rounding / period**2).all()
+    most = np.where(stopping, e.stop_jerk, e.jerk)
+    assert (np.abs(j) <= most * (1 + 1e-9) + 8 * rounding / period**3).all()
+
+
+@st.composite
+def envelopes(draw) -> Envelope:
+    """Any robot: slow or fast, soft or stiff, with much room or little, at 20 Hz to 1 kHz."""
+
+    def log(low: float, high: float) -> float:
+        return math.exp(draw(st.floats(math.log(low), math.log(high))))
+
+    room = log(0.01, 6.0)
+    middle = draw(st.floats(-2, 2))
+    acceleration, jerk = log(0.5, 100.0), log(5.0, 20_000.0)
+    chosen = limits(
+        position_low=middle - room / 2,
+        position_high=middle + room / 2,
+        velocity=log(0.05, 10.0),
+        acceleration=acceleration,
+        jerk=jerk,
+        stop_acceleration=acceleration * log(1, 5),
+        stop_jerk=jerk * log(1, 5),
+        tracking_error=1e3,
+        current_a=math.inf,
+    )
+    rate_hz = draw(st.sampled_from([20.0, 50.0, 200.0, 500.0, 1000.0]))
+    return envelope(spec(), chosen, rate_hz, NOTHING_TRIPS)
+
+
+def wild(rng: random.Random, e: Envelope, style: str, k: int, last: list[float]) -> list[float]:
+    """Targets of one style; some leave the limits, some hold NaN."""
+    found = []
+    for i in range(len(e.joints)):
+        low, high = e.low[i], e.high[i]
+        room = high - low
+        if style == "noise":
+            x = rng.uniform(low - room, high + room)
+        elif style == "nyquist":
+            x = (low, high)[k % 2]
+        elif style == "walk":
+            x = last[i] + rng.gauss(0, 1) * e.velocity[i] * e.period_s
+        elif style == "steps":
+            x = last[i] if rng.random() < 0.97 else rng.uniform(low - room, high + room)
+        elif style == "wave":  # half of what may be: taken to the bit, with an acceleration
+            w = min(1.0, e.jerk[i] / e.acceleration[i], 0.2 / e.period_s)
+            most = min(e.velocity[i] / w, e.acceleration[i] / w**2, e.jerk[i] / w**3, room)
+            x = (low + high) / 2 + 0.5 * min(most, room) * math.sin(w * k * e.period_s)
+        elif style == "ramp":  # as fast as it may, into the wall
+            x = last[i] + 0.999 * e.velocity[i] * e.period_s
+        else:
+            x = last[i] + rng.choice((-1, 1)) * rng.random() ** 4 * room / 10
+        found.append(x)
+    return found
+
+
+STYLES = ["noise", "nyquist", "walk", "steps", "ramp", "twitch", "wave"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    envelopes(), st.integers(0, 10**6), st.lists(st.sampled_from(STYLES), min_size=1, max_size=3)
+)
+def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed: int, styles):
+    rng = random.Random(seed)
+    run = Run(e, [rng.uniform(low, high) for low, high in zip(e.low, e.high, strict=True)])
+    target, state = list(run.motion.q), State.RUNNING
+    for k in range(120 * len(styles)):
+        target = wild(rng, e, styles[k // 120], k, target)
+        if rng.random() < 0.02:  # any state at any time is more than the machine permits
+            state = rng.choice(list(State)[3:])
+        elif rng.random() < 0.1:
+            state = State.RUNNING
+        asked = target
+        if rng.random() < 0.01:
+            asked = rng.choice([None, [math.nan, 0.0], [math.inf, 0.0], [0.0], []])
+        found = None
+        if rng.random() < 0.05:
+            q = [rng.choice([math.nan, 1e9, 0.0, run.motion.q[0]]) for _ in e.joints]
+            code = rng.choice(list(Code))
+            found = reading(q, rng.choice([run.seq + 1, 0]), run.now, code=code)
+        run.tick(asked, state, rng.choice([1, 1, 1, 0.5, 2, 3.7, 1000, -1]), found)
+        assert all(map(math.isfinite, run.motion.q))
+    assert_within(run)
+    for _ in range(100_000):  # and whatever it was doing, it comes to rest within its limits
+        if run.tick(None, State.SOFT_STOP).stands():
+            break
+    assert run.motion.stands()
+    assert_within(run)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(-5, 5),
+    st.floats(-1, 1),
+    st.floats(0.1, 100),
+    st.floats(1, 1e4),
+    st.floats(0.01, 1),
+)
+def test_the_closed_form_of_a_stop_is_what_integration_gives(v, part, limit_a, limit_j, share):
+    """Small steps of the same feedback; and half the stop, then the rest, is the whole."""
+    a = part * limit_a
+    took = duration_s(v, a, limit_a, limit_j)
+    x, w, b, lowest, highest = 0.0, v, a, 0.0, 0.0
+    for _ in range(400):
+        y, u, c = advance(x, w, b, limit_a, limit_j, took / 400)
+        assert abs(c) <= limit_a * (1 + 1e-9)
+        assert abs(c - b) <= limit_j * took / 400 * (1 + 1e-6) + 1e-9
+        x, w, b = y, u, c
+        lowest, highest = min(lowest, x), max(highest, x)
+    scale = max(1.0, abs(v) * took, limit_a * took**2)
+    end = distance(v, a, limit_a, limit_j)
+    assert x == pytest.approx(end, abs=1e-9 * scale)
+    assert abs(w) <= 1e-6 * max(1.0, limit_a * took)
+    turned = turn(v, a, limit_j)
+    assert lowest >= min(0.0, end, turned) - 1e-9 * scale
+    assert highest <= max(0.0, end, turned) + 1e-9 * scale
+    halfway = advance(0.0, v, a, limit_a, limit_j, share * took)
+    rest = halfway[0] + distance(*halfway[1:], limit_a, limit_j)
+    assert rest == pytest.approx(end, abs=1e-7 * scale)
+
+
+def test_a_stop_without_limits_of_jerk_is_the_schoolbooks():
+    assert distance(2.0, 0.0, 10.0, 1e12) == pytest.approx(2.0**2 / (2 * 10))
+    assert duration_s(2.0, 0.0, 10.0, 1e12) == pytest.approx(2.0 / 10)
+
+
+def test_a_target_within_the_limits_is_sent_to_the_bit():
+    run = Run(envelope(spec(), limits(), 200.0))
+    for k in range(400):
+        t = k / 200
+        target = [0.3 * t**3 / (1 + t**3), -0.2 * (t - math.sin(2 * t) / 2)]
+        assert run.tick(target).q == target, k
+        assert run.motion.clips == [0, 0]
+        assert run.motion.reasons == 0
+
+
+@pytest.mark.parametrize("rate_hz", [50.0, 200.0, 500.0])
+def test_a_step_of_a_radian_becomes_a_ramp_that_arrives(rate_hz: float):
+    """It takes at least the time of the quickest ramp, and not much more."""
+    run = Run(envelope(spec(), limits(), rate_hz, NOTHING_TRIPS))
+    while abs(run.motion.q[0] - 1.0) > 1e-3 or abs(run.motion.v[0]) > 1e-2:
+        run.tick([1.0, 0.0])
+    fastest = 1.0 / 2.0 + 2.0 / 15.0 + 15.0 / 400.0  # d / v + v / a + a / j
+    took = (len(run.q) - 1) / rate_hz
+    assert 0.98 * fastest - 1 / rate_hz < took < 1.4 * fastest
+    assert max(q[0] for q in run.q) < 1.01
+    assert run.tick([1.0, 0.0]).q[1] == 0.0
+    assert_within(run)
+
+
+@pytest.mark.parametrize(
+    ("target", "bit"),
+    [
+        ([3.0, 0.0], POSITION),
+        ([2.0 / 200 * 1.1, 0.0], VELOCITY),
+        ([16.0 / 200**2, 0.0], ACCELERATION),
+        ([401.0 / 200**3, 0.0], JERK),
+    ],
+)
+def test_what_held_a_target_back_is_told(target, bit: int):
+    run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
+    assert run.tick(target).clips[0] & bit
+    assert run.motion.clips[1] == 0
+
+
+def test_targets_beyond_a_limit_stop_the_robot_after_a_while():
+    e = envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9))
+    run = Run(e, [2.0, 0.0])
+    ticks = next(k for k in range(1, 1000) if run.tick([2.5, 0.0]).reasons)
+    assert run.motion.reasons == 1 << Reason.CLIPPED_TOO_LONG
+    assert ticks / 200 == pytest.approx(0.4, abs=0.02)
+
+
+def test_a_long_way_at_the_limit_of_velocity_is_no_fault():
+    """Two seconds of ramp, and then the goal."""
+    run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)), [-1.9, 0.0])
+    while abs(run.motion.q[0] - 1.9) > 1e-9:
+        assert run.tick([1.9, 0.0]).reasons == 0
+    assert len(run.q) / 200 > 1.9
+
+
+def test_an_oscillation_from_tick_to_tick_stops_the_robot_within_half_a_second():
+    run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)))
+    ticks = next(k for k in range(1, 1000) if run.tick([0.3 * (-1) ** k, 0.0]).reasons)
+    assert ticks / 200 <= 0.5
+    assert_within(run)
+
+
+def test_a_request_far_beyond_the_limits_stops_the_robot_at_once():
+    run = Run(envelope(spec(), limits(), 200.0))
+    assert run.tick([1.9, 0.0]).reasons == 0  # 190 times
+    run = Run(envelope(spec(), limits(velocity=1.0), 200.0))
+    assert run.tick([1.9, 0.0]).reasons == 1 << Reason.REQUEST_EXTREME  # 380 times
+    assert abs(run.motion.q[0]) < 1e-4
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_never_sent_and_stops_the_robot(bad: float):
+    run = Run(envelope(spec(), limits(), 200.0))
+    for k in range(60):
+        run.tick([0.01 * k, 0.0])
+    assert run.tick([0.6, bad]).reasons == 1 << Reason.TARGET_NOT_FINITE
+    while not run.tick(None, State.SOFT_STOP).stands():
+        pass
+    assert_within(run)
+    assert all(map(math.isfinite, run.motion.q))
+
+
+def moving_run(**changes: float) -> Run:
+    """In motion at a steady 1 rad/s and -0.5 rad/s."""
+    run = Run(envelope(spec(), limits(**changes), 200.0, NOTHING_TRIPS))
+    for k in range(150):
+        run.tick([k / 200, -k / 400])
+    assert run.motion.v == pytest.approx([1.0, -0.5], abs=1e-6)
+    return run
+
+
+@pytest.mark.parametrize("state", [State.SOFT_STOP, State.FAULT])
+@pytest.mark.parametrize("ticks", range(5, 20, 3))
+def test_a_stop_out_of_acceleration_keeps_every_limit(ticks: int, state: State):
+    """A target that is taken to the bit, at nearly the greatest acceleration and jerk."""
+    run = Run(envelope(spec(), limits(jerk=150.0, stop_jerk=150.0), 200.0))
+    for k in range(ticks):
+        t = k / 200
+        run.tick([24 * t**3, 0.0])
+        assert run.motion.q[0] == 24 * t**3
+    while not run.tick(None, state).stands():
+        pass
+    assert_within(run)
+
+
+def test_a_soft_stop_brings_all_joints_to_rest_together_and_along_their_path():
+    run = moving_run()
+    start = np.array(run.motion.q)
+    last = [0.0, 0.0]
+    while not run.tick(None, State.SOFT_STOP).stands():
+        last = [len(run.q) if v else t for v, t in zip(run.motion.v, last, strict=True)]
+    assert abs(last[0] - last[1]) <= 2
+    way = np.array(run.motion.q) - start
+    assert way[1] / way[0] == pytest.approx(-0.5, rel=0.05)
+    assert_within(run)
+
+
+def test_a_fault_stops_as_hard_as_is_declared():
+    """v / a + a / j, and one tick each for the differences to see it."""
+    run = moving_run()
+    ticks = 0
+    while not run.tick(None, State.FAULT).stands():
+        ticks += 1
+    assert ticks / 200 <= 1.0 / 25 + 25 / 1000 + 3 / 200
+    assert_within(run)
+
+
+def test_joints_that_cannot_stop_softly_in_their_limits_stop_hard():
+    """The slower joint runs at the wall; waiting for the other would take it through."""
+    e = envelope(spec(), limits(), 200.0, NOTHING_TRIPS)
+    run = Run(e, [0.0, 1.6])
+    for k in range(200):
+        run.tick([2.0 * k / 200, 1.6 + 0.4 * k / 200])
+    while not run.tick(None, State.SOFT_STOP).stands():
+        pass
+    assert_within(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"status": np.array([0, 4])}, Reason.SERVO_ERROR),
+        ({"status": np.array([2, 0])}, Reason.SERVO_ERROR),
+        ({"code": Code.LOST}, Reason.BUS_LOST),
+        ({"q": [0.75 + 2 * math.pi, -0.37]}, Reason.VELOCITY_MEASURED),
+        ({"dq": np.array([9.0, 0.0])}, Reason.VELOCITY_MEASURED),
+        ({"q": [0.75, math.nan]}, Reason.VELOCITY_MEASURED),
+        ({"q": [0.5, -0.37]}, Reason.TRACKING_ERROR),
+    ],
+)
+def test_a_reading_that_cannot_be_stops_the_robot_in_the_same_tick(changes, reason: Reason):
+    run = moving_run()
+    q = changes.pop("q", [0.745, -0.3725])
+    found = reading(q, run.seq + 1, run.now, **changes)
+    assert run.tick([0.75, -0.375], found=found).reasons >> reason & 1
+    assert abs(run.motion.a[0]) > 0
+
+
+def test_current_over_its_limit_stops_and_half_again_as_much_is_a_fault():
+    run = moving_run()
+    for drawn, reason in ((1.3, Reason.CURRENT_HIGH), (4.0, Reason.CURRENT_EXTREME)):
+        start = run.now
+        while not run.motion.reasons >> reason & 1:
+            found = reading(run.motion.q, run.seq + 1, run.now, current_a=np.array([drawn, 0.1]))
+            run.tick(None, State.HOLD, found=found)
+            assert run.now - start < 0.15e9
+        assert run.now - start > 0.005e9  # one sample alone is no mean
+
+
+def test_a_reading_that_stays_the_same_is_stale_by_number_and_by_value():
+    run = moving_run()
+    old = reading(run.motion.q, run.seq, run.now)
+    start = run.now
+    while not run.motion.reasons:
+        run.tick([run.motion.q[0] + 0.005, run.motion.q[1]], found=old)
+    assert run.motion.reasons == 1 << Reason.READING_STALE
+    assert run.now - start <= 0.03e9 + 5e6 + 1
+
+    run = moving_run()
+    q = list(run.motion.q)
+    while not run.motion.reasons:
+        found = reading(q, run.seq + 1, run.now)
+        run.tick([run.motion.q[0] + 0.005, run.motion.q[1]], found=found)
+    assert run.motion.reasons == 1 << Reason.READING_STALE
+
+
+@pytest.mark.parametrize("periods", [-1, 0, 6, 400])
+def test_a_clock_that_leaps_stops_the_robot(periods: int):
+    run = moving_run()
+    assert run.tick([0.75, -0.375], periods=periods).reasons >> Reason.CLOCK_JUMPED & 1
+
+
+def test_a_silent_watchdog_stops_the_robot():
+    run = moving_run()
+    assert run.tick([0.75, -0.375], watchdog_ns=run.now - 70_000_000).reasons == 0
+    run.tick([0.755, -0.3775], watchdog_ns=run.now - 90_000_000)
+    assert run.motion.reasons == 1 << Reason.WATCHDOG_SILENT
+
+
+def test_the_check_changes_nothing_but_what_it_fills_in():
+    run = moving_run()
+    before, target = copy.deepcopy(run.motion), [0.8, 0.1]
+    outcomes = []
+    for junk in (run.other, Motion([5.0, 5.0], 3)):
+        found = reading(run.motion.q, run.seq + 1, run.now)
+        check(run.e, run.motion, junk, State.RUNNING, target, found, run.now + 5_000_000)
+        outcomes.append([repr(getattr(junk, name)) for name in Motion.__slots__])
+    assert outcomes[0] == outcomes[1]
+    for name in Motion.__slots__:
+        assert repr(getattr(before, name)) == repr(getattr(run.motion, name)), name
+    assert target == [0.8, 0.1]
+
+
+def test_the_check_leaves_no_object_behind():
+    run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
+    rng = random.Random(0)
+    targets = [[rng.uniform(-2, 2), rng.uniform(-2, 2)] for _ in range(64)]
+    states = [rng.choice((State.RUNNING, State.RUNNING, State.SOFT_STOP)) for _ in range(64)]
+    q = np.zeros(2)
+    found = [reading(q, k, 10**9) for k in range(400)]
+
+    def ticks(first: int) -> None:
+        a, b = run.motion, run.other
+        for k in range(first, first + 100):
+            now = 10**9 + 5_000_000 * (k + 1)
+            check(run.e, a, b, states[k % 64], targets[k % 64], found[k], now)
+            a, b = b, a
+
+    ticks(0)
+    gc.collect()
+    gc.disable()
+    try:
+        tracemalloc.start()
+        ticks(100)
+        before, objects = tracemalloc.get_traced_memory()[0], gc.get_count()[0]
+        ticks(200)
+        assert tracemalloc.get_traced_memory()[0] - before < 1000  # floats that differ, no more
+        assert abs(gc.get_count()[0] - objects) <= 1
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+# limits
+
+
+def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own():
+    bundle = limits_from({"velocity": {"a": 1.0}, "position_low": {"b": -1.0}}, ("a", "b"))
+    user = limits_from({"velocity": {"a": 5.0}, "stop_jerk": {"a": 1.0}}, ("a", "b"))
+    merged = tightest(limits(), bundle, user)
+    assert merged.velocity.tolist() == [1.0, 2.0]
+    assert merged.position_low.tolist() == [-2.0, -1.0]
+    assert merged.stop_jerk.tolist() == [1000.0, 1000.0]
+    assert faults(("a", "b"), merged) == []
+
+
+def test_a_missing_or_impossible_limit_is_named_with_its_joint():
+    nothing = Limits(**{name: np.array([np.nan]) for name in vars(limits())})
+    assert len(faults(("wrist",), nothing)) == 9
+    assert "joint wrist has no limit position_low" in faults(("wrist",), nothing)[0]
+    for name, value in (("velocity", 0.0), ("jerk", math.inf), ("position_low", 3.0)):
+        assert name in faults(("a", "b"), limits(**{name: value}))[0]
+    assert "at least as hard" in faults(("a", "b"), limits(stop_jerk=10.0))[0]
+    with pytest.raises(ValueError, match="no limit 'speed'"):
+        limits_from({"speed": {"a": 1.0}}, ("a",))
+
+
+# workspace
+
+
+def test_the_robot_stays_in_its_workspace_by_kinematics_though_every_joint_may(tmp_path):
+    """Both links stretched along x the tool is at 0.5 m; the box ends at 0.45 m."""
+    robot = spec(workspace=workspace(tmp_path))
+    points = forward(robot)
+    e = envelope(robot, limits(), 200.0, NOTHING_TRIPS, points)
+    run = Run(e, [0.0, 1.5])
+    while not run.motion.reasons:
+        run.tick([0.0, 0.0])
+    assert run.motion.reasons == 1 << Reason.WORKSPACE
+    while not run.tick(None, State.SOFT_STOP).stands():
+        pass
+    tool = [0.3 * math.cos(a) + 0.2 * math.cos(a + b) for a, b in run.q]
+    assert max(tool) <= 0.45
+    assert tool[-1] > 0.40
+    assert_within(run)
+
+
+# the guard
+
+
+def test_only_the_guard_commands_a_robot():
+    """No other file of the package calls `.command(`, and the guard gives its adapter to nobody."""
+    callers = set()
+    for file in (ROOT / "real_robot").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                found = node.func.attr
+                if found == "command" and "robots" not in file.relative_to(ROOT).parts:
+                    callers.add(file.name)
+    assert callers == {"guard.py"}
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    public = [getattr(guard, name) for name in dir(guard) if not name.startswith("_")]
+    assert not [value for value in public if value is robot]
+
+
+def armed(**changes: float) -> tuple[Guard, MemoryRobot, Clock]:
+    clock = Clock()
+    robot = MemoryRobot(clock, spec(**changes))
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    return guard, robot, clock
+
+
+def go(guard: Guard, clock: Clock, target, ticks: int = 1, **others) -> None:
+    for _ in range(ticks):
+        clock.now += 5_000_000
+        guard.tick(target, guard.read(), clock.now, **others)
+
+
+def test_a_joint_outside_its_limits_is_not_armed():
+    clock = Clock()
+    robot = MemoryRobot(clock, spec(), np.array([0.0, 2.5]))
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    with pytest.raises(Refused, match=r"elbow stands at 2\.500 rad"):
+        guard.arm(clock.now)
+    assert "arm" not in robot.calls
+
+
+def test_nothing_is_sent_before_arming_and_a_goal_on_every_tick_after():
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    guard.connect(clock.now)
+    go(guard, clock, [0.1, 0.1], 10)
+    assert robot.arrived == []
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    go(guard, clock, [0.1, 0.1], 10)
+    assert len(robot.arrived) == 10
+    assert not np.any([q for _, q in robot.arrived])  # held, not followed
+
+
+@pytest.mark.parametrize("state", [State.HOLD, State.RUNNING])
+def test_an_emergency_stop_is_latched_until_a_person_re_arms(state: State):
+    guard, robot, clock = armed()
+    if state in MOVING:
+        guard.start(clock.now)
+    go(guard, clock, [0.0, 0.0], 5)
+    go(guard, clock, [0.0, 0.0], 1, others=1 << Reason.ESTOP_PRESSED)
+    assert guard.state is State.ESTOP
+    with pytest.raises(Refused, match="still so"):
+        guard.re_arm("re-arm", clock.now)
+    go(guard, clock, [0.0, 0.0], 200)
+    assert guard.state is State.ESTOP
+    guard.re_arm("re-arm", clock.now)
+    assert guard.state is State.CONNECTED
+    assert "disarm" not in robot.calls  # it went on holding
+    assert robot.torque
+
+
+def test_a_lost_bus_is_a_fault_and_its_return_does_not_re_arm():
+    """In motion: goals sent after the line came back would find the robot somewhere else."""
+    guard, robot, clock = armed()
+    guard.start(clock.now)
+    for k in range(60):
+        go(guard, clock, [0.5 * k / 200, 0.0])
+    robot.silent, robot.code = True, Code.LOST
+    go(guard, clock, [0.15, 0.0])
+    assert guard.state is State.FAULT
+    robot.silent, robot.code = False, Code.OK
+    count = len(robot.arrived)
+    go(guard, clock, [0.15, 0.0], 100)
+    assert guard.state is State.FAULT
+    assert len(robot.arrived) == count  # nothing more is sent to a robot that was lost
+
+
+def test_closing_holds_and_reconnecting_keeps_the_latch():
+    guard, robot, clock = armed()
+    guard.start(clock.now)
+    go(guard, clock, None)
+    go(guard, clock, None, 20)
+    assert guard.machine.latched is Reason.PLAN_EXHAUSTED
+    guard.close(clock.now)
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    with pytest.raises(Refused, match="re-arm first"):
+        guard.start(clock.now)
+    assert "disarm" not in robot.calls
+
+
+def test_a_fresh_plan_is_taken_before_standstill_and_no_limit_is_passed():
+    guard, robot, clock = armed()
+    guard.start(clock.now)
+    start = len(robot.arrived)
+    for k in range(150):
+        go(guard, clock, [k / 200, 0.0])
+    go(guard, clock, None, 4)
+    assert guard.state is State.SOFT_STOP
+    assert guard.motion.v[0] > 0.3
+    for k in range(150, 300):
+        go(guard, clock, [k / 200, 0.0])
+    assert guard.state is State.RUNNING
+    assert guard.motion.q[0] == pytest.approx(299 / 200, abs=1e-9)
+    a = np.diff([q[0] for _, q in robot.arrived[start:]], 2) * 200**2
+    assert np.abs(a).max() <= 25 * (1 + 1e-6)
+
+
+def test_a_robot_that_was_told_something_else_is_a_fault():
+    guard, robot, clock = armed()
+    robot.spec.resolution[:] = 0.01  # it rounds to what it has not declared
+    guard.envelope.resolution[:] = [1e-4, 1e-4]
+    guard.start(clock.now)
+    go(guard, clock, [0.0002, 0.0])
+    go(guard, clock, [0.0005, 0.0], 5)
+    assert guard.machine.latched is Reason.SENT_DIFFERS
