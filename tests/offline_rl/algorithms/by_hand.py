@@ -48,7 +48,7 @@ def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **confi
     torch.manual_seed(0)
     algorithm = cls(spec, cls.Config(**config), num_updates)
     tree = algorithm.initial()
-    return State(algorithm, tree["params"], tree["optimiser"], Recorded())
+    return State(algorithm, tree["params"], tree["optimiser"], Recorded(), torch.tensor(0))
 
 
 def opinionated(state: State) -> State:
@@ -111,7 +111,8 @@ def taught(
         engine.run(pretrain_updates, phase)
     engine.run(num_updates)
     tree = tree_map(lambda x: x[0], engine.state)
-    return State(engine.algorithm, tree["params"], tree["optimiser"], Recorded())
+    done = tree["counters"]["update"]
+    return State(engine.algorithm, tree["params"], tree["optimiser"], Recorded(), done)
 
 
 def two_actions() -> Batch:

@@ -121,7 +121,7 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     columns = {k: v.clone() for k, v in leaves(batch).items()}
     before = {k: v.clone() for k, v in flatten(tree).items()}
     for i in range(algorithm.period):
-        state = State(algorithm, tree["params"], tree["optimiser"], random)
+        state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
         new, metrics = algorithm.update(state, batch, i)
         assert metrics
         for value in metrics.values():
@@ -245,8 +245,10 @@ def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: di
     expert = dataset(100, seed=1) if "expert" in cls.needs else None
     made = offline_source(cls, cfg, dataset(), expert, device="meta")
     e = Engine(lambda _: cls(SPEC, cfg, 100), [0], made, batch_size=32, device="meta")
-    graph, leaves, inputs = e._trace("update")
-    assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
+    e.programs()
+    for phase, places in e._traced:
+        graph, leaves, inputs = e._trace(phase, places)
+        assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -283,7 +285,7 @@ def test_config_floats_may_be_stacked_values(name: str):
 @together("td3_bc")
 def test_numbers_that_all_seeds_share_are_computed_once():
     """Else an optimiser's results differ in their axes, and are written in a pass each."""
-    graph, _, _ = engine("td3_bc", SEEDS)._trace("update")
+    graph, _, _ = engine("td3_bc", SEEDS)._trace("update", (0, 1))
     corrections = [n for n in graph.graph.nodes if n.target is torch.ops.aten.expm1.default]
     assert len(corrections) >= 4
     assert all(n.meta["val"].dim() == 0 for n in corrections)

@@ -85,7 +85,7 @@ def test_critics_that_agree_cost_nothing():
 
 
 def test_refuses_a_single_critic():
-    with pytest.raises(ValueError, match="critics=1 is not between 2"):
+    with pytest.raises(ValueError, match="critics=1 is not at least 2"):
         SACN.Config(critics=1)
 
 
