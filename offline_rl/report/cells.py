@@ -44,9 +44,13 @@ class Cell:
         return self.formed is None or self.formed >= FORMED
 
     def above(self, bar: float) -> bool:
-        """Whether the mean is above `bar` by more than both errors, of seeds and of episodes."""
-        certain = self.mean is not None and self.mean - self.deviation - (self.error or 0) > bar
-        return certain and self.finished
+        """Whether it is finished, and surely above `bar`, at the end and over the last five.
+
+        Surely: by more than the deviation over seeds and the error over episodes together.
+        """
+        doubt = self.deviation + (self.error or 0)
+        means = [float(np.mean(values)) for values in (self.values, self.lasts) if values]
+        return self.finished and bool(means) and min(means) - doubt > bar
 
 
 def cell(seeds: Sequence[Seed], key: str) -> Cell:
