@@ -16,7 +16,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,10 @@ def pack(folders: Sequence[str | Path], out: str | Path) -> int:
     two folders hold the same seed, or a run's seeds were trained otherwise.
     """
     out, records = Path(out), dict[tuple[str, int], Record]()
-    for seed in (seed for folder in folders for seed in seed_folders(Path(folder))):
+    found = {folder: seed_folders(Path(folder)) for folder in folders}
+    if empty := [str(folder) for folder, seeds in found.items() if not seeds]:
+        raise UserError(f"{', '.join(empty)}: no run in it; give folders that hold runs")
+    for seed in chain(*found.values()):
         record = of_folder(seed)
         if record.result is None:
             continue
@@ -83,7 +86,7 @@ def short(dataset: str) -> str:
     if not path.is_absolute():
         return dataset
     try:
-        return path.relative_to(Path(data_folder()).resolve()).as_posix()
+        return path.resolve().relative_to(data_folder().resolve()).as_posix()
     except ValueError:
         return path.name
 
@@ -172,7 +175,10 @@ def read(folder: str | Path) -> list[Record]:
                 raise ValueError("another version's columns")
             for (run, seed, updates, steps), rows in groupby(sheet, itemgetter(slice(4))):
                 own = evaluations.setdefault((run, int(seed)), [])
-                own.append(evaluation(int(updates), int(steps), list(rows)))
+                whole = list(rows)
+                first = [n for n, row in enumerate(whole) if row[4] == whole[0][4]]
+                for n, end in pairwise([*first, len(whole)]):  # of one moment there may be two
+                    own.append(evaluation(int(updates), int(steps), whole[n:end]))
         file, records = folder / RUNS, []
         with file.open(encoding="utf-8", newline="") as lines:
             columns, *table = csv.reader(lines)

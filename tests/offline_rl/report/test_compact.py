@@ -80,6 +80,21 @@ def test_new_seeds_join_those_that_are_there(tmp_path: Path) -> None:
     assert "50.0 ± 10.0" in report([tmp_path / "packed"], out=str(tmp_path))
 
 
+def test_two_evaluations_of_one_moment_stay_two(tmp_path: Path) -> None:
+    """As before and after the switch from data to environment."""
+    folder = seed_folder(tmp_path / "raw", 0, {0: 2.0, 4000: 40.0})
+    folder.append("evaluations", folder.rows("evaluations")[-1])
+    compact.pack([tmp_path / "raw"], tmp_path / "packed")
+    (record,) = compact.read(tmp_path / "packed")
+    assert [row["updates"] for row in record.evaluations] == [0, 4000, 4000]
+    assert [len(row["returns"]) for row in record.evaluations] == [2, 2, 2]
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no run"):
+        compact.pack([tmp_path / "nowhere"], tmp_path / "packed")
+
+
 def test_what_is_running_is_left_out(tmp_path: Path) -> None:
     seed_folder(tmp_path / "raw", 0, {4000: 40.0})
     seed_folder(tmp_path / "raw", 1, {2000: 60.0}, finished=False)
