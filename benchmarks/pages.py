@@ -34,7 +34,7 @@ BASELINES = {
     "behaviour": "the data's episodes",
     "best_tenth": "their best tenth",
     "mean_action": "the mean action, always",
-    "best_constant": "the best constant action",
+    "best_constant": "the best constant found",
 }
 NEORL2 = {"td3bc": "td3_bc"}  # published names that are not ours
 GRID = {"return_grid_median": "median of grid", "return_grid_worst": "worst of grid"}
