@@ -30,16 +30,17 @@ from envs import Task
 from offline_rl.data import Dataset, load
 from offline_rl.data.load import data_folder
 from offline_rl.data.transform import range_of_returns
-from offline_rl.evaluation.rollout import EVALUATION_SEED, rollout
+from offline_rl.evaluation.rollout import rollout
 from offline_rl.report.compact import short
 from offline_rl.report.statistics import evaluation_error
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
 
 RESULTS = Path("benchmarks/results/baselines.json")
 EPISODES = 100
-SEARCH_SEED = 2_000_000_000  # the search's starts; those of evaluations begin at half of it
+SEARCH_SEED = 2_000_000_000  # the search's starts, beyond all of utils/seeds.py
 POPULATION, ELITE = 32, 8
 DISCOUNT = 0.99
 Play = Callable[[np.ndarray], np.ndarray]  # constant actions [K, A] -> their returns [K, starts]
