@@ -123,7 +123,7 @@ def learns_from(cls: Any) -> str:
         "expert": "an expert's beside it: `expert_dataset=`",
         "costs": "costs",
     }
-    further = [words[name] for name in cls.needs]
+    further = [words.get(name, name.replace("_", " ")) for name in cls.needs]
     return "data" + ("" if not further else f" ({', '.join(further)})")
 
 
