@@ -32,13 +32,15 @@ def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
 
 def method(algorithm: str, task: str) -> str:
     """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
-    from offline_rl.algorithms.common.registry import algorithm_class, tuned
+    from offline_rl.algorithms.common.registry import algorithm_class, prepared, tuned
 
     cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
     table = f", by the row {pattern} of its table for task={task}" if pattern else ""
     parts = [f"hyper-parameters of {algorithm}{table}:"]
-    parts.append(keys(documented(cls.Config), "algorithm.", values))
+    parts.append(
+        keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
+    )
     if cls.online:
         _, values = tuned(algorithm, task, "online")
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")

@@ -35,7 +35,6 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-Compile = Literal["auto", "always", "never"]
 COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
 UNROLLED = 4  # places of a period that one program has at most
 Places = tuple[int, ...]  # of a period

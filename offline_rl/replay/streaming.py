@@ -26,7 +26,7 @@ AHEAD = 64  # updates, about, whose batches are on the device at a time
 
 
 class Stream:
-    """Uniform batches of single steps, as `buffer.ReplayBuffer` draws them; see `engine.Source`."""
+    """Uniform batches of single steps, as `buffer.ReplayBuffer` draws them; a `replay.batch.Source`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Stream:
         self.coming[window + 1] = self.thread.submit(self.gather, window + 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `engine.Source`."""
+        """See `replay.batch.Source`."""
         return self.data
 
     def sample(

@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from offline_rl.algorithms.common.registry import label
+from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
@@ -51,7 +53,7 @@ class Cell:
     def folders(self) -> list[SeedFolder]:
         """Of its seeds."""
         k = self.keys
-        run = run_folder(k["out"], k["task"], k["algorithm"], k.get("name", "default"))
+        run = run_folder(k["out"], k["task"], label(k["algorithm"]), k.get("name", "default"))
         seeds = k["seeds"] if isinstance(k["seeds"], list) else range(k["seeds"])
         return [SeedFolder(run, seed) for seed in seeds]
 
@@ -71,7 +73,10 @@ class Cell:
     @property
     def total(self) -> int:
         """Updates and environment steps, preliminary phases left out."""
-        return int(self.keys.get("num_updates", 0) + self.keys.get("num_env_steps", 0))
+        return int(
+            self.keys.get("num_updates", TrainOptions.num_updates)
+            + self.keys.get("num_env_steps", 0)
+        )
 
     @property
     def finished(self) -> bool:
@@ -167,7 +172,8 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
     priced = []
     for cell in wanted:
         k = cell.keys
-        found = speeds.get((k["algorithm"], k["task"])) or speeds.get((k["algorithm"], None))
+        name = label(k["algorithm"])
+        found = speeds.get((name, k["task"])) or speeds.get((name, None))
         seconds = median(found) * cell.total * len(cell.folders) if found else None
         priced.append(Cell(k, seconds))
     return priced

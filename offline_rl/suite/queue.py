@@ -46,7 +46,6 @@ class Progress:
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: dict[str, Cell] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    elsewhere: list[Cell] = field(default_factory=list)  # another command has them
     failed: dict[str, str] = field(default_factory=dict)  # a cell's label -> why
     stopped: str | None = None  # why nothing more is begun
 
@@ -94,14 +93,14 @@ def _worker(progress: Progress, out: Path, workers: int) -> None:
             cell = progress.left.pop(0)
         with taken(out / "queue" / f"{cell.id}.lock") as lock:
             if lock is None:
-                progress.elsewhere.append(cell)
                 continue
             error = _run(cell, progress, lock, workers)
         path = out / "queue" / f"{cell.id}.json"
         if error is None:
             path.unlink(missing_ok=True)
         elif progress.stopped is None:
-            progress.failed[cell.label] = error
+            with progress.lock:
+                progress.failed[cell.label] = error
             write_json(path, {"keys": cell.keys, "error": error})
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json
@@ -82,10 +82,14 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     algorithm = given.get("algorithm", start.algorithm)
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
-    keys |= {"seeds": list(start.checkpoints), "name": f"from-{start.algorithm}"}
+    keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
     if algorithm == start.algorithm:
         known = {f.name for f in fields(algorithm_class(algorithm).Config)}
         keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+    if "algorithm.batch_size" in given:
+        keys.pop("batch_size", None)  # the two keys are one
+    elif "batch_size" in given:
+        keys.pop("algorithm.batch_size", None)
     return {**keys, **given}
 
 

@@ -108,6 +108,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     settings, pattern = runs(options, algorithm, hyper)
     if online and not options.num_env_steps:
         raise UserError(f"online.{next(iter(online))}= is of no use without num_env_steps=")
+    if options.utd is not None and not options.num_env_steps:
+        raise UserError("utd= is of no use without num_env_steps=")
     if options.utd is not None:
         online["utd"] = options.utd  # the two keys are one
     how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
@@ -296,7 +298,7 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
         cfg = asdict(plan.interaction.cfg)
-        made["online"] |= {k: v for k, v in cfg.items() if v != made["hyper"][k]}
+        made["online"] |= {k: v for k, v in cfg.items() if v != getattr(plan.cfg, k)}
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

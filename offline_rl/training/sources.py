@@ -17,9 +17,7 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.plan import (
-    Plan,
-)
+from offline_rl.training.plan import Plan
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 

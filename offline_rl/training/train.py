@@ -120,11 +120,17 @@ def train_group(
         precision=begun.precision if begun else precision(o, device),
         values=stacked([m.cfg for m in members]),
     )
+    before = plan.start.updates if plan.start is not None else 0
+    for piece in plan.schedule:  # before anything is traced, which has them in it
+        engine.starts[piece.phase] = before
+        before += piece.updates if isinstance(piece, Learn) else 0
     choices = begun or choose(o, engine, *longest(plan))
     engine.compiled = choices.compile
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
         print(choices)
+    if done is None and plan.start is not None:
+        go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
     evaluation = (
         envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
@@ -153,7 +159,7 @@ def train_group(
         tracker(
             o.tracker,
             m.folder,
-            f"{o.task}/{o.algorithm}/{m.description['name']}",
+            f"{o.task}/{label(o.algorithm)}/{m.description['name']}",
             m.description,
             plan.wandb,
             done.updates if done else 0,
@@ -168,7 +174,6 @@ def train_group(
         folders,
         trackers,
         schedule=plan.schedule,
-        begun=plan.start.updates if plan.start is not None else 0,
         evaluation=evaluation,
         collector=collector,
         choices=asdict(choices),
@@ -177,8 +182,6 @@ def train_group(
     )
     if done is not None:
         trainer.resume(done)
-    elif plan.start is not None:
-        go_on(engine, plan.start)
     try:
         trainer.run()
     except torch.OutOfMemoryError as error:

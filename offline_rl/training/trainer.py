@@ -57,28 +57,21 @@ class Trainer:
         trackers: list[Tracker],
         *,
         schedule: Sequence[Piece],
-        begun: int = 0,
         evaluation: VectorEnv | None,
         collector: Collector | None = None,
         choices: Mapping[str, Any],
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """schedule: what is done, in order. begun: updates of the run that this one goes on from.
+        """schedule: what is done, in order. evaluation: S * episodes environments.
 
-        evaluation: S * episodes environments.
-
-        choices: what the machine was found to be best at; kept. watch: called after each
+        choices: how it computes (`training/choices.py`); kept. watch: called after each
         evaluation.
         """
         self.watch, self.show, self.choices = watch, show, dict(choices)
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.schedule = schedule
-        before = begun
-        for work in schedule:
-            engine.starts[work.phase] = before
-            before += work.updates if isinstance(work, Learn) else 0
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
         self.evaluator: Evaluator | None = None

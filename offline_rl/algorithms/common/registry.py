@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
@@ -222,6 +222,8 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
     A name is a field of its `Online`, or of its config and then holds online alone.
     """
     from offline_rl.algorithms.common.base import Interaction
+    from offline_rl.algorithms.common.config import BUILT
+    from offline_rl.data.transform import Preprocessing
 
     cls = algorithm_class(name)
     values = {**tuned(name, task, "online")[1], **given}
@@ -231,5 +233,13 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
         if key not in known:
             raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in known]))
     changed = {k: v for k, v in values.items() if k not in own}
+    hints = get_type_hints(cls.Config, include_extras=True)
+    shared = {"batch_size", "hidden", "activation"} | {f.name for f in fields(Preprocessing)}
+    for key in changed:
+        if key in shared or BUILT in getattr(hints[key], "__metadata__", ()):
+            raise UserError(
+                f"online.{key}: one value serves networks, data and environment alike; give it as "
+                f"algorithm.{key}="
+            )
     online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
     return Interaction(online, build(cls.Config, asdict(cfg) | changed, "online."))
