@@ -124,7 +124,7 @@ def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixtur
     """Read from the comments beside the fields; text wraps, the first word stays in its line."""
     main([verb, "--help"])
     out = capsys.readouterr().out
-    for prefix, name in verbs()[verb].load().options.items():
+    for prefix, name in verbs()[verb].load().__dict__.get("options", {}).items():
         module, _, cls = name.partition(":")
         for option in documented(getattr(import_module(module), cls)):
             assert option.meaning, option.name

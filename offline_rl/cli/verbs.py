@@ -54,10 +54,11 @@ def finetune(arguments: Sequence[str]) -> None:
 
     usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
 
-    And the keys of `train`; what is not given is the other run's, which is left as it is. Another
-    algorithm= takes over the networks that it has too, by name. online.<name>= is warm_up,
-    warm_up_by, mixing, n_step, or a hyper-parameter that holds online. The same command again
-    continues an interrupted run. The last line printed is the run's folder.
+    And the keys of `train`. Data, hyper-parameters and seeds are the other run's, which is left as
+    it is; the rest has the defaults of `train`. Another algorithm= takes over the networks that it
+    has too, by name. online.<name>= is warm_up, warm_up_by, mixing, n_step, or a hyper-parameter
+    that holds online. The same command again continues an interrupted run. The last line printed
+    is the run's folder.
     """
     _quiet()
     from offline_rl.report.report import summary

@@ -26,7 +26,7 @@ AHEAD = 64  # updates, about, whose batches are on the device at a time
 
 
 class Stream:
-    """Uniform batches of single steps, as `buffer.ReplayBuffer` draws them; a `replay.batch.Source`."""
+    """Uniform batches of single steps, as `buffer.ReplayBuffer` draws them; a `batch.Source`."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.registry import algorithm_class, label
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json
@@ -86,6 +86,7 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     if algorithm == start.algorithm:
         known = {f.name for f in fields(algorithm_class(algorithm).Config)}
         keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+        keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
     if "algorithm.batch_size" in given:
         keys.pop("batch_size", None)  # the two keys are one
     elif "batch_size" in given:
@@ -105,4 +106,10 @@ def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     if not keys.get("num_env_steps"):
         raise UserError("finetune: say how long, with num_env_steps=…")
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
+    if not algorithm_class(told["algorithm"]).online:
+        able = [name for name in algorithm_names() if algorithm_class(name).online]
+        raise UserError(
+            f"{told['algorithm']} does not learn online; name one that does and has its networks, "
+            f"with algorithm={' or '.join(able)}"
+        )
     return train(show=show, start=start, **told)

@@ -129,7 +129,10 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
-    env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+    try:
+        env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+    except ValueError as error:  # a package that is missing, actions that are no vector
+        raise UserError(str(error)) from None
     hardware.device(options.device)
     dataset = expert = None
     how = chosen.interaction
@@ -137,6 +140,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         if options.dataset is None and chosen.task.card is None:
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
+                + (", or num_updates=0 to learn online alone" if options.num_env_steps else "")
             )
         dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
         if "costs" in algorithm.needs and "costs" not in dataset.extras:

@@ -191,7 +191,7 @@ def test_a_run_folder_is_read_or_refused(tmp_path: Path, name: str, count: int, 
         contents += [json.dumps(t).encode() for t in mutated(json.loads(whole), count)]
     for content in contents:
         path.write_bytes(content)
-        outcome(lambda: runs.read(folder.path))
+        outcome(lambda: runs.read(folder))
         outcome(lambda: folder.agree(config))
         outcome(folder.outcome)
         folder.evaluation(Done(updates=40))

@@ -58,7 +58,9 @@ def ticks(angle_rad: float) -> int:
 def load(path: Path, joints: Sequence[str]) -> dict[str, Servo]:
     """In the joints' order. Raises UserError where the file is of another arm."""
     if not path.is_file():
-        raise UserError(f"no calibration {path}; make it with `offline-rl robot calibrate`")
+        raise UserError(
+            f"no calibration {path}; make it with `offline-rl robot calibrate robot=<name>`"
+        )
     values = read_json(path)
     if not isinstance(values, dict) or set(values) != set(joints):
         found = ", ".join(values) if isinstance(values, dict) else type(values).__name__

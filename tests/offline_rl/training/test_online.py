@@ -130,6 +130,7 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
     first = train(**offline, num_updates=20, name="first").path
     more = {k: v for k, v in QUICK.items() if k != "seeds"} | {"out": str(tmp_path)}
+    more |= {"online.warm_up_by": "random"}
 
     def stop(trainer: Any) -> None:
         if trainer.env_steps >= 20:
