@@ -139,7 +139,6 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
     return kinds[0]
 
 
-@cache
 def algorithm_yaml(name: str) -> dict[str, Any]:
     """configs/algorithm/<name>.yaml; empty where it has none, or is not ours. Raises UserError."""
     path, ours = table(name), name in algorithm_names()
