@@ -58,13 +58,8 @@ def _check(values: dict[str, Any]) -> None:
     limits, _ = own_limits(values.pop("limits", None))
     rate_hz = values.pop("rate_hz", None)
     machine = make(name, **values)
-    check(
-        machine,
-        bundle,
-        rate_hz=rate_hz,
-        limits=limits,
-        told=lambda line: print(f"{line.name:10s} {line.found}"),
-    )
+    lines = check(machine, bundle, rate_hz=rate_hz, limits=limits)
+    print(*(f"{line.name:10s} {line.found}" for line in lines), sep="\n")
     print(f"{machine.spec.name} is in order")
 
 

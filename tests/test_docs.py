@@ -1,14 +1,17 @@
-"""Pages that are made are as their makers make them today, and so are the benchmarks' settings."""
+"""Pages that are made are as their makers make them today, of runs that their suites describe."""
 
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-from benchmarks import dual, locomotion, neorl2
-from benchmarks.evidence import budget, kept
+from benchmarks import pages
 from docs.generate import algorithms, datasets
-from offline_rl.algorithms.common.registry import algorithm_config
+from offline_rl.report import compact
+from offline_rl.suite.plan import cells, read_suite
+from offline_rl.training.options import TrainOptions
+
+STUDIES = [folder.name for folder in pages.studies()]
 
 
 def test_the_algorithms_page_is_that_of_this_code_and_these_results():
@@ -27,25 +30,30 @@ def test_the_datasets_page_is_that_of_these_cards():
     )
 
 
-@pytest.mark.parametrize("benchmark", [neorl2, locomotion, dual])
-def test_a_results_page_is_that_of_the_runs_that_are_kept(benchmark: ModuleType):
-    made = benchmark.page()
-    found = (benchmark.RESULTS / "README.md").read_text()
-    assert found == made, f"run python -m {benchmark.__name__} table"
-    sets = {row["dataset"] for rows in kept(benchmark.RESULTS) for row in rows}
-    assert [name for name in sets if Path(name).is_absolute()] == [], "a place on one machine"
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_studys_page_is_that_of_its_kept_runs(study: str):
+    folder = pages.RESULTS / study
+    found = (folder / "README.md").read_text()
+    assert found == pages.page(folder), f"run python -m benchmarks.pages {study}"
 
 
-@pytest.mark.parametrize("loss", dual.LOSSES)
-def test_every_value_loss_of_the_dual_benchmark_is_one_that_its_algorithm_takes(loss: str):
-    keys = {k.removeprefix("algorithm."): v for k, v in dual.LOSSES[loss].items() if "." in k}
-    config, _ = algorithm_config(dual.LOSSES[loss]["algorithm"], dual.TASK, keys)
-    assert all(getattr(config, key) == value for key, value in keys.items())
+@pytest.mark.parametrize("study", STUDIES)
+def test_kept_runs_are_those_of_the_suite_of_their_name(study: str):
+    """Algorithm, task, name and lengths, so that the page's command makes these runs again."""
+    wanted: dict[str, dict[str, Any]] = {}
+    for cell in cells(read_suite(study), "runs"):
+        options = TrainOptions(**{k: v for k, v in cell.keys.items() if "." not in k})
+        wanted[f"{options.task}/{options.algorithm}/{options.name}"] = vars(options)
+    for record in compact.read(pages.RESULTS / study):
+        asked, given = wanted[record.run], record.config
+        for key in ("num_updates", "pretrain_updates", "eval_every", "eval_episodes"):
+            assert given[key] == asked[key], (record.run, key)
+        seeds = asked["seeds"] if isinstance(asked["seeds"], list) else range(asked["seeds"])
+        assert record.key[1] in seeds
 
 
-def test_the_neorl2_runs_are_as_long_as_its_command_makes_them():
-    for rows in kept(neorl2.RESULTS):
-        name, task = rows[0]["algorithm"], rows[0]["task"].removeprefix("neorl2/")
-        keys = budget(name, neorl2.updates(name, task), f"neorl2/{task}")
-        lengths = {keys["num_updates"], keys["num_updates"] + keys.get("pretrain_updates", 0)}
-        assert {row["num_updates"] for row in rows} <= lengths, (name, task)
+@pytest.mark.parametrize("study", STUDIES)
+def test_nothing_kept_names_a_place_on_one_machine(study: str):
+    for record in compact.read(pages.RESULTS / study):
+        named = [record.result["dataset"], *map(record.config.get, ("dataset", "expert_dataset"))]
+        assert not any(Path(name).is_absolute() for name in named if name), record.run

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence import complete, spread
+from benchmarks.pages import cells, kept, studies
 from benchmarks.speed.bench import per_second
 from offline_rl.algorithms.common.registry import (
     PACKAGE,
@@ -20,27 +20,33 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     algorithm_yaml,
 )
-from offline_rl.utils.text import table
+from offline_rl.report.runs import collect
+from offline_rl.utils.text import mean_std, table
 
 PAGE, README = Path("docs/algorithms.md"), Path("README.md")
 BEGIN, END = "<!-- made by python -m docs.generate.algorithms -->", "<!-- to here -->"
 RESULTS = Path("benchmarks/results")
 CARDS = Path("datasets/generated")
+COMMON = ("base", "optim", "registry")  # of every algorithm
 HEAD = """# Algorithms
 
 *Made by `python -m docs.generate.algorithms` from the code and `benchmarks/results`, not by hand.*
 
 Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
-(`offline_rl/algorithms/common`). Lines are those of code: neither blank nor comment
-nor docstring. Settings by task are in `configs/algorithm/<name>.yaml`. bf16: scores were held
-against float32 (`benchmarks/results/parity`), so `precision=auto` uses it where the processor can.
+(`offline_rl/algorithms/common`). Lines are those of code, neither blank nor comment nor docstring:
+the file's own, and with + those of the method that stand in files it shares with others, but for
+the base class and optimisers. Settings by task are in `configs/algorithm/<name>.yaml`. bf16: scores
+were held against float32 (`benchmarks/results/parity`), so `precision=auto` uses it where the
+processor can.
 """
 SCORES = """## Scores
 
-The last checkpoint's normalised score, mean ± standard deviation over seeds; `data` is the mean of
-the data's own episodes. Updates, episodes, settings and what differs from the published numbers
-stand with each run in `benchmarks/results`; ReCOIL's results, on data made for it, in
-[benchmarks/results/dual](../benchmarks/results/dual/README.md).
+The last checkpoint's normalised score, mean ± standard deviation over seeds, and after how many
+updates; `data` is the mean of the data's own episodes. With *: values had not formed, so that the
+number says little about the method and is to be compared with nothing. What had formed by less than
+half is conformance-tested, not benchmarked here, and has no number. Errors, settings, and what
+differs from published numbers stand on each study's page; ReCOIL's results, on data made for it, on
+[that of Dual RL](../benchmarks/results/dual/README.md).
 """
 ONLINE = """### `datasets/generated`: SAC, online
 
@@ -51,7 +57,8 @@ The return, mean of the evaluations' episodes, at the checkpoint whose policy ma
 SPEED = """## Speed
 
 Seed-updates per second of the compiled engine as a multiple of eager single-seed PyTorch in the
-same run, on the machine named in the file. Observations 17, actions 6, the algorithm's own batch.
+same run, at the commit given: rows of different commits were measured on different days, and their
+rates are not to be compared. Observations 17, actions 6, the algorithm's own batch.
 With *: no eager baseline was written; the multiple is of the same update, not compiled.
 """
 
@@ -88,6 +95,23 @@ def code_lines(path: Path) -> int:
     return sum(bool(x.strip()) and x.strip()[0] != "#" and n not in silent for n, x in lines)
 
 
+def shared_lines(path: Path) -> int:
+    """Code of the method in files that it shares with others, theirs included."""
+    found, left = set[Path](), [path]
+    while left:
+        for node in ast.walk(ast.parse(left.pop().read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in names:
+                file = PACKAGE.parent / f"{name.replace('.', '/')}.py"
+                method = file.is_relative_to(PACKAGE / "algorithms") and file.stem not in COMMON
+                if method and file.is_file() and file not in found:
+                    found.add(file)
+                    left.append(file)
+    return sum(map(code_lines, found))
+
+
 def learns_from(cls: Any) -> str:
     """In words."""
     if cls.online:
@@ -99,26 +123,28 @@ def learns_from(cls: Any) -> str:
         "expert": "an expert's beside it: `expert_dataset=`",
         "costs": "costs",
     }
-    further = [words[name] for name in cls.needs]
+    further = [words.get(name, name.replace("_", " ")) for name in cls.needs]
     return "data" + ("" if not further else f" ({', '.join(further)})")
 
 
 def scores() -> list[str]:
-    """A table for each benchmark: algorithms by tasks. Dual RL's has data of its own: its page."""
-    lines = []
-    for benchmark in sorted(p.parent for p in RESULTS.glob("*/runs") if p.parent.name != "dual"):
-        cells: dict[str, dict[str, str]] = {}
-        for run in sorted((benchmark / "runs").glob("*/*/*")):
-            if (seeds := complete(run)) is None:
-                continue
-            first = seeds[0]
-            task = first["task"] + ("" if run.name == "default" else f" ({run.name})")
-            score = spread([s["score"] for s in seeds])
-            cells.setdefault("data", {})[task] = f"{first['behaviour_score']:.1f}"
-            cells.setdefault(first["algorithm"], {})[task] = score
-        tasks = sorted({task for row in cells.values() for task in row})
-        body = [[name, *(row.get(task, "") for task in tasks)] for name, row in cells.items()]
-        lines += [f"### `{benchmark}`", "", table(["", *tasks], body, markdown=True), ""]
+    """A table for each study: algorithms by tasks. Dual RL's data is made for it: its own page."""
+    lines = list[str]()
+    for study in (folder for folder in studies() if folder.name != "dual"):
+        tasks = collect([study])
+        found: dict[str, dict[str, str]] = {"data": {}}
+        for task, seeds in tasks.items():
+            score = next(s.outcome.behaviour_score for s in seeds if s.outcome)
+            found["data"][task] = "" if score is None else f"{score:.1f}"
+            for label, c in cells(seeds):
+                if kept(c) and c.values:
+                    # where data stands in, every run is named by it
+                    own = label if c.seeds[0].config["dataset"] is None else label.split(" ")[0]
+                    text = f"{mean_std(c.values, 1)} after {c.seeds[0].config['num_updates']:,}"
+                    found.setdefault(own, {})[task] = text + "*" * (not c.finished)
+        body = [[name, *(row.get(task, "") for task in tasks)] for name, row in found.items()]
+        lines += [f"### [{study.name}](../{study}/README.md)", ""]
+        lines += [table(["", *tasks], body, markdown=True), ""]
     return lines
 
 
@@ -154,10 +180,9 @@ def speed() -> list[str]:
                 if r["algorithm"] == name
             }
             rate = per_second(base["updates_per_second"]) + "*" * (base["kind"] == "uncompiled")
-            body.append(
-                [name, rate, *(f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns)]
-            )
-        header = ["", "eager, /s", *heads]
+            multiples = (f"{ratios[c]:.1f}×" if c in ratios else "" for c in columns)
+            body.append([name, rate, *multiples, (base["commit"] or "unknown")[:7]])
+        header = ["", "eager, /s", *heads, "commit"]
         lines += [f"### `{path}`", "", table(header, body, markdown=True), ""]
     return lines
 
@@ -173,7 +198,8 @@ def page() -> str:
         paper = parts["Paper"].split(". Equation")[0].split(", with its")[0].rstrip(".")
         link = f"[`{name}`](../offline_rl/algorithms/{name}.py)"
         held = "yes" if "bf16" in (algorithm_yaml(name).get("parity") or {}) else ""
-        rows.append(f"| {link} | {paper} | {code_lines(path)} | {learns_from(cls)} | {held} |")
+        lines = f"{code_lines(path)} + {shared_lines(path)}".removesuffix(" + 0")
+        rows.append(f"| {link} | {paper} | {lines} | {learns_from(cls)} | {held} |")
         differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
     parts = [HEAD, *rows, "", "## What differs from paper or code", "", *differs]
     return "\n".join([*parts, SCORES, *scores(), *online(), SPEED, *speed()]).rstrip() + "\n"

@@ -7,8 +7,13 @@ penalty stays at `gap`.
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
 Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py) in that all losses
          are taken at the old parameters, and max_target_backup is a max over actions of the min
-         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. From the defaults'
-         source, tinkoff-ai/CORL, in that its second critic always has three hidden layers.
+         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. Also young-geng's:
+         the exact log density (1e-6 inside the authors' logarithm), the learnt scale and shift of
+         the log deviation, its range of [-20, 2] (there [-5, 2]), a temperature stepped after the
+         losses that use it, the penalty's bounds and the initial weights. From the defaults'
+         source, tinkoff-ai/CORL, in that its second critic always has three hidden layers. CORL's
+         cloning phase raises the density of the policy's own samples, not of the data's actions;
+         here it is young-geng's.
 """
 
 from __future__ import annotations

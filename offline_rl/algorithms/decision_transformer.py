@@ -6,8 +6,9 @@ data's action. Asked to act, it is told the return to aim at; each reward is tak
 Paper:   Chen et al., NeurIPS 2021, arXiv:2106.01345.
 Differs: from the authors' code (kzl/decision-transformer:gym) in that short windows are padded at
          their end, where nobody looks, instead of masked at their start; observations are divided
-         by their deviation plus 1e-3, there 1e-6. Their second evaluation target is
-         `offline-rl evaluate run=… target_return=…`.
+         by their deviation plus 1e-3, there 1e-6. Their second evaluation target is `offline-rl
+         evaluate run=… target_return=…`. Embeddings are dropped at `dropout`, there always at
+         GPT-2's 0.1.
 """
 
 from __future__ import annotations

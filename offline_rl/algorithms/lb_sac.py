@@ -7,7 +7,9 @@ Paper:   Nikulin, Kurenkov, Tarasov, Akimov, Kolesnikov, 2022, arXiv:2211.11092.
 Differs: as SAC-N but for the weights, which begin by fan-out as the authors' do, so that critics
          disagree at once. The rates are exactly sqrt(10000 / 256) times 3e-4, 1.875e-3; the
          released configs (tinkoff-ai/CORL:configs/offline/lb-sac) round to 1.8e-3. With
-         `layer_norm` each critic has its own gain and shift, there all share one.
+         `layer_norm` each critic has its own gain and shift, there all share one. Ten critics are
+         tinkoff-ai/CORL's default, its setting for walker2d-medium and -medium-expert; off
+         locomotion none is published.
 """
 
 from __future__ import annotations

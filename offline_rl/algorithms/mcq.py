@@ -7,8 +7,9 @@ overrated, and not punished beyond need either. The VAE learns alongside.
 Paper:   Lyu, Ma, Li, Lu, NeurIPS 2022, arXiv:2206.04745.
 Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py) in that pseudo targets
          are not raised to 0 and no data set has rules of its own there (a margin, weights by
-         distance, errors of one side only); both critics see the same samples; there a network has
-         one hidden layer more than its setting says.
+         distance, errors of one side only); both critics see the same samples; the temperature's
+         and the policy's loss draw each their own, there one; the log density is exact, there 1e-6
+         inside its logarithm; there a network has one hidden layer more than its setting says.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ critics, and large batches do the rest.
 
 Paper:   Tarasov, Kurenkov, Nikulin, Kolesnikov, NeurIPS 2023, arXiv:2305.09836.
 Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in that the policy's
-         target follows the new policy, not the one before; layer normalisation has torch's eps
-         (1e-5, there 1e-6). Rows cut by a time limit are left out, there as in D4RL's
-         `qlearning_dataset`: the data has no next action for them.
+         target follows the new policy, not the one before; the actor learns in the second of two
+         updates, there in the first; layer normalisation has torch's eps (1e-5, there 1e-6). Rows
+         cut by a time limit are left out, there as in D4RL's `qlearning_dataset`: the data has no
+         next action for them.
 """
 
 from __future__ import annotations

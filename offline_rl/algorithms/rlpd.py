@@ -6,7 +6,8 @@ environment step and one of the actor, on their mean. No preliminary training, n
 Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 1.
 Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py) in that every
          critic update draws a batch of its own, half and half, where there one of `utd` times the
-         size is cut into as many, half and half; both are uniform draws with replacement.
+         size is cut into as many, half and half; both are uniform draws with replacement. Layer
+         normalisation has torch's eps (1e-5, there 1e-6).
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ it can go on learning online with the same losses.
 Paper:   Wen, Yu, Yang, Chen, Bai, Wang, 2023, arXiv:2309.16973; the losses are those of RORL,
          arXiv:2206.02829.
 Differs: from the authors' code (BattleWen/RO2O:algorithms/offline) in that weights begin by fan-in,
-         there by fan-out. As there, "adversarial" is the worst of n uniform draws, the same n for
-         the whole batch, not an attack by gradient.
+         there by fan-out, and the log density is exact, there 1e-6 inside its logarithm. As there,
+         "adversarial" is the worst of n uniform draws, the same n for the whole batch, not an
+         attack by gradient.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
 Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
 Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
-         first actions (`Online.warm_up`) are uniform; networks start as torch's do.
+         first actions (`Online.warm_up`) are uniform; networks start as torch's do. rlkit takes all
+         losses at the old parameters; the order here is pranz24/pytorch-soft-actor-critic's,
+         without the 1e-6 that both add inside the log density.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1 with e
 Differs: temperature, policy and critics are stepped one after the other, each with what is new, as
          tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used; the authors take all
          losses at the old parameters (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py). The
-         target critics start as copies; weights by fan-in for each critic.
+         target critics start as copies; weights by fan-in for each critic and the policy, whose
+         first layer starts by fan-out there (lifelong_rl/torch/pytorch_util.py). The log density is
+         exact; in both of them 1e-6 stands inside its logarithm, so that where actions saturate its
+         pull on them vanishes.
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.report.cells import Cell, cell
 from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
-from offline_rl.report.runs import Outcome, Seed, behaviour, collect, groups, key_of
+from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.report.statistics import FORMED
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build
@@ -20,11 +22,15 @@ from offline_rl.utils.text import duration, mean_std, span, table, wrapped
 NOTE = (
     "Scores and returns: mean ± standard deviation over seeds (ddof 0, as CORL has it) of each "
     "seed's mean over the episodes of its last evaluation, which is the last checkpoint's: nothing "
-    "is best-of. Wall time is that of all seeds, evaluations included; updates/s is one seed's "
-    "steady rate × the seeds trained side by side."
+    "is best-of. Error: the standard error over those episodes. Last five: the same of the last "
+    "five evaluations together. Success: with Wilson's 95 % interval, over all seeds' episodes. "
+    "Formed: how far values had come, 1 - (1 - tau (1 - discount))^(updates of the target); "
+    f"below {100 * FORMED:.0f} % a result is unfinished, whatever its score. Wall time is that of "
+    "all seeds, evaluations included; updates/s is one seed's steady rate × the seeds trained side "
+    "by side."
 )
-HEADER = ["algorithm", "score", "return", "success %", "cost", "episodes", "updates"]
-HEADER += ["env steps", "wall time", "updates/s"]
+HEADER = ["algorithm", "score", "return", "error", "last five", "success %", "cost", "episodes"]
+HEADER += ["updates", "formed", "env steps", "wall time", "updates/s"]
 
 
 def summary(run_folder: Path) -> str:
@@ -60,13 +66,12 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [
-        row(label, [s.outcome for s in g if s.outcome], key) for label, g in groups(seeds).items()
-    ]
+    rows = [row(label, cell(own, key)) for label, own in groups(seeds).items()]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
-        body.append([label, mean_std([score], 1), mean_std([mean]), *[""] * 7])
+        cells = [label, mean_std([score], 1), mean_std([mean])]
+        body.append([*cells, *[""] * (len(HEADER) - len(cells))])
     kind = "normalised score" if key == "score" else "raw return (the task has no score references)"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
@@ -80,24 +85,44 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, done: Sequence[Outcome], key: str) -> tuple[float, list[str]]:
+def row(label: str, found: Cell) -> tuple[float, list[str]]:
     """What a group is sorted by, and its cells."""
+    done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
-        return -math.inf, [label, *[""] * 7, "running", ""]
-    values = [o.score if key == "score" else o.mean_return for o in done]
+        empty = [label, *[""] * (len(HEADER) - 1)]
+        empty[HEADER.index("wall time")] = "running"
+        return -math.inf, empty
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
-    return float(np.mean([v for v in values if v is not None] or [-math.inf])), [
+    return -math.inf if found.mean is None else found.mean, [
         label,
         mean_std([o.score for o in done], 1),
         mean_std([o.mean_return for o in done]),
-        mean_std([100 * float(np.mean(o.success)) if o.success else None for o in done], 0),
+        "" if found.error is None else f"{found.error:.1f}",
+        mean_std(found.lasts, 1),
+        success(found),
         mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
         f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
         span(o.num_updates or o.online_updates for o in done),
+        progress(found),
         span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
         duration(sum(o.seconds / o.seeds_stacked for o in done)),
         f"{np.mean(rates):,.0f} × {span(o.seeds_stacked for o in done)}" if rates else "",
     ]
+
+
+def success(found: Cell) -> str:
+    """The share of episodes that succeeded with its interval, in per cent."""
+    if found.success is None:
+        return ""
+    share, low, high = (100 * x for x in found.success)
+    return f"{share:.0f} [{low:.0f}, {high:.0f}]"
+
+
+def progress(found: Cell) -> str:
+    """How far values had formed, in per cent rounded down."""
+    if found.formed is None:
+        return ""
+    return f"{math.floor(100 * found.formed)} %" + ("" if found.finished else ", unfinished")
 
 
 def unusual(seed: Seed, key: str) -> str | None:

@@ -1,13 +1,8 @@
-"""Runs as their folders tell of them, for reports.
-
-Read are config.json, evaluations.jsonl, result.json and environment.json of each seed, nothing
-else: a run made elsewhere can be dropped in, and a running one is seen as far as it has come.
-"""
+"""Runs as reports see them, from their folders and from compact files alike."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,9 +10,10 @@ from typing import Any
 
 from envs import Reference
 from offline_rl.algorithms.common.registry import label
+from offline_rl.report import compact
+from offline_rl.report.records import Record, of_folder, seed_folders
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
 
@@ -59,42 +55,37 @@ class Seed:
     curves: dict[str, dict[int, float]]  # "score", "return": updates -> mean over the episodes
     outcome: Outcome | None  # None while it is running
     machine: dict[str, Any]  # environment.json
+    target: float | None = None  # the last mean target of the critics, where there are any
 
 
-def read(path: Path) -> Seed:
-    """The seed in `path`. Raises UserError naming a file that is not as `train` writes it."""
-    folder, outcome = SeedFolder(path.parent, int(path.name.removeprefix("seed_"))), None
-    file = folder.config
+def read(folder: SeedFolder) -> Seed:
+    """The seed in `folder`. Raises UserError naming a file that is not as `train` writes it."""
+    return seed_of(of_folder(folder), folder.path)
+
+
+def seed_of(record: Record, path: Path) -> Seed:
+    """What a report shows of `record`. Raises UserError naming the file of `path` to blame."""
+    file, outcome = path / "config.json", None
     try:
-        config = flatten(read_object(file), ".")
+        config = flatten(record.config, ".")
         task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
         title = label(method) + ("" if name == "default" else f" ({name})")
-        file = path / "evaluations.jsonl"
-        rows = folder.rows("evaluations")
+        file, rows = path / "evaluations.jsonl", record.evaluations
         curves = {
             "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
             "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
         }
-        file = path / "environment.json"
-        machine = read_object(file) if file.is_file() else {}
-        file = folder.result
-        if folder.finished:
-            result = as_of_today(read_object(file), config)
-            known = {f.name: result[f.name] for f in fields(Outcome)}
+        file = path / "result.json"
+        if record.result is not None:
+            known = {f.name: record.result[f.name] for f in fields(Outcome)}
             if (reference := known["score_reference"]) is not None:
                 known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
             outcome = build(Outcome, known, f"{file}: ")
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
-    return Seed(task, title, folder.seed, path, config, curves, outcome, machine)
-
-
-def as_of_today(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """A result.json of any version: earlier ones counted all updates as one, and kept no costs."""
-    if "pretrain_updates" not in result:
-        online = 0 if config["num_updates"] else result["num_updates"]
-        result |= {"num_updates": config["num_updates"], "online_updates": online}
-    return {"costs": None} | result
+    number_of = int(path.name.removeprefix("seed_"))
+    target, machine = record.metrics.get("train/target"), record.environment
+    return Seed(task, title, number_of, path, config, curves, outcome, machine, target)
 
 
 def number(value: float | None) -> float:
@@ -111,11 +102,13 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
     found: dict[tuple[str, str, int], Seed] = {}
     firsts: dict[tuple[str, str], Seed] = {}
     for folder in folders:
-        files = [f for name in ("config", "result") for f in folder.resolve().rglob(f"{name}.json")]
-        paths = {f.parent for f in files if re.fullmatch(r"seed_(0|[1-9]\d*)", f.parent.name)}
-        if not paths:
-            raise UserError(f"{folder} holds no run: expected <task>/<algorithm>/<name>/seed_<n>")
-        for seed in map(read, sorted(paths)):
+        seeds = [*map(read, seed_folders(folder)), *compact_seeds(folder)]
+        if not seeds:
+            raise UserError(
+                f"{folder} holds no run: expected <task>/<algorithm>/<name>/seed_<n>, or the "
+                f"{compact.RUNS} of a study"
+            )
+        for seed in seeds:
             other = found.setdefault((seed.task, seed.label, seed.number), seed)
             if other.path != seed.path:
                 same = f"seed {seed.number} of {seed.label} on {seed.task}"
@@ -130,6 +123,16 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 )
     seeds = [found[key] for key in sorted(found)]
     return {seed.task: [s for s in seeds if s.task == seed.task] for seed in seeds}
+
+
+def compact_seeds(folder: Path) -> list[Seed]:
+    """Those in compact files at any depth below `folder`."""
+    found = []
+    for file in sorted(folder.resolve().rglob(compact.RUNS)):
+        for record in compact.read(file.parent):
+            run, number_of = record.key
+            found.append(seed_of(record, file / run / f"seed_{number_of}"))
+    return found
 
 
 def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:

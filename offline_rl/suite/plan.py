@@ -94,7 +94,7 @@ def read_suite(name: str) -> Suite:
     if path is None:
         raise UserError(unknown("suite", name, files))
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except FileNotFoundError:
         raise UserError(f"suite={name}: there is no such file") from None
     except Exception as error:  # the parsers' own, of several libraries

@@ -14,6 +14,7 @@ import yaml
 from desk_bundle import write_desk_bundle
 from robots_in_memory import Bench, spec
 
+from offline_rl.utils.errors import UserError
 from real_robot import read, run
 from real_robot.console import Console
 from real_robot.control.clock import MonotonicClock
@@ -22,6 +23,7 @@ from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import put_wish, wish_of, wish_type
 from real_robot.control.watchdog import Watchdog
 from real_robot.safety.states import Reason, State
+from real_robot.verbs import robot
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,6 +132,24 @@ def test_a_wish_comes_through_shared_memory_whole(tmp_path):
     assert wish_of(reader.record) == sent
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "unknown robot command"),
+        (["rum", "robot=desk"], "did you mean run"),
+        (["run"], "robot=… is missing"),
+        (["run", "robot=desk"], "bundle=… is missing"),
+        (["run", "robot=dsk", "bundle=b"], "did you mean desk"),
+        (["record", "robot=desk"], "out=… is missing"),
+        (["replay", "robot=desk"], "recording=… is missing"),
+        (["check", "robot=desk", "limits=nowhere.yaml"], "nowhere.yaml is not readable"),
+    ],
+)
+def test_a_command_that_lacks_something_says_what(arguments, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        robot(arguments)
+
+
 # the watchdog
 
 
@@ -159,49 +179,49 @@ def watched(tmp_path, owner) -> tuple[Watchdog, Held, Words]:
     words = Words(tmp_path / "words", create=True)
     words["owner_pid"], words["period_ns"] = owner.pid, 5_000_000
     words["armed"], words["control_ns"] = 1, time.monotonic_ns()
-    robot = Held(owner.pid)
-    return Watchdog(robot, words), robot, words
+    held = Held(owner.pid)
+    return Watchdog(held, words), held, words
 
 
 def test_the_watchdog_leaves_a_living_owner_alone(tmp_path, owner):
-    dog, robot, words = watched(tmp_path, owner)
+    dog, held, words = watched(tmp_path, owner)
     for _ in range(5):
         assert dog.look(words["control_ns"] + 29_000_000) is None
     assert words["watchdog_beat"] == 5
-    assert robot.reasons == []
+    assert held.reasons == []
     assert owner.poll() is None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_watchdog_holds_the_robot_of_an_owner_that_died(tmp_path, owner, how):
-    dog, robot, words = watched(tmp_path, owner)
+    dog, held, words = watched(tmp_path, owner)
     now = words["control_ns"]  # its heart goes on beating: only its death can tell
     dog.look(now)
     owner.send_signal(how)
     while dog.look(now) is None:
         assert words["watchdog_beat"] < 1000
-    assert robot.reasons == ["the control process died"]
+    assert held.reasons == ["the control process died"]
     assert words["watchdog_fired"] == 1
     assert dog.look(now) is None  # once
 
 
 def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, owner):
-    dog, robot, words = watched(tmp_path, owner)
+    dog, held, words = watched(tmp_path, owner)
     dog.look(words["control_ns"])
     owner.send_signal(signal.SIGSTOP)
     assert dog.look(words["control_ns"] + 31_000_000) == "the control process stands still"
-    assert not robot.owner_lived
+    assert not held.owner_lived
     assert owner.wait(5) == -signal.SIGKILL
 
 
 def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
-    dog, robot, words = watched(tmp_path, owner)
+    dog, held, words = watched(tmp_path, owner)
     words["armed"] = 0
     owner.kill()
     owner.wait()
     for _ in range(3):
         dog.look(time.monotonic_ns())
-    assert robot.reasons == []
+    assert held.reasons == []
 
 
 # everything

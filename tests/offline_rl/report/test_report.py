@@ -5,67 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import seed_folder
 
 from offline_rl.report.report import report, summary
-from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import write_json
 from offline_rl.utils.text import duration, mean_std, span, table
-
-REFERENCE = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
-
-
-def seed_folder(
-    out: Path,
-    seed: int,
-    scores: dict[int, float],
-    *,
-    task: str = "toy/line",
-    algorithm: str = "bc",
-    name: str = "default",
-    finished: bool = True,
-    scored: bool = True,
-    config: dict[str, Any] | None = None,
-    **result: Any,
-) -> SeedFolder:
-    """Evaluated in two episodes at updates -> score; a score of s is a return of 100 + 2 s."""
-    folder = SeedFolder(run_folder(str(out), task, algorithm, name), seed)
-    settings = {"algorithm": algorithm, "task": task, "name": name, "dataset": None, "data": "ab12"}
-    settings |= {"num_updates": 4000}
-    write_json(folder.config, {**settings, "hyper": {"beta": 3.0}, **(config or {})})
-    write_json(folder.path / "environment.json", {"cores": 2, "gpu": None})
-    for updates, score in scores.items():
-        mean = 100 + 2 * score
-        row = {"updates": updates, "env_steps": 0, "eval/return": mean, "eval/length": 5.0}
-        row |= {"eval/score": score} if scored else {}
-        folder.append("evaluations", {**row, "returns": [mean - 1, mean + 1], "seeds": [7, 8]})
-    if finished:
-        last = list(scores.values())[-1] if scores else None
-        mean = None if last is None else 100 + 2 * last
-        whole: dict[str, Any] = {
-            "algorithm": algorithm,
-            "task": task,
-            "dataset": "/far/away/line.npz",
-            "seed": seed,
-            "seeds_stacked": 2,
-            "num_updates": 4000,
-            "num_env_steps": 0,
-            "seconds": 60.0,
-            "updates_per_second": 150.0,
-            "device": "cpu",
-            "precision": "fp32",
-            "compiled": True,
-            "returns": None if mean is None else [mean - 1, mean + 1],
-            "success": None,
-            "mean_return": mean,
-            "score": last if scored else None,
-            "behaviour_return": 130.0,
-            "behaviour_score": 15.0 if scored else None,
-            "score_reference": REFERENCE if scored else None,
-            "diverged_at": None,
-        }
-        write_json(folder.result, whole | result)
-    return folder
 
 
 def cells(text: str, start: str) -> list[str]:
@@ -80,7 +24,9 @@ def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path
         seed_folder(tmp_path, seed, {0: 1.0, 4000: score}, seeds_stacked=3)
     text = report([tmp_path])
     row = cells(text, "bc")
-    assert row == ["bc", "50.0 ± 8.2", "200.0 ± 16.3", "2 × 3 seeds", "4,000", "60 s", "150 × 3"]
+    assert row[:3] == ["bc", "50.0 ± 8.2", "200.0 ± 16.3"]
+    assert row[3:5] == ["0.5", "50.0 ± 8.2"]  # returns 2 apart: sqrt(2) / sqrt(2) = 1, score 0.5
+    assert row[5:] == ["2 × 3 seeds", "4,000", "60 s", "150 × 3"]
     assert cells(text, "behaviour policy") == ["behaviour policy", "15.0", "130.0"]
     assert "Score 0 is a return of 100, 100 one of 300 (a paper). Environment: a stand-in." in text
     assert "line.npz" in text
@@ -96,7 +42,7 @@ def test_updates_are_those_of_the_main_phase_in_results_of_any_age(tmp_path: Pat
         assert "4,000" in cells(report([tmp_path]), f"bc ({name})")
     online = {"config": {"num_updates": 0}, "num_updates": 700, "num_env_steps": 800}
     seed_folder(tmp_path / "sac", 0, {0: 1.0}, name="online", **online)
-    assert cells(report([tmp_path / "sac"]), "bc (online)")[4:6] == ["700", "800"]
+    assert cells(report([tmp_path / "sac"]), "bc (online)")[5:7] == ["700", "800"]
 
 
 def test_the_last_evaluation_counts_and_not_the_best(tmp_path: Path) -> None:
@@ -117,7 +63,7 @@ def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: P
     assert text.splitlines()[-2:] == [str(folder / "curves.png"), str(folder / "report.md")]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.md").read_text()
-    assert "| bc               |  50.0 |  200.0 | 2 × 1 seed |" in page
+    assert "| bc               |  50.0 |  200.0 |   0.5 |      50.0 | 2 × 1 seed |" in page
     assert "![Learning curves](curves.png)" in page
     assert sorted(f.name for f in folder.iterdir()) == ["curves.png", "report.md", "seed_0"]
     before = (folder / "curves.png").read_bytes()
@@ -153,14 +99,28 @@ def test_running_and_diverged_seeds_are_named(tmp_path: Path) -> None:
 
 
 def test_a_task_without_references_reports_returns_and_success_and_says_so(tmp_path: Path) -> None:
-    """One seed succeeds in every episode, the other in half of them: 75 ± 25 %."""
-    seed_folder(tmp_path, 0, {0: 50.0}, scored=False, success=[True, True])
-    seed_folder(tmp_path, 1, {0: 60.0}, scored=False, success=[True, False])
+    """One seed succeeds in every episode, the other in half of them: 3 of 4, Wilson's 30-95 %."""
+    seed_folder(tmp_path, 0, {4000: 50.0}, scored=False, success=[True, True])
+    seed_folder(tmp_path, 1, {4000: 60.0}, scored=False, success=[True, False])
     text = report([tmp_path])
     assert text.startswith("toy/line: raw return (the task has no score references)\n")
-    assert cells(text, "algorithm")[1:4] == ["return", "success %", "episodes"]
-    assert cells(text, "bc")[1:3] == ["210.0 ± 10.0", "75 ± 25"]
+    header = ["return", "error", "last five", "success %", "episodes"]
+    assert cells(text, "algorithm")[1:6] == header
+    assert cells(text, "bc")[1] == "210.0 ± 10.0"
+    assert cells(text, "bc")[4] == "75 [30, 95]"
     assert "Score 0" not in text
+
+
+def test_values_that_have_not_formed_are_said_to_be_unfinished(tmp_path: Path) -> None:
+    """0.5 * (1 - 0.5) of the way each time: 1 - 0.75^5 = 76 % after five, 1 - 0.75^10 = 94 %."""
+    for name, delay, updates in (("slow", 2, 10), ("quick", 1, 10)):
+        hyper = {"tau": 0.5, "discount": 0.5, "policy_delay": delay}
+        config = {"num_updates": updates, "hyper": hyper}
+        seed_folder(tmp_path, 0, {updates: 50.0}, name=name, config=config, num_updates=updates)
+    text = report([tmp_path])
+    assert cells(text, "bc (slow)")[7] == "76 %, unfinished"
+    assert cells(text, "bc (quick)")[7] == "94 %"
+    assert "below 90 % a result is unfinished" in text.replace("\n", " ")
 
 
 def test_training_without_an_environment_has_a_table_and_no_picture(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""A cell: what the seeds of one algorithm on one task came to together, and how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offline_rl.report.runs import Outcome, Seed
+from offline_rl.report.statistics import (
+    FORMED,
+    evaluation_error,
+    formed_share,
+    last_mean,
+    wilson,
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Means are over seeds, of the score where the task has one, else of the return."""
+
+    seeds: list[Seed]
+    values: list[float]  # of each seed that has one: its last evaluation's mean
+    lasts: list[float]  # the mean of its last five evaluations
+    error: float | None  # standard error over the last evaluation's episodes
+    formed: float | None  # share to which values have formed; None where there are none
+    target: float | None  # the mean target at the end, in the rewards that were learnt from
+    success: tuple[float, float, float] | None  # share of episodes, and its 95 % interval
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(self.values)) if self.values else None
+
+    @property
+    def deviation(self) -> float:
+        """Over seeds (ddof 0)."""
+        return float(np.std(self.values)) if self.values else 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether values have formed far enough for the result to be compared."""
+        return self.formed is None or self.formed >= FORMED
+
+    def above(self, bar: float) -> bool:
+        """Whether it is finished, and surely above `bar`, at the end and over the last five.
+
+        Surely: by more than the deviation over seeds and the error over episodes together.
+        """
+        doubt = self.deviation + (self.error or 0)
+        means = [float(np.mean(values)) for values in (self.values, self.lasts) if values]
+        return self.finished and bool(means) and min(means) - doubt > bar
+
+
+def cell(seeds: Sequence[Seed], key: str) -> Cell:
+    """Of the seeds that have finished; key: "score" or "return"."""
+    done = [(seed, seed.outcome) for seed in seeds if seed.outcome is not None]
+    if not done:
+        return Cell([], [], [], None, None, None, None)
+    values = [o.score if key == "score" else o.mean_return for _, o in done]
+    lasts = [last_mean(seed.curves[key]) for seed, _ in done]
+    targets = [seed.target for seed, _ in done if seed.target is not None]
+    successes = [s for _, o in done for s in o.success or ()]
+    first, outcome = done[0]
+    hyper = {k.removeprefix("hyper."): v for k, v in first.config.items()}
+    return Cell(
+        seeds=[seed for seed, _ in done],
+        values=[v for v in values if v is not None],
+        lasts=[v for v in lasts if v is not None],
+        error=_error([o for _, o in done], key),
+        formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
+        target=float(np.mean(targets)) if targets else None,
+        success=share_of(successes) if successes else None,
+    )
+
+
+def share_of(successes: Sequence[bool]) -> tuple[float, float, float]:
+    """The share of episodes that succeeded, and Wilson's interval of it."""
+    return (sum(successes) / len(successes), *wilson(sum(successes), len(successes)))
+
+
+def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
+    """The standard error over episodes; episode k of every seed begins alike."""
+    sound = [o.returns for o in outcomes if o.returns and None not in o.returns]
+    if not sound:
+        return None
+    count = min(map(len, sound))
+    error = evaluation_error(np.array([returns[:count] for returns in sound], np.float64))
+    reference = outcomes[0].score_reference
+    if error is None or key == "return" or reference is None:
+        return error
+    return 100 * error / (reference.max - reference.min)

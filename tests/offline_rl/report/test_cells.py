@@ -1,0 +1,44 @@
+"""What the seeds of one algorithm came to together."""
+
+from pathlib import Path
+
+import pytest
+from made_runs import seed_folder
+
+from offline_rl.report.cells import Cell, cell
+from offline_rl.report.runs import collect
+
+
+def of_scores(out: Path, last: tuple[float, ...], before: float, updates: int = 4000) -> Cell:
+    """Seeds that ended at `last`, with `before` in four evaluations; target rate and bias 0.5."""
+    config = {"num_updates": updates, "hyper": {"tau": 0.5, "discount": 0.5}}
+    for seed, score in enumerate(last):
+        curve = {0: -99.0, **dict.fromkeys(range(1, 5), before), updates: score}
+        seed_folder(out, seed, curve, config=config, num_updates=updates)
+    (seeds,) = collect([out]).values()
+    return cell(seeds, "score")
+
+
+def test_above_is_by_more_than_the_deviation_over_seeds_and_the_error_over_episodes(
+    tmp_path: Path,
+) -> None:
+    """40, 50, 60: deviation 8.165; episodes two apart in return, one in score: error 0.5."""
+    found = of_scores(tmp_path, (40.0, 50.0, 60.0), before=60.0)
+    assert found.deviation == pytest.approx((200 / 3) ** 0.5)
+    assert found.error == pytest.approx(0.5)
+    assert found.above(50 - 8.17 - 0.51)
+    assert not found.above(50 - 8.16 - 0.49)
+
+
+def test_above_is_at_the_end_and_over_the_last_five_evaluations(tmp_path: Path) -> None:
+    """The last is at 50; the mean of the last five at (4 * 20 + 50) / 5 = 26."""
+    found = of_scores(tmp_path, (50.0,), before=20.0)
+    assert found.lasts == [pytest.approx(26.0)]
+    assert found.above(25.0)
+    assert not found.above(26.0)
+
+
+def test_what_is_unfinished_is_above_nothing(tmp_path: Path) -> None:
+    """1 - 0.75^8 = 90.0 %, 1 - 0.75^7 = 86.7 %."""
+    assert of_scores(tmp_path / "a", (50.0,), 50.0, updates=9).above(0.0)
+    assert not of_scores(tmp_path / "b", (50.0,), 50.0, updates=7).above(0.0)
