@@ -20,7 +20,7 @@ from offline_rl.utils.errors import UserError
         ("tuned: {3: {beta: 1.0}}", "3: .* is no row"),
         ("tuned: {hopper-*: {betta: 1.0}}", "hopper-.*: betta'; did you mean .*beta"),
         ("tuned: {hopper-*: {beta: high}}", "hopper-.*: beta='high': expected a number"),
-        ("tuned: {hopper-*: {beta: -1.0}}", "hopper-.*: beta=-1.0 is not between"),
+        ("tuned: {hopper-*: {beta: -1.0}}", "hopper-.*: beta=-1.0 is not at least 0"),
     ],
 )
 def test_a_damaged_table_is_named(
