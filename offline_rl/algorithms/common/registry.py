@@ -141,8 +141,16 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
 
 def algorithm_yaml(name: str) -> dict[str, Any]:
     """configs/algorithm/<name>.yaml; empty where it has none, or is not ours. Raises UserError."""
-    path, ours = table(name), name in algorithm_names()
-    found = read_yaml(path) if ours and path.is_file() else {}
+    path = table(name)
+    if name not in algorithm_names() or not path.is_file():
+        return {}
+    return checked_yaml(path, path.stat().st_mtime_ns)
+
+
+@cache
+def checked_yaml(path: Path, changed_ns: int) -> dict[str, Any]:
+    """A table, read once for each time it was changed. Raises UserError."""
+    found = read_yaml(path)
     for key, value in found.items():
         if key not in TABLES:
             raise UserError(f"{path}: {unknown('key', key, TABLES)}")

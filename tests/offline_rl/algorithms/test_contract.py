@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.config import stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.data import Dataset
@@ -62,8 +62,8 @@ def source(cls: type[Algorithm], cfg: object) -> Source:
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    made = source(cls, cfg)
-    return Engine(lambda _: cls(SPEC, cfg, 100), seeds, made, batch_size=32, **options)
+    made, how = source(cls, cfg), Interaction(cls.Online(utd=2.0), cfg)  # of a small cycle
+    return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, made, batch_size=32, **options)
 
 
 @lru_cache(8)  # the kinds that one algorithm's tests ask for
@@ -277,7 +277,8 @@ def test_config_floats_may_be_stacked_values(name: str):
     values = [3 * own, own]
 
     def make(s: int) -> Algorithm:
-        return cls(SPEC, small_config(cls, **{rate: values[s]}), 100)
+        cfg = small_config(cls, **{rate: values[s]})
+        return cls(SPEC, cfg, 100, Interaction(cls.Online(utd=2.0), cfg))
 
     both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
     both.run(periods(both, 10))

@@ -116,5 +116,5 @@ def test_a_row_takes_sixty_per_cent_of_one_with_both_observations():
         )
         kept = ReplayBuffer.from_dataset(data).tensors().values()
         size = sum(x.numel() * x.element_size() for x in kept)
-        assert size == ReplayBuffer.bytes_for(data) + 16  # and two counters
+        assert size == ReplayBuffer.bytes_for(data) + 24  # and three counters
         assert size <= 0.6 * 4 * rows * (2 * obs + act + 3)
