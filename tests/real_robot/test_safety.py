@@ -80,10 +80,10 @@ def envelopes(draw) -> Envelope:
     """Any robot: slow or fast, soft or stiff, with much room or little, at 20 Hz to 1 kHz."""
 
     def log(low: float, high: float) -> float:
-        return math.exp(draw(st.floats(math.log(low), math.log(high), allow_subnormal=False)))
+        return math.exp(draw(st.floats(math.log(low), math.log(high))))
 
     room = log(0.01, 6.0)
-    middle = draw(st.floats(-2, 2, allow_subnormal=False))
+    middle = draw(st.floats(-2, 2))
     acceleration, jerk = log(0.5, 100.0), log(5.0, 20_000.0)
     chosen = limits(
         position_low=middle - room / 2,
@@ -163,11 +163,11 @@ def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.floats(-5, 5, allow_subnormal=False),
-    st.floats(-1, 1, allow_subnormal=False),
-    st.floats(0.1, 100, allow_subnormal=False),
-    st.floats(1, 1e4, allow_subnormal=False),
-    st.floats(0.01, 1, allow_subnormal=False),
+    st.floats(-5, 5),
+    st.floats(-1, 1),
+    st.floats(0.1, 100),
+    st.floats(1, 1e4),
+    st.floats(0.01, 1),
 )
 def test_the_closed_form_of_a_stop_is_what_integration_gives(v, part, limit_a, limit_j, share):
     """Small steps of the same feedback; and half the stop, then the rest, is the whole."""
