@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from offline_rl.data.dataset import Dataset
-    from offline_rl.replay.batch import Source
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
