@@ -90,10 +90,24 @@ class TorchPolicy:
                     count = len(next(iter(start.values())))
                     raise ValueError(f"{len(x)} observations: the episodes' memory is for {count}")
                 actions, state = self.module.step(x, rewards, start)
+            elif hasattr(self.module, "plan"):
+                noise = np.zeros((len(batch), *self.module.noise_shape), np.float32)
+                history = np.repeat(batch[:, None], self.spec.history, 1)
+                chunk = self.plan(history, noise)
+                return (chunk[0] if single else chunk), state
             else:
                 actions = self.module.act(x)
         chunk = actions.numpy()[:, None]
         return (chunk[0] if single else chunk), state
+
+    def plan(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """[B, history, *obs], raw, and [B, *noise_shape] -> [B, horizon, A]."""
+        import torch
+
+        with torch.inference_mode():
+            x = torch.from_numpy(self.normaliser(observations))
+            answer: np.ndarray = self.module.plan(x, torch.from_numpy(noise)).numpy()
+        return answer
 
     def _rewards(self, reward: Any, count: int) -> Any:
         """`reward` as a tensor [count], checked."""

@@ -22,6 +22,7 @@ class Spec:
     action_high: tuple[float, ...] = ()  # [A]; empty means 1
     history: int = 1  # observations a policy sees at once
     horizon: int = 1  # actions it answers with: the chunk
+    executed: int = 1  # of these, taken before it is asked again
     rate_hz: float | None = None  # actions a second, where time is real
     observation_names: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()

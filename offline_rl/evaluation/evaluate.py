@@ -22,6 +22,7 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Normaliser, Policy, Spec, bundle
+from policies.chunks import Queue
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
@@ -76,20 +77,36 @@ def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Po
 
 
 def play(policy: Policy, env: VectorEnv) -> Episodes:
-    """An episode in every environment; of a chunk of actions the first is taken."""
+    """An episode in every environment; of a chunk of actions the first `executed` are taken."""
+    seeds = EVALUATION_SEED + np.arange(env.num_envs)
+    raw = Normaliser.identity(env.observation_shape)  # a policy normalises by itself
+    if policy.spec.horizon > 1:
+        return rollout(env, queue(policy, seeds).step, raw, seeds)
     state, rewards = None, None
 
     def act(observations: np.ndarray) -> np.ndarray:
         nonlocal state
-        chunk, state = policy.act(observations, state, rewards)  # normalises by itself
+        chunk, state = policy.act(observations, state, rewards)
         return chunk[:, 0]
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards
         rewards = told
 
-    seeds = EVALUATION_SEED + np.arange(env.num_envs)
-    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds, observe)
+    return rollout(env, act, raw, seeds, observe)
+
+
+def queue(policy: Any, seeds: np.ndarray) -> Queue:
+    """Of episodes from `seeds`, with a policy that plans."""
+    spec, shape = policy.spec, policy.module.noise_shape
+    made = Queue(
+        lambda observations, noise, _: policy.plan(observations, noise),
+        history=spec.history,
+        executed=spec.executed,
+        noise_shape=shape,
+    )
+    made.reset(seeds)
+    return made
 
 
 def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
