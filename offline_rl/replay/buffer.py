@@ -1,4 +1,4 @@
-"""The replay buffer: offline data, online data and mixtures of both, on the device, sampled there.
+"""The replay buffer: logged data or a run's own experience, on the device, sampled there.
 
 Observations are stored once. Row t's next observation is `observations[next_index[t]]`: usually the
 following row, a row of its own where an episode ends.
@@ -86,9 +86,8 @@ class ReplayBuffer:
         if not usable.any():
             raise UserError(f"{dataset.name}: no row can serve as a transition")
         rows = np.flatnonzero(usable)
-        # a dropped row's observation may still be its predecessor's next: keep all observations,
-        # reorder so that the usable rows come first
-        # and it ends the episode for that predecessor
+        # a dropped row's observation may still be its predecessor's next: all observations are
+        # kept, those of usable rows first, and for the predecessor the episode is cut
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         order = np.concatenate([rows, np.setdiff1d(np.arange(len(dataset.observations)), rows)])
         place = np.empty_like(order)
