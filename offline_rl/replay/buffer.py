@@ -45,16 +45,15 @@ class ReplayBuffer:
         *,
         streams: int = 1,
         columns: Mapping[str, tuple[int, ...]] | None = None,
-        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """columns: the shape of a row of further batch columns. n_step: steps to a bootstrap."""
+        """columns: the shape of a row of further batch columns."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((streams, *shape), dtype=dtype, device=device)
 
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
-        self.n_step, self.columns = n_step, dict(columns or {})
+        self.n_step, self.columns = 1, dict(columns or {})  # n_step: see `after`
         self.data: Tensors = {
             "observations": zeros(2 * capacity, *observation_shape),
             "next_index": zeros(capacity, dtype=torch.int32),
@@ -78,7 +77,6 @@ class ReplayBuffer:
         dataset: Dataset,
         *,
         columns: Mapping[str, np.ndarray] | None = None,
-        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> ReplayBuffer:
         """All usable rows of `dataset`, one stream. columns: further batch columns, [N, …] each."""
@@ -96,7 +94,7 @@ class ReplayBuffer:
         self.capacity, self.streams, self.device = len(rows), 1, torch.device(device)
         self.added, self.sizes = np.array([len(rows)]), np.array([len(rows)])
         self.hidden = np.zeros(1, int)
-        self.n_step, self.columns = n_step, {k: v.shape[1:] for k, v in (columns or {}).items()}
+        self.n_step, self.columns = 1, {k: v.shape[1:] for k, v in (columns or {}).items()}
 
         def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
