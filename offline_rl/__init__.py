@@ -15,6 +15,7 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from offline_rl.training.finetune import finetune
     from offline_rl.training.result import Result
     from offline_rl.training.train import train
 

@@ -184,14 +184,14 @@ class Display:
         for bar, shown in zip(self.bars, self.shown, strict=True):
             if shown is not None:
                 bar.update(running[shown].done() - bar.n)
-        eta = self.eta(running)
+        eta = self.eta()
         self.whole.set_postfix_str(eta)
         if self.show and self.whole.disable and time.monotonic() - self.said >= 60:
             self.said = time.monotonic()
             now = ", ".join(f"{c.label} {c.done():,} of {c.total:,}" for c in running.values())
             print(f"{finished} of {len(self.plan)} cells, {left} waiting; {now}; {eta}", flush=True)
 
-    def eta(self, running: dict[str, Cell]) -> str:
+    def eta(self) -> str:
         """What is left, by the cells' expected costs; unknown where one has none."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):

@@ -32,15 +32,18 @@ from offline_rl.utils.seeds import TRAINING_SEEDS
 from policies import Spec
 from policies.heads.head import kinds
 
-DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
-
-READING = (  # options that say how a file is read
-    *("action_scale", "action_range", "d4rl_compatible", "terminate_on_end"),
-    *("observation_keys", "subset"),
-)
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
-
-FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
+# options that say how a file is read
+READING = (
+    "action_scale",
+    "action_range",
+    "observation_keys",
+    "subset",
+    "d4rl_compatible",
+    "terminate_on_end",
+)
+# those that may differ when a run is resumed: where things lie, how they are computed
+FREE = ("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream")
 
 
 @dataclass(frozen=True)
