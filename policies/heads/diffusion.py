@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from policies.heads.schedules import Table, draws, sample
+from policies.heads.schedules import Table, centre_and_extent, draws, sample
 from policies.networks.denoisers import Kind, denoiser
 from policies.networks.dropout import Random, hidden_dropout
 
@@ -109,9 +109,3 @@ class DiffusionActor(nn.Module):
     def raw(self, chunk: Tensor) -> Tensor:
         """The inverse of `unit`."""
         return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.centre)
-
-
-def centre_and_extent(low: float, high: float) -> tuple[float, float]:
-    """Of an action's range; one that hardly moves is shifted alone, and not scaled up."""
-    half = (high - low) / 2
-    return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0

@@ -123,3 +123,9 @@ def guess(alpha: float, predicts: Literal["noise", "action"]) -> tuple[float, fl
     if predicts == "action":
         return 0.0, 1.0
     return alpha**-0.5, -(((1 - alpha) / alpha) ** 0.5)
+
+
+def centre_and_extent(low: float, high: float) -> tuple[float, float]:
+    """Of an action's range; one that hardly moves is shifted alone, and not scaled up."""
+    half = (high - low) / 2
+    return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0
