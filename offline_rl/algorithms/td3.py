@@ -68,7 +68,7 @@ class TD3(Algorithm):
 
     Config: ClassVar[type] = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-    Online = Online
+    Online: ClassVar[type[schedule.Online]] = Online
     online = True
     follows_card = False  # it begins without data
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.report import online
 from offline_rl.report.cells import Cell, cell
 from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
@@ -58,6 +59,17 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
+    acting = {task: s for task, s in evaluated.items() if any(seed.moments for seed in s)}
+    if acting:
+        written.insert(0, out / "online.png")
+        write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
+        page.append("## In an environment")
+        for task, seeds in acting.items():
+            body = online.table_of(seeds)
+            text += [f"{task}, in the environment", "", table(online.HEADER, body), ""]
+            page += [f"### {task}", table(online.HEADER, body, markdown=True)]
+        text += [wrapped(online.NOTE), ""]
+        page += [online.NOTE, f"![Over environment steps]({written[0].name})"]
     page += ["## How to read this", NOTE]
     write_text(written[-1], "\n\n".join(page) + "\n")
     return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """An evaluation of a run that acts in an environment."""
+
+    score: float | None
+    mean_return: float
+    success: list[bool] | None  # of its episodes, where the environment tells
+
+
+@dataclass(frozen=True)
 class Seed:
     """One seed's folder."""
 
@@ -56,6 +65,7 @@ class Seed:
     outcome: Outcome | None  # None while it is running
     machine: dict[str, Any]  # environment.json
     target: float | None = None  # the last mean target of the critics, where there are any
+    moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
 
 
 def read(folder: SeedFolder) -> Seed:
@@ -75,6 +85,8 @@ def seed_of(record: Record, path: Path) -> Seed:
             "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
             "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
         }
+        acts = bool(config.get("num_env_steps"))
+        moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
         file = path / "result.json"
         if record.result is not None:
             known = {f.name: record.result[f.name] for f in fields(Outcome)}
@@ -85,7 +97,13 @@ def seed_of(record: Record, path: Path) -> Seed:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
     number_of = int(path.name.removeprefix("seed_"))
     target, machine = record.metrics.get("train/target"), record.environment
-    return Seed(task, title, number_of, path, config, curves, outcome, machine, target)
+    return Seed(task, title, number_of, path, config, curves, outcome, machine, target, moments)
+
+
+def moment(row: dict[str, Any]) -> Moment:
+    """Of a line of evaluations.jsonl."""
+    score = number(row["eval/score"]) if "eval/score" in row else None
+    return Moment(score, number(row["eval/return"]), row.get("success"))
 
 
 def number(value: float | None) -> float:

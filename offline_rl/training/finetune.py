@@ -2,8 +2,8 @@
 
 Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
 counters and the transform of observations and rewards. The same seed learns the same as in one
-command, `train … num_updates= num_env_steps=`. Another algorithm takes over what it can use, or
-says by name which tensor it lacks.
+command, `train … num_updates= num_env_steps=`. Another algorithm has the same sizes of networks and
+the same transform, takes over what it can use, or says by name which tensor it lacks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils.errors import UserError
@@ -83,9 +84,12 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
+    target = algorithm_class(algorithm).Config
+    known = built(target) & built(algorithm_class(start.algorithm).Config) - {"batch_size"}
     if algorithm == start.algorithm:
-        known = {f.name for f in fields(algorithm_class(algorithm).Config)}
-        keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+        known |= {f.name for f in fields(target)}
+    keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+    if algorithm == start.algorithm and algorithm_class(algorithm).Online().warm_up_by == "random":
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
     if "algorithm.batch_size" in given:
         keys.pop("batch_size", None)  # the two keys are one

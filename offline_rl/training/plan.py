@@ -118,6 +118,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     if options.utd is not None:
         online["utd"] = options.utd  # the two keys are one
     how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
+    how = replace(how, num_updates=max(1, int(options.num_env_steps * how.online.utd)))
     built = build(WandbOptions, wandb, "wandb.")
     return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
 
@@ -177,6 +178,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         raise UserError(
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
             "phase with these settings; leave it out"
+        )
+    if learner.phases and not options.num_updates and start is None:
+        raise UserError(
+            f"{options.algorithm} goes on in an environment from what it learnt from data: give "
+            "num_updates= too, or fine-tune a run of it"
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)

@@ -191,6 +191,78 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     assert same(learnt(path), learnt(run))
 
 
+def small(**values: Any) -> dict[str, Any]:
+    """Keys of a run whose networks have sizes of their own for policy and critics."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
+    sizes = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8]}
+    return {**keys, **sizes, "seeds": 1, **values}
+
+
+def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """The run's sizes, transform and temperature come along; then it learns from the line alone."""
+    made = {"algorithm.critics": 3, "algorithm.subset": 2, "algorithm.layer_norm": True}
+    made |= {"algorithm.samples": 2, "algorithm.reward_scale": 0.5}
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), num_updates=4, **made)
+    run = train(**keys, algorithm="cal_ql").path
+    before = learnt(run)
+    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "wsrl"}
+    own |= {"compile": "never", "checkpoint_every": 10, "batch_size": 8}
+    path = finetune(run=run, num_env_steps=14, **own, **{"online.warm_up": 10}).path
+    warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
+    assert same(warm, {k: v for k, v in before.items() if k in warm})
+    assert {k.split("/")[1] for k in warm if k.startswith("params/")} == {
+        *("policy", "critic", "critic_target", "log_alpha")
+    }
+    after = tensors(path)
+    assert int(after["counters/update"]) == 4 + 4 * 4
+    moved = "params/policy/trunk.weights.0"
+    assert not torch.equal(after[moved], before[moved])
+    assert len(after["buffer/rewards"]) == 14
+    assert after["buffer/rewards"].abs().max() < 5  # half of the line's; the data's are 50 and more
+    hyper = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
+    assert (hyper["critics"], hyper["reward_scale"]) == (3, 0.5)
+
+
+def checkpoint_after(run: Path, env_steps: int) -> Path:
+    """The file of that moment."""
+    files = SeedFolder(run, 0).checkpoints()
+    return next(file for done, file in files.items() if done.env_steps == env_steps)
+
+
+def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
+    keys |= {"algorithm.samples": 2, "num_updates": 2, "num_env_steps": 25}
+    path = train(**keys, algorithm="cal_ql").path
+    found = tensors(path)
+    assert found["buffer/added"].tolist() == [25, 20, 5]
+    rewards, returns = found["buffer/rewards"].double(), found["buffer/mc_returns"].double()
+    for start in (0, 10):
+        running = 0.0
+        for row in reversed(range(start, start + 10)):
+            running = rewards[row].item() + 0.99 * running
+            assert returns[row].item() == pytest.approx(running, rel=1e-5)
+    assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
+
+
+def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
+    """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
+    keys |= {"algorithm": "iql", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    whole = train(**keys, num_updates=10, num_env_steps=20, name="whole").path
+    first = train(**keys, num_updates=10, name="first").path
+    kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
+    more = {k: v for k, v in keys.items() if k in kept}
+    path = finetune(run=first, num_env_steps=20, **more).path
+    assert same(learnt(path), learnt(whole))
+    name = "params/policy/trunk.weights.0"
+    assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 def test_a_broken_episode_is_dropped_and_the_next_begins(
     kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
