@@ -22,7 +22,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import folder_atomically, write_json
 
 LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
-VERSION = 1  # of the entries' format
+VERSION = 2  # of the entries' format
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 

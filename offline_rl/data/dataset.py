@@ -59,7 +59,7 @@ class Dataset:
     path: str | None = None
     sha256: str | None = None  # of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
-    notes: tuple[str, ...] = ()  # what reading the file left out or had to assume
+    notes: tuple[str, ...] = ()  # what reading the file left out, had to assume, or doubts
 
     @classmethod
     def from_arrays(
@@ -273,7 +273,10 @@ class Dataset:
 
 
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Numbers as float32 (pictures stay uint8, flags as they are), [N, 1] scalars as [N]."""
+    """Numbers as float32, [N, 1] scalars as [N].
+
+    Pictures stay uint8, flags as they are, and integers that choose one of several actions too.
+    """
     columns = {}
     for word, given in arrays.items():
         array = np.asarray(given)
@@ -284,7 +287,8 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         ):
             array = array[:, 0]
         picture = array.dtype == np.uint8 and array.ndim > 2
-        if array.dtype.kind in "fiub" and word not in FLAGS and not picture:
+        choice = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        if array.dtype.kind in "fiub" and word not in FLAGS and not picture and not choice:
             with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
                 array = array.astype(np.float32, copy=False)
         columns[word] = array

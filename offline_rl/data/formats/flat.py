@@ -166,7 +166,14 @@ def near(raw: Raw, candidates: tuple[str, ...]) -> list[str]:
 
 def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
     wanted = " or ".join(repr(key) for key in candidates)
-    if close := near(raw, candidates):
+    close = near(raw, candidates)
+    if "terminals" in candidates and {*close} & {"dones", "done"}:
+        return (
+            f"no array {wanted}, but {' and '.join(map(repr, close))}, which may tell the task's "
+            f"end or the recording's. Where all are the task's, rename it 'terminals'; where time "
+            f"limits are among them, name these 'timeouts' and take them out of the other."
+        )
+    if close:
         return (
             f"no array {wanted}, but {', '.join(map(repr, close))}. If that is meant, rename it "
             f"{candidates[0]!r}."
