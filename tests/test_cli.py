@@ -155,6 +155,26 @@ def test_help_is_there_at_once(arguments: list[str]) -> None:
 
 
 MISTAKES = {
+    "a hyper-parameter without its group": (
+        train(algorithm="iql", expectile=0.9),
+        ["'expectile'; did you mean algorithm.expectile?"],
+    ),
+    "another library's word": (
+        train(algorithm__gamma=0.9),
+        ["'algorithm.gamma'; did you mean algorithm.discount?"],
+    ),
+    "another library's word without a group": (
+        train(lr=0.1),
+        ["'lr'; did you mean algorithm.actor_lr or algorithm.critic_lr?"],
+    ),
+    "a seed": (train(seed=7), ["'seed'; did you mean seeds?"]),
+    "steps": (train(steps=7), ["'steps'; did you mean num_updates?"]),
+    "a word that is no other's": (train(xyzzy=7), ["'xyzzy'; --help tells"]),
+    "a flag of another verb": (
+        ["evaluate", "run=nowhere", "--cfg", "job"],
+        ["evaluate takes no --cfg", "key=value"],
+    ),
+    "a flag of another verb's words": (["data", "list", "-m"], ["data takes no -m"]),
     "verb": (["trian"], ["'trian'", "train"]),
     "algorithm": (train(algorithm="td3bc"), ["'td3bc'", "td3_bc"]),
     "task": (train(task="neorl2/DMSB"), ["neorl2/DMSB", "neorl2/DMSD"]),
@@ -339,7 +359,7 @@ def test_a_finished_run_is_left_alone(run: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 40}], ids=str
+    "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 10}], ids=str
 )
 def test_another_value_on_an_existing_run_is_refused_by_name(
     changes: dict[str, Any], run: Path, folder: Path, capsys: pytest.CaptureFixture[str]

@@ -28,6 +28,7 @@ from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.signals import postponed
 from policies import Bundle
 
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
@@ -74,6 +75,7 @@ class Trainer:
         self.schedule = schedule
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
+        self._asked: Callable[[], bool] = lambda: False  # whether to end
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
@@ -106,20 +108,27 @@ class Trainer:
         return 0 if start is None else max(self.engine.updates - start, 0)
 
     def run(self) -> None:
-        """Everything that is left to do."""
+        """Everything that is left to do.
+
+        Ctrl-C and SIGTERM end it in KeyboardInterrupt once there is a checkpoint.
+        """
         self.bar.update(self.clock - self.bar.n)
         started = time.perf_counter() - self.progress.wall_seconds
         try:
             self._evaluate_if_due()
-            for stop in self._stops():
-                self._advance(stop)
-                self.progress.wall_seconds = time.perf_counter() - started
-                self._log()
-                self._evaluate_if_due()
-                if self.clock == self.total:
-                    self._finish_evaluation()
-                if self._due(self.options.checkpoint_every):
-                    self.save()
+            with postponed(self.bar.write if self.show else (lambda _: None)) as self._asked:
+                for stop in self._stops():
+                    self._advance(stop)
+                    self.progress.wall_seconds = time.perf_counter() - started
+                    self._log()
+                    if not self._asked():
+                        self._evaluate_if_due()
+                        if self.clock == self.total:
+                            self._finish_evaluation()
+                    if self._asked() or self._due(self.options.checkpoint_every):
+                        self.save()
+                    if self._asked():
+                        raise KeyboardInterrupt
             self._finish_evaluation()
         finally:
             if self.evaluator is not None:
@@ -147,18 +156,17 @@ class Trainer:
         return piece is None or piece[1] == 0 or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
-        """Works until the clock shows `stop`, within one piece of work."""
+        """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
         assert self.work is not None
         work, _ = self.work
         if isinstance(work, Learn):
-            self._learn(stop - self.clock, work.phase, count=True)
-            self.clock = stop
+            self.clock += self._learn(stop - self.clock, work.phase, count=True)
             return
         assert self.collector is not None
         algorithm, _ = self.engine.at(work.phase)
         online, batch = algorithm.interaction.online, self.engine.batch_size
         start = self.engine.starts[work.phase]
-        while self.clock < stop:
+        while self.clock < stop and not self._asked():
             self.collector.step()
             learnt = self.engine.updates - start
             due = online.due(self.collector.steps, batch, algorithm.period) - learnt
@@ -167,22 +175,24 @@ class Trainer:
             self.clock += 1
             self.bar.update(1)
 
-    def _learn(self, number: int, phase: str, *, count: bool) -> None:
-        """`number` updates. count: shows them on the bar."""
+    def _learn(self, number: int, phase: str, *, count: bool) -> int:
+        """`number` updates; -> how many. count: shows them on the bar, and may end before."""
         self.engine.programs(phase)  # their building is no part of the rate
         period = self.engine.period(phase)
         started, chunk = time.perf_counter(), max(period, number // 10)
         chunk -= chunk % period
-        while number:
-            now = min(chunk, number)
+        done = 0
+        while done < number and not (count and self._asked()):
+            now = min(chunk, number - done)
             self.engine.run(now, phase)
-            number -= now
+            done += now
             self.progress.timed_updates += now
             if count:
                 self.bar.update(now)
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize()
         self.progress.seconds += time.perf_counter() - started
+        return done
 
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()

@@ -62,6 +62,18 @@ def stackable(config: type) -> frozenset[str]:
     )
 
 
+@cache
+def builds(config: type) -> frozenset[str]:
+    """The fields that networks are made with, which tell whether another's parameters fit."""
+    hints = get_type_hints(config, include_extras=True)
+    named = {"activation", "layer_norm"}
+    return frozenset(
+        f.name
+        for f in fields(config)
+        if f.name in named or hints[f.name] in (Sizes, Ensemble) or BUILT in notes(hints[f.name])
+    )
+
+
 def check_stackable(config: type, names: Iterable[str]) -> None:
     """Raises ValueError for a field that is not `stackable`."""
     for name in names:

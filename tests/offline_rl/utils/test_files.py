@@ -88,6 +88,17 @@ def test_a_folder_cannot_be_held_twice(tmp_path: Path):
         pass
 
 
+def test_a_folder_into_which_nothing_was_written_is_gone_again(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    with pytest.raises(UserError, match="no"), locked(there / "a" / "b"):
+        raise UserError("no")
+    assert not list(there.iterdir())
+    with locked(there / "a" / "b"):
+        (there / "a" / "b" / "result.json").touch()
+    assert (there / "a" / "b" / "result.json").is_file()
+
+
 def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
     for updates in (5, 10, 15):
