@@ -13,7 +13,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,6 +127,28 @@ class Dataset:
             path,
             sha256,
             dict(extras or {}),
+        )
+
+    @classmethod
+    def from_minari(cls, dataset: Any) -> "Dataset":
+        """That of an id of Minari's, on this machine, or of a `minari.MinariDataset`.
+
+        Of one that was filtered, the episodes that are left. Raises UserError.
+        """
+        from offline_rl.data.load import load
+
+        if isinstance(dataset, str):
+            return load(f"minari:{dataset}")
+        data = load(Path(dataset.storage.data_path).parent)
+        return data.select(dataset.episode_indices)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        shapes = f"observations {self.observations.shape[1:]}, actions {self.actions.shape[1:]}"
+        return (
+            f"<Dataset {self.name}: {len(self):,} rows, {self.num_episodes:,} episodes, {shapes}>"
         )
 
     @property

@@ -15,9 +15,11 @@ from typing import Any
 
 from offline_rl.algorithms.common.config import builds
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
+from offline_rl.training.options import FinetuneOptions, TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json
+from offline_rl.utils.options import signature
 
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
@@ -147,3 +149,6 @@ def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
             f"with algorithm={' or '.join(able)}"
         )
     return train(show=show, start=start, **told)
+
+
+finetune.__signature__ = signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]

@@ -99,8 +99,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
         known = kinds_of(algorithm_class(str(keys["algorithm"])))
         for key in keys:
             if key not in known:
-                own = key.startswith("online.")  # else what holds everywhere is meant
-                near = [k for k in known if own or f"algorithm.{k[7:]}" not in known]
+                online = key.startswith("online.")  # else what holds everywhere is meant
+                near = [k for k in known if online or f"algorithm.{k[7:]}" not in known]
                 raise UserError(unknown("option", key, near))
     own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
     hyper, online, wandb = groups

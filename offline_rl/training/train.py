@@ -24,6 +24,7 @@ from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.choices import choose, precision, stored
 from offline_rl.training.finetune import Start, networks_of
+from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     CHANGING,
     Member,
@@ -42,7 +43,7 @@ from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
-from offline_rl.utils.options import spelt
+from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 from policies import Spec
 
@@ -101,6 +102,9 @@ def train(
             if group:
                 train_group(plan, group, show, watch)
     return Result(path, [m.folder.outcome() for m in members])
+
+
+train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
 
 
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ collector's environment steps alone, so that a resumed run continues as if nothi
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,9 +85,8 @@ class Trainer:
             self.evaluator = Evaluator(
                 engine, evaluation, transform.normaliser, episodes, beside=beside
             )
-        self.bar = tqdm(
-            total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
-        )
+        hidden = not show if "ipykernel" in sys.modules else None if show else True  # no terminal
+        self.bar = tqdm(total=self.total, disable=hidden, unit="step", dynamic_ncols=True)
 
     @property
     def total(self) -> int:
@@ -314,6 +314,7 @@ class Trainer:
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
+            progress["spec"] = self.engine.algorithm.spec.to_json()
             if self.collector is not None:
                 progress["collector"] = self.collector.state()
                 for name, value in self.collector.buffer.filled(s).items():

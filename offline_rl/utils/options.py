@@ -135,6 +135,21 @@ def documented(cls: type) -> list[Option]:
     return made
 
 
+def signature(function: Callable[..., Any], *classes: type) -> inspect.Signature:
+    """That of `function`, whose `**keys` are the options of `classes`: for help and completion."""
+    own = list(inspect.signature(function).parameters.values())
+    rest = [p for p in own if p.kind == inspect.Parameter.VAR_KEYWORD]
+    known = {p.name: p for p in own if p not in rest}
+    for cls in classes:
+        hints = get_type_hints(cls)
+        for option in documented(cls):
+            given = {} if option.default is MISSING else {"default": option.default}
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameter = inspect.Parameter(option.name, kind, annotation=hints[option.name], **given)
+            known.setdefault(option.name, parameter)
+    return inspect.Signature([*known.values(), *rest])
+
+
 @cache
 def comments(cls: type) -> dict[str, str]:
     """The comments beside the fields that a class itself defines, read from its source."""
