@@ -6,6 +6,7 @@ written before the checks pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.registry import label
@@ -142,6 +144,8 @@ def train_group(
         precision=begun.precision if begun else precision(o, device),
         values=stacked([m.cfg for m in members]),
     )
+    if show:
+        engine.say = partial(tqdm.write, file=sys.stdout)
     before = plan.start.updates if plan.start is not None else 0
     for piece in plan.schedule:  # before anything is traced, which has them in it
         engine.starts[piece.phase] = before

@@ -30,8 +30,10 @@ from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import postponed
+from offline_rl.utils.text import duration
 from policies import Bundle
 
+TELL_EVERY_S = 60.0  # lines of progress, without a terminal
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
@@ -76,6 +78,7 @@ class Trainer:
         self.schedule = schedule
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
+        self._told = (0.0, 0)  # when the last line was told, and at which clock
         self._asked: Callable[[], bool] = lambda: False  # whether to end
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
@@ -113,6 +116,7 @@ class Trainer:
         Ctrl-C and SIGTERM end it in KeyboardInterrupt once there is a checkpoint.
         """
         self.bar.update(self.clock - self.bar.n)
+        self._told = time.monotonic(), self.clock
         started = time.perf_counter() - self.progress.wall_seconds
         try:
             self._evaluate_if_due()
@@ -174,6 +178,7 @@ class Trainer:
                 self._learn(due, work.phase, count=False)
             self.clock += 1
             self.bar.update(1)
+            self._tell(self.clock)
 
     def _learn(self, number: int, phase: str, *, count: bool) -> int:
         """`number` updates; -> how many. count: shows them on the bar, and may end before."""
@@ -189,10 +194,21 @@ class Trainer:
             self.progress.timed_updates += now
             if count:
                 self.bar.update(now)
+                self._tell(self.clock + done)
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize()
         self.progress.seconds += time.perf_counter() - started
         return done
+
+    def _tell(self, clock: int) -> None:
+        """A line a minute with the rate and what is left, where there is no bar."""
+        now = time.monotonic()
+        if not (self.show and self.bar.disable) or now - self._told[0] < TELL_EVERY_S:
+            return
+        rate = (clock - self._told[1]) / (now - self._told[0])
+        left = duration((self.total - clock) / rate) if rate else "unknown time"
+        print(f"{clock:>10,} of {self.total:,}: {rate:,.3g}/s, {left} left", flush=True)
+        self._told = now, clock
 
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
