@@ -4,11 +4,27 @@ from collections.abc import Callable
 from types import ModuleType
 
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.formats import diffusion_policy, flat, lerobot, minari, ogbench, robomimic
+from offline_rl.data.formats import (
+    d3rlpy,
+    diffusion_policy,
+    flat,
+    lerobot,
+    minari,
+    ogbench,
+    robomimic,
+)
 from offline_rl.data.formats.common import Found, ReadOptions
 from offline_rl.utils.errors import UserError
 
-FORMATS = (lerobot, diffusion_policy, minari, robomimic, ogbench, flat)  # the first that fits
+FORMATS = (
+    lerobot,
+    diffusion_policy,
+    minari,
+    robomimic,
+    ogbench,
+    d3rlpy,
+    flat,
+)  # the first that fits
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
 
 
