@@ -192,6 +192,9 @@ MISTAKES = {
     "stack of the same": (train(algorithm__alpha="[1,1.0]"), ["algorithm.alpha", "different"]),
     "choice": (train(tracker="tensorbord"), ["tracker", "tensorboard, wandb, none"]),
     "device": (train(device="gpu"), ["device=gpu", "cuda"]),
+    "device of another kind": (train(device="mps"), ["device=mps", "cpu, cuda"]),
+    "no folder for runs": (train(out=""), ["out= is no name"]),
+    "package": ([*train(algorithm=None), "algorithm@a=iql"], ["'algorithm@a=iql'"]),
     "range": (train(eval_episodes=0), ["eval_episodes=0", "at least 1"]),
     "range of a hyper-parameter": (train(algorithm__policy_delay=0), ["policy_delay"]),
     "half a period": (train(num_updates=21), ["num_updates=21", "2"]),
@@ -503,13 +506,17 @@ def test_a_service_that_nobody_logged_in_to_is_named(
     assert "wandb login" in refused(train(tracker="wandb"), capsys, folder)
 
 
-def test_a_reader_may_stop_reading() -> None:
+def test_a_reader_may_stop_reading(run: Path) -> None:
     """As `offline-rl data list | head -1` does."""
     reader, writer = os.pipe()
     os.close(reader)
     listing = subprocess.run([*LAUNCH, "data", "list"], stdout=writer, stderr=subprocess.PIPE)
-    training = subprocess.run([*LAUNCH, *train()], stdout=writer, stderr=subprocess.PIPE)
+    training = subprocess.run([*LAUNCH, *train(name="new")], stdout=writer, stderr=subprocess.PIPE)
+    evaluating = subprocess.run(
+        [*LAUNCH, "evaluate", f"run={RUN}", "episodes=1"], stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
+    assert (evaluating.stderr, evaluating.returncode) == (b"", 0)
     assert (listing.stderr, listing.returncode) == (b"", 0)
     assert (b"BrokenPipeError" in training.stderr, training.returncode) == (True, 1)
 

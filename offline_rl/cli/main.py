@@ -16,7 +16,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
-TEXT = ("data", "report")  # the verbs whose output may be left unread
+TEXT = ("data", "evaluate", "report")  # the verbs whose output may be left unread
 
 
 def verbs() -> dict[str, EntryPoint]:

@@ -286,6 +286,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
     """What the options need of one another."""
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} is no name for a folder")
+    if not options.out.strip():
+        raise UserError("out= is no name for a folder; out=. is the working folder")
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:

@@ -103,7 +103,14 @@ class SeedFolder:
         """Writes a checkpoint and removes all but the newest ones."""
         path, text = self.path / "checkpoints" / done.file, json.dumps(progress)
         metadata = {"format": FORMAT, "progress": text, "checksum": checksum(text, tensors)}
-        write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
+
+        def write(temporary: Path) -> None:
+            try:
+                save_file(dict(tensors), temporary, metadata)
+            except SafetensorError as error:  # which a full disk is too
+                raise OSError(f"{error}; what was saved before is kept") from error
+
+        write_atomically(path, write)
         for old in list(self.checkpoints().values())[:-KEPT]:
             old.unlink(missing_ok=True)
 
