@@ -18,6 +18,7 @@ def _quiet() -> None:
 
 @takes(
     "offline_rl.training.options:TrainOptions",
+    flags=("-m", "--multirun", "-c", "--cfg"),
     wandb="offline_rl.training.options:WandbOptions",
 )
 def train(arguments: Sequence[str]) -> None:

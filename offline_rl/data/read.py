@@ -9,6 +9,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
+from offline_rl.data.doubts import doubts
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
@@ -65,6 +66,9 @@ def read(
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
     for sentence in faults(columns, raw.where, found.keys):
         raise UserError(sentence)
+    notes = [*found.notes]
+    if not d4rl_compatible:  # else what D4RL makes of it is wanted, whatever it is
+        notes += doubts(columns, found.keys, max_episode_steps)
     extras = found.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}
@@ -78,7 +82,7 @@ def read(
         sha256=checksum_of((*raw.files, *found.files)),
         keys=found.keys,
     )
-    notes = [*found.notes, *([REACHED] if reaching(found, options) else [])]
+    notes += [REACHED] if reaching(found, options) else []
     data = replace(data, notes=tuple(notes))
     if not d4rl_compatible or found.qlearning_rows is None:
         return data

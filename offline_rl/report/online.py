@@ -162,6 +162,6 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
         axes.set_visible(False)
     shown = {label: handles[label] for label in labels if label in handles}
     title = "shaded: 95 % interval of a success rate, else from the lowest to the highest seed"
-    place = {"loc": "outside lower center", "ncols": 3, "frameon": False}
-    figure.legend(shown.values(), shown.keys(), title=title, title_fontsize="small", **place)
+    legend = {"title": title, "title_fontsize": "small", "ncols": 3, "frameon": False}
+    figure.legend([*shown.values()], [*shown], loc="outside lower center", **legend)
     figure.savefig(path, format="png")

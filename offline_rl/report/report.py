@@ -78,7 +78,7 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [row(label, cell(own, key)) for label, own in groups(seeds).items()]
+    rows = [row(label, cell(own, key), own) for label, own in groups(seeds).items()]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
@@ -97,12 +97,13 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, found: Cell) -> tuple[float, list[str]]:
-    """What a group is sorted by, and its cells."""
+def row(label: str, found: Cell, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
+    """What a group is sorted by, and its cells. every: its seeds, also those not finished."""
     done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
         empty = [label, *[""] * (len(HEADER) - 1)]
-        empty[HEADER.index("wall time")] = "running"
+        states = {seed.state.split(" ")[0] for seed in every}
+        empty[HEADER.index("wall time")] = " and ".join(sorted(states))
         return -math.inf, empty
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return -math.inf if found.mean is None else found.mean, [
@@ -138,12 +139,13 @@ def progress(found: Cell) -> str:
 
 
 def unusual(seed: Seed, key: str) -> str | None:
-    """The note on a seed that is running or diverged."""
+    """The note on a seed that is not finished or diverged."""
     name, o = f"{seed.label} seed {seed.number}", seed.outcome
     if o is None:
         at, value = max(seed.curves[key].items(), default=(None, 0))
         last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} updates"
-        return f"Running: {name}, {last}."
+        state, _, why = seed.state.partition(" ")
+        return f"{state.capitalize()}: {name}, {last}{' ' * bool(why)}{why}."
     if o.diverged_at is None:
         return None
     counted = "counted like the others" if o.mean_return is not None else "without a score"

@@ -59,7 +59,7 @@ class Online(Checked):
     A subclass beside an algorithm's Config gives that method's own defaults.
     """
 
-    warm_up: Amount = 0  # environment steps of each seed before the first update
+    warm_up: Amount = 0  # environment steps of each seed before it learns; at least a batch
     warm_up_by: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
     utd: Positive = 1.0  # updates for each environment step
     mixing: Share | Literal["rows"] = 0.0  # of a batch that is offline data; rows: as in one buffer

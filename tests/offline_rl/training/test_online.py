@@ -18,12 +18,16 @@ from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Algorithm, minimise
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.schedule import Interact, Learn, Online, at
+from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.finetune import networks_of, start_of
 from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.utils.files import read_json
 from policies import Spec
 from policies.networks.mlp import Scalar
 
@@ -159,8 +163,12 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             ("num_env_steps", 5),
             ("algorithm", "sac"),
             ("algorithm.hidden", 8),
-        ): r"params/policy\S+ is \(",
-        (("num_env_steps", 5), ("algorithm", "td3"), ("algorithm.hidden", 9)): r"critic/\S+ is \(",
+        ): r"params/policy\S+ is \(.*it is made of other networks",
+        (
+            ("num_env_steps", 5),
+            ("algorithm", "td3"),
+            ("algorithm.hidden", 9),
+        ): r"critic/\S+ is \(.*that run had algorithm.hidden=\[8\]",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
     }.items():
         given = dict(change)
@@ -185,10 +193,14 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
     run = train(**keys, algorithm="td3_bc").path
-    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
-    own |= {"online.warm_up": 10, "online.warm_up_by": "policy", "algorithm.hidden": [8]}
+    own = {"show": False, "tracker": "none", "algorithm": "td3"}
+    own |= {"online.warm_up": 10, "online.warm_up_by": "policy"}
     path = finetune(run=run, num_env_steps=10, **own).path
     assert same(learnt(path), learnt(run))
+    told = read_json(path / "seed_0" / "config.json")
+    assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
+    assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
+    assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
 
 
 def small(**values: Any) -> dict[str, Any]:
@@ -375,3 +387,51 @@ def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
     assert sorted(done) == done
     assert Done.of("0000000040.safetensors") == Done(0, 40)
     assert Done.of("x.safetensors") is None
+
+
+@pytest.mark.parametrize(("warm_up", "said"), [(30, True), (10, False)])
+def test_steps_that_bring_no_update_are_told(
+    warm_up: int, said: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "show": True}
+    result = train(**keys | {"num_updates": 0, "num_env_steps": 30, "online.warm_up": warm_up})
+    assert ("nothing will be learnt" in capsys.readouterr().out) == said
+    assert (result.results[0]["online_updates"] == 0) == said
+
+
+def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
+    keys |= {"algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    arrays = read(data)
+    run = train(**keys, dataset=arrays, num_updates=4).path
+    more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
+    more |= {"online.mixing": 0.5}
+    with pytest.raises(UserError, match="in memory: give it again from Python, as dataset="):
+        finetune(run=run, **more)
+    assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
+
+
+def test_each_checkpoint_is_read_for_its_checksum_once(
+    line: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
+    keys |= {"task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
+    run, read_files = train(**keys, algorithm="sac").path, list[Path]()
+    monkeypatch.setattr("offline_rl.training.finetune.checksum", lambda f: read_files.append(f))
+    start, _ = start_of(run, 1)
+    assert list(start.checkpoints) == [0]
+    assert len(read_files) == 1
+    with pytest.raises(UserError, match=r"seeds=3: run=.* has 2 seeds"):
+        start_of(run, 3)
+
+
+def test_layers_of_one_size_are_those_of_every_network() -> None:
+    """Whoever has one option for all networks, and whoever has one for each."""
+    told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
+    assert networks_of(algorithm_class("td3").Config, told) == {"hidden": [8], "activation": "elu"}
+    both = {"policy_hidden": [8], "critic_hidden": [8]}
+    assert networks_of(algorithm_class("cql").Config, told) == both
+    assert networks_of(algorithm_class("sac").Config, both) == {"hidden": [8]}
+    assert networks_of(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}

@@ -1,6 +1,7 @@
 """The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -229,3 +230,16 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
     assert np.array_equal(paid.observations, replay.observations)
     with pytest.raises(UserError, match=r"rewards of Hopper-v4 .* qualities="):
         make_set(replace(plan, environment="Hopper-v4"), "medium-replay", run, {})
+
+
+def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkeypatch):
+    """Without a terminal also a line a minute, with what is left, for data alone too."""
+    monkeypatch.setattr("offline_rl.training.trainer.TELL_EVERY_S", 0.0)
+    save_small(tmp_path / "small.npz")
+    keys = SMALL | {"algorithm": "bc", "num_updates": 20, "show": True, "out": str(tmp_path)}
+    train(task="none", dataset=str(tmp_path / "small.npz"), **keys)
+    said = capsys.readouterr().out.splitlines()
+    assert "tracing: update" in said
+    told = [line for line in said if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
+    assert len(told) == 10
+    assert said.index("tracing: update") < said.index(told[0])
