@@ -108,6 +108,28 @@ def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
     assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
 
 
+def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """Half an update a step; after learning from data, with that; also when gone on with later."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"seeds": 1}
+    lengths = list[int]()
+
+    def look(trainer: Any) -> None:
+        lengths.append(trainer.engine.algorithm.num_updates)
+
+    alone = keys | {"utd": 0.5, "num_updates": 0, "num_env_steps": 30, "name": "alone"}
+    train(**alone, watch=look)
+    assert set(lengths) == {15}
+    lengths.clear()
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**offline, num_updates=8, watch=look).path
+    more = {"num_env_steps": 30, "out": str(tmp_path), "eval_episodes": 1, "compile": "never"}
+    finetune(run=run, **more, tracker="none", show=False, watch=look)
+    assert set(lengths) == {8}
+
+
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
     """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
     means = {}
