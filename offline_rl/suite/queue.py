@@ -165,7 +165,7 @@ class Display:
         }
         self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
         self.shown: list[str | None] = [None] * workers
-        self.said, self.began, self.at_start = 0.0, time.monotonic(), {c.id: c.done() for c in plan}
+        self.said = 0.0
 
     def update(self, progress: Progress) -> None:
         """Looks at the run folders."""
