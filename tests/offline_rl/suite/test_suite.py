@@ -206,7 +206,8 @@ def test_a_worker_that_is_killed_gets_one_more_try(
 def test_ctrl_c_stops_the_workers_and_the_same_command_goes_on(folder: Path) -> None:
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
-        "from offline_rl.suite.benchmark import benchmark; "
+        "from offline_rl.suite import queue; from offline_rl.suite.benchmark import benchmark; "
+        "queue.NICENESS = 0; "
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
