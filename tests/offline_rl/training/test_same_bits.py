@@ -15,10 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from small_data import save_small
 
-from offline_rl.training.choices import precision
+from offline_rl.training.choices import precision, stored
 from offline_rl.training.options import TrainOptions
+from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
 LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
@@ -80,6 +82,19 @@ def test_a_resumed_run_computes_as_it_was_begun(
         end.unlink()
         (seed / "result.json").unlink()
     assert middle.is_file()
+
+
+def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = SeedFolder(tmp_path, 0), Done(updates=2)
+    progress = {"choices": {"precision": "fp32", "compile": True, "threads": 1}}
+    folder.save(done, {"update": torch.tensor(2)}, progress)
+    monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
+    assert stored(folder, done).compile
+    monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
+    with pytest.raises(UserError, match=r"seed_0 was begun compiled; here no C\+\+ compiler"):
+        stored(folder, done)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [({"amx_bf16"}, "bf16"), ({"avx2"}, "fp32")])
