@@ -1,5 +1,6 @@
 """Suites: refused before anything runs, priced, worked off once, and gone on with after a kill."""
 
+import errno
 import json
 import os
 import signal
@@ -200,6 +201,19 @@ def test_a_worker_that_is_killed_gets_one_more_try(
     assert work_off([cell], folder, 1, show=False) == {}
     assert len(started) == 2
     assert cell.finished
+
+
+def test_a_machine_that_can_begin_no_process_is_a_failure_and_not_another_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    cells = [Cell({**CELL, **QUICK, "name": name, "out": "runs", "seeds": 1}) for name in "ab"]
+    failed = work_off(cells, folder, 1, show=False)
+    assert list(failed) == [cell.label for cell in cells]
+    assert all("Cannot allocate memory" in why for why in failed.values())
 
 
 @pytest.mark.slow
