@@ -23,6 +23,8 @@ from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.finetune import Start, keys_of
+from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
 from policies import Spec
 from policies.networks.mlp import Scalar
@@ -200,6 +202,26 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         finetune(run=run, num_env_steps=5, algorithm="td3")
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
+
+
+def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
+    """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    for key, value in (("warm_up", 7), ("discount", 0.5)):
+        said = description(prepare({**keys, f"online.{key}": value}), "default")
+        assert said["online"][key] == value
+        assert "discount" not in description(prepare(keys), "default")["online"]
+
+
+def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
+    start = Start(Path("runs/line/sac/default"), "sac", 8, {0: (Done(updates=8), "")})
+    config = {"task": "line", "hyper": {"tau": 0.5}}
+    keys = keys_of(config, {}, start)
+    assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
+    assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
+    assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert not [key for key in other if "." in key]
 
 
 def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
