@@ -193,7 +193,7 @@ def train_group(
             f"{o.task}/{label(o.algorithm)}/{m.description['name']}",
             m.description,
             plan.wandb,
-            done.updates if done else 0,
+            done.updates + 1 if done else 0,
         )
         for m in members
     ]

@@ -25,7 +25,8 @@ from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training.finetune import networks_of, start_of
+from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
+from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils.files import read_json
 from policies import Spec
@@ -112,6 +113,28 @@ def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
     assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
 
 
+def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """Half an update a step; after learning from data, with that; also when gone on with later."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"seeds": 1}
+    lengths = list[int]()
+
+    def look(trainer: Any) -> None:
+        lengths.append(trainer.engine.algorithm.num_updates)
+
+    alone = keys | {"utd": 0.5, "num_updates": 0, "num_env_steps": 30, "name": "alone"}
+    train(**alone, watch=look)
+    assert set(lengths) == {15}
+    lengths.clear()
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**offline, num_updates=8, watch=look).path
+    more = {"num_env_steps": 30, "out": str(tmp_path), "eval_episodes": 1, "compile": "never"}
+    finetune(run=run, **more, tracker="none", show=False, watch=look)
+    assert set(lengths) == {8}
+
+
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
     """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
     means = {}
@@ -186,6 +209,26 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         finetune(run=run, num_env_steps=5, algorithm="td3")
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
+
+
+def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
+    """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    for key, value in (("warm_up", 7), ("discount", 0.5)):
+        said = description(prepare({**keys, f"online.{key}": value}), "default")
+        assert said["online"][key] == value
+        assert "discount" not in description(prepare(keys), "default")["online"]
+
+
+def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
+    start = Start(Path("runs/line/sac/default"), "sac", 8, {0: (Done(updates=8), "")})
+    config = {"task": "line", "hyper": {"tau": 0.5}}
+    keys = keys_of(config, {}, start)
+    assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
+    assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
+    assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert not [key for key in other if "." in key]
 
 
 def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
@@ -357,6 +400,8 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert metrics["value"].tolist() == [pytest.approx(np.mean(values))] * 2
     assert metrics["last"].tolist() == [pytest.approx((6 + 17) / 2)] * 2
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
+    engine.run(6)  # metrics are means since they were last asked for
+    assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
     engine.starts["update"] = 100
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)
