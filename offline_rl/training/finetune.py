@@ -96,7 +96,7 @@ def place_of(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `cfg` that networks and data are made with, as another algorithm's run had them.
+    """What networks and data are made with, of `cfg`, as another algorithm's run had it.
 
     Layers' sizes may be for all networks there and for each of them here, or the other way round.
     """
