@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
 from importlib import import_module
 from typing import Any
 
-from offline_rl.utils.options import Option, documented
+from offline_rl.utils.options import Option, documented, spelt
 
 WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
 
@@ -72,12 +71,3 @@ def kind(option: Option) -> str:
     words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
     allowed = str(option.range or "").replace("finite", "")
     return ", ".join(filter(None, ["" if words == "text" else words, allowed]))
-
-
-def spelt(value: Any) -> str:
-    """A value as it is given on the command line; nothing for what has none."""
-    if value is None or value is MISSING:
-        return ""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelt, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.report import online
 from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
@@ -58,6 +59,17 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
+    acting = {task: s for task, s in evaluated.items() if any(seed.moments for seed in s)}
+    if acting:
+        written.insert(0, out / "online.png")
+        write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
+        page.append("## In an environment")
+        for task, seeds in acting.items():
+            body = online.table_of(seeds)
+            text += [f"{task}, in the environment", "", table(online.HEADER, body), ""]
+            page += [f"### {task}", table(online.HEADER, body, markdown=True)]
+        text += [wrapped(online.NOTE), ""]
+        page += [online.NOTE, f"![Over environment steps]({written[0].name})"]
     page += ["## How to read this", NOTE]
     write_text(written[-1], "\n\n".join(page) + "\n")
     return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])
@@ -66,7 +78,7 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [row(label, standing(own, key)) for label, own in groups(seeds).items()]
+    rows = [row(label, standing(own, key), own) for label, own in groups(seeds).items()]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
@@ -85,12 +97,13 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, found: Standing) -> tuple[float, list[str]]:
-    """What a group is sorted by, and its cells."""
+def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
+    """What a group is sorted by, and its cells. every: its seeds, also those not finished."""
     done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
         empty = [label, *[""] * (len(HEADER) - 1)]
-        empty[HEADER.index("wall time")] = "running"
+        states = {seed.state.split(" ")[0] for seed in every}
+        empty[HEADER.index("wall time")] = " and ".join(sorted(states))
         return -math.inf, empty
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return -math.inf if found.mean is None else found.mean, [
@@ -126,12 +139,13 @@ def progress(found: Standing) -> str:
 
 
 def unusual(seed: Seed, key: str) -> str | None:
-    """The note on a seed that is running or diverged."""
+    """The note on a seed that is not finished or diverged."""
     name, o = f"{seed.label} seed {seed.number}", seed.outcome
     if o is None:
         at, value = max(seed.curves[key].items(), default=(None, 0))
         last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} updates"
-        return f"Running: {name}, {last}."
+        state, _, why = seed.state.partition(" ")
+        return f"{state.capitalize()}: {name}, {last}{' ' * bool(why)}{why}."
     if o.diverged_at is None:
         return None
     counted = "counted like the others" if o.mean_return is not None else "without a score"

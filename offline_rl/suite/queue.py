@@ -124,16 +124,19 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
         with progress.lock:
             if progress.stopped is not None:
                 return progress.stopped
-            process = subprocess.Popen(
-                [sys.executable, "-m", "offline_rl.suite.worker", str(NICENESS)],
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches it through us, once
-                env={"OMP_NUM_THREADS": threads} | os.environ,
-                pass_fds=(lock.fileno(),),  # the entry stays taken as long as either lives
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "offline_rl.suite.worker", str(NICENESS)],
+                    stdin=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C reaches it through us, once
+                    env={"OMP_NUM_THREADS": threads} | os.environ,
+                    pass_fds=(lock.fileno(),),  # the entry stays taken as long as either lives
+                )
+            except OSError as fault:  # such as no memory
+                return f"no process could be begun: {fault.strerror}"
             progress.running[cell.id], progress.processes[cell.id] = cell, process
         _, said = process.communicate(json.dumps(cell.keys))
         with progress.lock:
@@ -165,7 +168,7 @@ class Display:
         }
         self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
         self.shown: list[str | None] = [None] * workers
-        self.said, self.began, self.at_start = 0.0, time.monotonic(), {c.id: c.done() for c in plan}
+        self.said = 0.0
 
     def update(self, progress: Progress) -> None:
         """Looks at the run folders."""

@@ -20,11 +20,13 @@ class TrainOptions(Checked):
     action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
     subset: str | None = None  # a split that the file names, such as train
+    max_episode_steps: Count | None = None  # where a file has no time-outs, episodes end after them
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; they train side by side
     num_updates: Amount = 1_000_000  # of the main phase, offline
+    stretch: bool = False  # a higher num_updates goes on, though a rate's schedule ended with it
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online
     utd: Positive | None = None  # updates for each environment step; default: the method's

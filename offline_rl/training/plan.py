@@ -9,6 +9,8 @@ from itertools import product
 from math import prod
 from typing import Any, get_type_hints
 
+import torch
+
 import envs
 from envs import Task
 from offline_rl.algorithms.common.base import Algorithm, Interaction
@@ -19,15 +21,18 @@ from offline_rl.algorithms.common.registry import (
     interaction,
     prepared,
 )
-from offline_rl.algorithms.common.schedule import Learn, Piece
+from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
 from offline_rl.data import Dataset, load
+from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.transform import range_of_returns
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce
+from offline_rl.utils.files import read_object
+from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 from policies import Spec
 from policies.heads.head import kinds
@@ -41,9 +46,15 @@ READING = (
     "subset",
     "d4rl_compatible",
     "terminate_on_end",
+    "max_episode_steps",
 )
 # those that may differ when a run is resumed: where things lie, how they are computed
-FREE = ("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream")
+FREE = (
+    *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
+    "stretch",
+)
+# options that may be others when a run goes on: data is known by its checksum
+CHANGING = ("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ class Plan(Resolved):
     spec: Spec
     schedule: list[Piece]
     start: Start | None  # where it goes on from, if not from nothing
+    stackable: bool  # its seeds train side by side
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,13 @@ class Member:
 def resolve(keys: Mapping[str, Any]) -> Resolved:
     """The options, complete and checked; no data is looked at. Raises UserError."""
     keys = {k.replace("__", "."): v for k, v in keys.items()}
+    if "algorithm" in keys:
+        known = kinds_of(algorithm_class(str(keys["algorithm"])))
+        for key in keys:
+            if key not in known:
+                later = key.startswith("online.")  # else what holds everywhere is meant
+                near = [k for k in known if later or f"algorithm.{k[7:]}" not in known]
+                raise UserError(unknown("option", key, near))
     own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
     hyper, online, wandb = groups
     options = build(TrainOptions, own)
@@ -116,8 +135,21 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     if options.utd is not None:
         online["utd"] = options.utd  # the two keys are one
     how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
+    how = replace(how, num_updates=max(1, int(options.num_env_steps * how.online.utd)))
     built = build(WandbOptions, wandb, "wandb.")
     return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
+
+
+def kinds_of(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """Every key of `train` -> its type."""
+    parts: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
+    parts += [("algorithm.", algorithm.Config)]
+    parts += [("online.", algorithm.Config), ("online.", algorithm.Online)]
+    return {
+        prefix + field.name: get_type_hints(options)[field.name]
+        for prefix, options in parts
+        for field in fields(options)
+    }
 
 
 def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -151,6 +183,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
                 "from: give data with a column `costs`, as DSRL's"
             )
+        if not dataset.usable.any() or dataset.num_rows < 2:
+            raise UserError(
+                f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
+                f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
+            )
         if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
             raise UserError(
                 f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
@@ -176,6 +213,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
             "phase with these settings; leave it out"
         )
+    if learner.phases and not options.num_updates and start is None:
+        raise UserError(
+            f"{options.algorithm} goes on in an environment from what it learnt from data: give "
+            "num_updates= too, or fine-tune a run of it"
+        )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
     for piece in schedule:
@@ -188,17 +230,24 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    known["stackable"] = learner.stackable
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start)
 
 
 def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
     """What `source` names, read as `options` say; or itself, known by what is in its arrays."""
     how = {name: getattr(options, name) for name in READING}
+    how = {name: value for name, value in how.items() if value is not None}
+    if source == IN_MEMORY:  # what the config of such a run says
+        raise UserError(
+            "the run learnt from data that was in memory: give it again from Python, as dataset="
+        )
     if not isinstance(source, Dataset):
         return load(source, options.data_dir, **how)
     if told := [name for name, value in how.items() if value]:
         raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
-    return replace(source, path=None, sha256=source.checksum())
+    notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None)])
+    return replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
 
 
 def runs(
@@ -213,9 +262,7 @@ def runs(
     }
     check_stacked(algorithm, lists)
     settings, pattern = dict[str, Any](), None
-    task = options.task
-    if task == "none" and options.dataset in envs.cards():
-        task = options.dataset  # its settings hold without its environment too
+    task = tuned_for(options)
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         given, name = {**hyper, **chosen}, run_name(options.name, chosen)
@@ -223,6 +270,12 @@ def runs(
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
     return settings, pattern
+
+
+def tuned_for(options: TrainOptions) -> str:
+    """The task or card whose settings hold: a card's do without its environment too."""
+    named = options.task == "none" and options.dataset in envs.cards()
+    return str(options.dataset) if named else options.task
 
 
 def check_stacked(algorithm: type[Algorithm], names: Iterable[str]) -> None:
@@ -245,6 +298,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
     """What the options need of one another."""
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} is no name for a folder")
+    if not options.out.strip():
+        raise UserError("out= is no name for a folder; out=. is the working folder")
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
@@ -271,28 +326,51 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
 def specification(
     task: Task, env: envs.VectorEnv | None, dataset: Dataset | None, expert: Dataset | None = None
 ) -> Spec:
-    """The policy's spec; raises UserError where data and environment contradict each other."""
-    shapes = []
+    """The policy's spec: what data and environment say of themselves, the environment first.
+
+    Raises UserError where they contradict each other.
+    """
+    told = list[tuple[str, Spec]]()
     for data in (dataset, expert):
         if data is not None:
-            shape = data.observations.shape[1:], data.actions.shape[1]
-            shapes.append((f"{data.path or data.name}", *shape))
+            told.append((f"{data.path or data.name}", described(data)))
     if env is not None:
-        shapes.append((f"task {task.name}", tuple(env.observation_shape), env.action_dim))
-    first, obs, act = shapes[0]
-    if len(obs) != 1 or not obs[0] or not act:
+        told.append((f"task {task.name}", spec_of(env)))
+    first, spec = told[0]
+    obs, act = spec.observation_shape, spec.action_dim
+    if len(obs) != 1:
         raise UserError(
             f"{first} has observations {list(obs)} and {act} actions: what is learnt from are "
             "vectors of at least one number; choose arrays with observation_keys=, or flatten them"
         )
-    for name, own_obs, own_act in shapes[1:]:
+    for name, own in told[1:]:
+        own_obs, own_act = own.observation_shape, own.action_dim
         if (obs, act) != (own_obs, own_act):
             raise UserError(
                 f"{first} has observations {list(obs)} and {act} actions, {name} has "
                 f"{list(own_obs)} and {own_act}: data of another "
                 "task? Use its own task, or task=none to train only"
             )
-    return Spec(obs, act)
+        if spec.rate_hz and own.rate_hz and abs(own.rate_hz / spec.rate_hz - 1) > 0.01:
+            raise UserError(
+                f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
+                "policy learnt from the one is not at home in the other; give data of that rate, "
+                "or task=none to train only"
+            )
+        spec = own.over(spec)
+    return spec
+
+
+def described(data: Dataset) -> Spec:
+    """What a data set's file says of its numbers. Raises UserError where there are none."""
+    obs, act = data.observations.shape[1:], data.actions.shape[1]
+    if not obs or not min(obs) or not act:
+        raise UserError(
+            f"{data.path or data.name} has observations {list(obs)} and {act} actions: what is "
+            "learnt from are vectors of at least one number; choose arrays with "
+            "observation_keys=, or flatten them"
+        )
+    return data.spec or Spec(obs, act)
 
 
 def description(plan: Plan, name: str) -> dict[str, Any]:
@@ -311,20 +389,68 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
     return options | made
 
 
+def lengthened(plan: Plan, member: Member) -> bool:
+    """Whether a run is there that has fewer updates than are wanted, and may go on to them.
+
+    Raises UserError where that would not be one run any more.
+    """
+    folder, wanted = member.folder, plan.options.num_updates
+    if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
+        return False
+    before = read_object(folder.config).get("num_updates", wanted)
+    if not 0 < before < wanted:
+        return False
+    found = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
+    if left := sorted(found - {*plan.seeds}):
+        raise UserError(
+            f"{folder.path.parent} has the seeds {sorted(found)}: raise num_updates of all of them "
+            f"together, {left} as well, or give the new run another name=…"
+        )
+    old, new = (plan.algorithm(plan.spec, member.cfg, n).optimisers() for n in (before, wanted))
+    half = torch.tensor(before // 2)
+    for name, adam in old.items():
+        later = new[name].schedule
+        moved = adam.schedule and later and adam.schedule(half) != later(half)
+        if moved and not plan.options.stretch:
+            raise UserError(
+                f"{folder.path} was begun with num_updates={before}, at whose end the learning "
+                f"rate of {name} is 0; with {wanted} it rises again: stretch=true goes on so, or "
+                "give the new run another name=…"
+            )
+    return True
+
+
 def headline(plan: Plan) -> str:
     """What is about to happen, in a few lines."""
     o, data = plan.options, plan.dataset
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
         rows += f", {plan.expert.num_rows:,} of the expert's"
-    card = prepared(o.algorithm, o.task)
+    card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
     table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
+    where += idle(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def idle(plan: Plan) -> str:
+    """A sentence where an environment's steps are too few to learn from; else nothing."""
+    steps, online, batch = plan.options.num_env_steps, plan.interaction.online, plan.cfg.batch_size
+    if not steps:
+        return ""
+    learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
+    period = learner.at(ONLINE).period
+    if online.due(steps, batch, period):
+        return ""
+    return (
+        f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
+        f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
+        f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
 
 
 def stacked(cfgs: Sequence[Any]) -> dict[str, list[float]]:

@@ -13,6 +13,7 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_atomically, write_json
+from offline_rl.utils.text import duration, mean_std, table
 from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
 from policies import bundle
@@ -29,6 +30,18 @@ class Result:
     def scores(self) -> list[float]:
         """Each seed's last normalised score; its mean return where there are no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
+
+    def __repr__(self) -> str:
+        """A table of the seeds, and where they are."""
+        header = ["run", "seed", "score", "return", "updates", "env steps", "wall time"]
+        body = []
+        for r in self.results:
+            name = "/".join((r["task"], r["algorithm"]))
+            online = r["num_env_steps"]
+            counts = (f"{r['num_updates']:,}", f"{online:,}" if online else "")
+            told = mean_std([r["score"]], 1), mean_std([r["mean_return"]])
+            body.append([name, str(r["seed"]), *told, *counts, duration(r["seconds"])])
+        return f"{table(header, body)}\n{self.path}"
 
 
 def environment(plan: Plan, choices: Choices) -> dict[str, Any]:

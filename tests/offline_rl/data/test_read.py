@@ -235,7 +235,7 @@ BAD = {
     ),
     "ambiguous done": (
         changed("terminals", None) | {"dones": np.zeros(1003)},
-        "no array 'terminals' or 'terminated', but 'dones'",
+        "but 'dones', which may tell the task's end or the recording's",
     ),
     "NaN": (changed("observations", nan_at(70)), "observations has nan first in row 70, and 2 of"),
     "infinite": (changed("rewards", np.full(1003, np.inf)), "rewards has inf first in row 0"),

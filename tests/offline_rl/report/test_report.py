@@ -92,10 +92,10 @@ def test_running_and_diverged_seeds_are_named(tmp_path: Path) -> None:
     seed_folder(tmp_path, 0, {}, finished=False, algorithm="iql")
     text = report([tmp_path])
     assert cells(text, "bc")[1] == "30.0 ± 20.0"  # of 50 and 10
-    assert "Running: bc seed 1, score 20.0 after 2,000 updates." in text
+    assert "Interrupted: bc seed 1, score 20.0 after 2,000 updates." in text
     assert "Diverged: bc seed 2, before update 3,000; counted like the others." in text
-    assert cells(text, "iql") == ["iql", "running"]
-    assert "Running: iql seed 0, not evaluated yet." in text
+    assert cells(text, "iql") == ["iql", "interrupted"]
+    assert "Interrupted: iql seed 0, not evaluated yet." in text
 
 
 def test_a_task_without_references_reports_returns_and_success_and_says_so(tmp_path: Path) -> None:
