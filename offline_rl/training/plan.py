@@ -382,8 +382,10 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
         made["start"] = plan.start.to_json()
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
-        cfg = asdict(plan.interaction.cfg)
-        made["online"] |= {k: v for k, v in cfg.items() if v != getattr(plan.cfg, k)}
+        own, settled = plan.settings[name], plan.interaction.settled
+        for k, v in asdict(plan.interaction.cfg).items():
+            if v != getattr(plan.cfg, k) or (k in settled and v != getattr(own, k)):
+                made["online"][k] = v
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

@@ -87,6 +87,7 @@ class Interaction:
     online: Online
     cfg: Any  # its config then
     num_updates: int = 1  # that this brings, for schedules that end with it
+    settled: frozenset[str] = frozenset()  # fields of cfg that were set for then
 
 
 class Algorithm:
@@ -137,7 +138,8 @@ class Algorithm:
         changed = {
             f.name for f in fields(then) if getattr(then, f.name) != getattr(self.cfg, f.name)
         }
-        other.cfg, other.settled = then, frozenset(changed | self.Online.changes.keys())
+        changed |= self.Online.changes.keys() | self.interaction.settled
+        other.cfg, other.settled = then, frozenset(changed)
         other.num_updates = self.interaction.num_updates
         return other
 

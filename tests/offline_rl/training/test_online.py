@@ -220,6 +220,19 @@ def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
         assert "discount" not in description(prepare(keys), "default")["online"]
 
 
+@pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
+def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: float) -> None:
+    """Also where it is one of them."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
+    learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
+    stacked = {"tau": torch.tensor(0.2)}
+    assert learner.with_values(stacked).cfg.tau == stacked["tau"]
+    assert learner.at("online").with_values(stacked).cfg.tau == then
+    for name, cfg in plan.settings.items():
+        assert description(plan, name)["online"].get("tau", cfg.tau) == then
+
+
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
     start = Start(Path("runs/line/sac/default"), "sac", 8, {0: (Done(updates=8), "")})
     config = {"task": "line", "hyper": {"tau": 0.5}}
