@@ -84,6 +84,36 @@ def evaluate(arguments: Sequence[str]) -> None:
     print(run(**parse(arguments)))
 
 
+@takes("offline_rl.evaluation.export:ExportOptions")
+def export(arguments: Sequence[str]) -> None:
+    """Make a policy bundle, or every bundle of a run, run without torch: its network as ONNX.
+
+    usage: offline-rl export run=<bundle, seed folder or its parent> [format=onnx]
+
+    The graphs are put into the same files, once they are known to answer as torch does. Perceptrons
+    need none: numpy runs them. The last line printed is the run's name.
+    """
+    _quiet()
+    from offline_rl.evaluation.export import export as make
+
+    given = parse(arguments)
+    print(*make(**given), given["run"], sep="\n")
+
+
+@takes("offline_rl.evaluation.play:PlayOptions")
+def play(arguments: Sequence[str]) -> None:
+    """Watch a policy: episodes as a video.
+
+    usage: offline-rl play run=<bundle or folder> [episodes=<count>] [out=<file .mp4 or .gif>]
+
+    The last line printed is the file's name.
+    """
+    _quiet()
+    from offline_rl.evaluation.play import play as run
+
+    print(*run(**parse(arguments)), sep="\n")
+
+
 @takes("offline_rl.generation.options:GenerateOptions")
 def generate(arguments: Sequence[str]) -> None:
     """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
