@@ -72,6 +72,28 @@ def finetune(arguments: Sequence[str]) -> None:
     print(result.path)
 
 
+@takes("offline_rl.training.options:DistillOptions")
+def distill(arguments: Sequence[str]) -> None:
+    """Teach a policy to do in one step what a finished run's does in many.
+
+    usage: offline-rl distill run=<folder above the seeds> num_updates=<updates> [key=value …]
+
+    And the keys of `train`. The teacher is each seed's newest checkpoint; data, seeds and what its
+    network is made of are the run's, which is left as it is. The same command again continues an
+    interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report.report import summary
+    from offline_rl.training.finetune import distill as run
+
+    given = parse(arguments)
+    if "run" not in given:
+        raise UserError("distill: say which run is the teacher, with run=<folder>")
+    result = run(**given)
+    print(summary(result.path))
+    print(result.path)
+
+
 @takes("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of a run, in a task's environment.
