@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ def export(**keys: Any) -> list[str]:
             raise UserError(f"{where}{error}") from None
     lines = []
     for path, (found, apart) in made.items():
-        write_atomically(path, lambda temporary, found=found: bundle.write(temporary, found))
+        write_atomically(path, partial(bundle.write, bundle=found))
         size = sum(map(len, found.graphs.values()))
         lines.append(f"{path}: ONNX of {size / 1e3:,.0f} kB, within {apart:.1e} of torch")
     return lines
