@@ -109,8 +109,8 @@ def picture(env: Any) -> np.ndarray:
     except Exception as error:  # of OpenGL, of whatever draws; each has classes of its own
         fault = " ".join(str(error).split())
         raise UserError(
-            f"nothing can be drawn here: {fault}; MuJoCo draws without a screen by MUJOCO_GL=egl "
-            "or MUJOCO_GL=osmesa, where that library is installed"
+            f"nothing can be drawn here: {fault} (MuJoCo needs EGL or OSMesa where there is no "
+            "screen)"
         ) from None
     if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
         raise UserError(f"the environment draws {found.dtype} {list(found.shape)}: no picture")
