@@ -64,3 +64,13 @@ class FinetuneOptions(Checked):
     task: str | None = None  # default: the run's
     utd: Positive | None = None  # updates for each environment step; default: the method's
     name: str | None = None  # of the new run; default: from-<algorithm>
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(Checked):
+    """What `offline-rl distill` takes beside the keys of `train`."""
+
+    run: str  # the folder above the seeds of a run: the teacher
+    num_updates: Count  # of the student
+    algorithm: str = "consistency"  # how the student learns
+    name: str | None = None  # of the new run; default: from-<algorithm>

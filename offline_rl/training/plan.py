@@ -164,6 +164,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    if algorithm.distils and start is None:
+        raise UserError(
+            f"{options.algorithm} is taught by another policy: offline-rl distill run=<folder>, of "
+            f"{algorithm.distils}"
+        )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
     except ValueError as error:  # a package that is missing, actions that are no vector

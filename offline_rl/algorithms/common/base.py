@@ -95,6 +95,8 @@ class Algorithm:
 
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
+    frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
+    distils: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
