@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -162,6 +162,6 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
         axes.set_visible(False)
     shown = {label: handles[label] for label in labels if label in handles}
     title = "shaded: 95 % interval of a success rate, else from the lowest to the highest seed"
-    place = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "frameon": False}
     figure.legend(shown.values(), shown.keys(), title=title, title_fontsize="small", **place)
     figure.savefig(path, format="png")

@@ -40,7 +40,17 @@ READING = (  # options that say how a file is read
 )
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
 
-FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
+FREE = (
+    *DATA_FIELDS,
+    "keep_data",
+    "seeds",
+    "out",
+    "tracker",
+    "device",
+    "compile",
+    "precision",
+    "stream",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,10 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
+    if options.keep_data and not all(cfg.reward_scale for cfg in settings.values()):
+        raise UserError(
+            "keep_data=true: with reward_scale=0 no reward can be told from what is kept"
+        )
     if online and not options.num_env_steps:
         raise UserError(f"online.{next(iter(online))}= is of no use without num_env_steps=")
     if options.utd is not None and not options.num_env_steps:
@@ -262,6 +276,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
     if options.num_env_steps and options.task == "none":
         raise UserError("num_env_steps needs an environment; task=none has none")
+    if options.keep_data and not options.num_env_steps:
+        raise UserError("keep_data=true keeps what is seen online: give num_env_steps=")
     if options.expert_dataset is not None and "expert" not in algorithm.needs:
         raise UserError(f"{options.algorithm} does not use expert_dataset")
     if options.expert_dataset is None and "expert" in algorithm.needs:
