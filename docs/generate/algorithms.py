@@ -114,7 +114,7 @@ def shared_lines(path: Path) -> int:
 
 def learns_from(cls: Any) -> str:
     """In words."""
-    if cls.online:
+    if cls.online and cls.Online().warm_up_by == "random":  # it begins with nothing
         return "an environment"
     words = {
         "mc_returns": "returns to go",
@@ -124,7 +124,8 @@ def learns_from(cls: Any) -> str:
         "costs": "costs",
     }
     further = [words.get(name, name.replace("_", " ")) for name in cls.needs]
-    return "data" + ("" if not further else f" ({', '.join(further)})")
+    data = "data" + ("" if not further else f" ({', '.join(further)})")
+    return f"{data}, then an environment" if cls.online else data
 
 
 def scores() -> list[str]:

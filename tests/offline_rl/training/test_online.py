@@ -317,6 +317,25 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
     assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
 
 
+def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
+    """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
+    keys |= {"online.warm_up": 100, "algorithm.reward_scale": 4.0, "algorithm.reward_shift": -1.0}
+    path = train(**keys, num_env_steps=25, keep_data=True).path
+    found = [read(path / f"seed_{seed}" / "experience.hdf5") for seed in range(2)]
+    for data in found:
+        assert data.num_rows == 25
+        assert np.flatnonzero(data.truncated).tolist() == [9, 19, 24]
+        assert not data.terminated.any()
+        assert data.rewards == pytest.approx(data.next_observations[:, 0], abs=1e-6)
+        assert data.observations[:10, 1].tolist() == [*range(10)]
+    assert not np.array_equal(found[0].actions, found[1].actions)
+    with pytest.raises(UserError, match="give num_env_steps="):
+        train(**{**keys, "num_updates": 4}, keep_data=True, dataset=str(path))
+    with pytest.raises(UserError, match="reward_scale=0"):
+        train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
+
+
 def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
     """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
