@@ -24,7 +24,7 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
-from offline_rl.data.transform import range_of_returns
+from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
@@ -99,8 +99,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
         known = kinds_of(algorithm_class(str(keys["algorithm"])))
         for key in keys:
             if key not in known:
-                online = key.startswith("online.")  # else what holds everywhere is meant
-                near = [k for k in known if online or f"algorithm.{k[7:]}" not in known]
+                later = key.startswith("online.")  # else what holds everywhere is meant
+                near = [k for k in known if later or f"algorithm.{k[7:]}" not in known]
                 raise UserError(unknown("option", key, near))
     own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
     hyper, online, wandb = groups
@@ -163,6 +163,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
     hardware.device(options.device)
+    if options.action_range == "data" and env is not None:
+        raise UserError(
+            f"action_range=data: {options.task} takes actions of its whole range, for which the "
+            "data's would be mistaken; give action_range=[low,high], or task=none"
+        )
     dataset = expert = None
     how = chosen.interaction
     if options.num_updates or (options.num_env_steps and how.online.mixing):
@@ -191,6 +196,13 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
+        if any(cfg.centre_rewards for cfg in settings.values()):
+            if options.num_env_steps:
+                raise UserError(
+                    "centre_rewards=true is sound where nothing terminates, which nobody knows of "
+                    "what num_env_steps= will bring; leave one of them out"
+                )
+            centre_of(dataset)  # refuses where episodes terminate
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
     spec = specification(chosen.task, env, dataset, expert)
