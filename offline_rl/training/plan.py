@@ -375,7 +375,7 @@ def lengthened(plan: Plan, member: Member) -> bool:
     if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
         return False
     before = read_object(folder.config).get("num_updates", wanted)
-    if not 0 < before < wanted:
+    if not isinstance(before, int) or not 0 < before < wanted:
         return False
     found = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
     if left := sorted(found - {*plan.seeds}):
