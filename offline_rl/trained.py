@@ -23,13 +23,15 @@ from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import play
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build
-from policies import Bundle, BundleError, Spec
+from policies import BundleError, Spec
 from policies.bundle import read
-from policies.policy import TorchPolicy
+from policies.policy import BundlePolicy
+from policies.runtimes.network import network
 
 
 def load(run: str | Path, seed: int | None = None) -> Trained:
@@ -85,13 +87,11 @@ class Trained:
         return f"<{algorithm} on {task} after {self.updates:,} updates: {self.path}>"
 
     @cached_property
-    def policy(self) -> TorchPolicy:
+    def policy(self) -> BundlePolicy:
         """As that of a bundle: raw observations in, actions in [-1, 1] out."""
-        name = self.algorithm.policy
-        module: Any = self.algorithm.modules[name]
-        weights = {k: v.numpy() for k, v in self.parameters[name].items()}
-        seen, kind = self.algorithm.spec, type(module).__name__
-        return TorchPolicy(Bundle(seen, kind, module.arguments, weights, self.transform.normaliser))
+        weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
+        made = bundled(self.algorithm, weights, self.transform, {})
+        return BundlePolicy(made, network(made, "torch"))
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import cells, kept, studies
+from benchmarks.pages import kept, standings, studies
 from benchmarks.speed.bench import per_second
 from offline_rl.algorithms.common.registry import (
     PACKAGE,
@@ -136,7 +136,7 @@ def scores() -> list[str]:
         for task, seeds in tasks.items():
             score = next(s.outcome.behaviour_score for s in seeds if s.outcome)
             found["data"][task] = "" if score is None else f"{score:.1f}"
-            for label, c in cells(seeds):
+            for label, c in standings(seeds):
                 if kept(c) and c.values:
                     # where data stands in, every run is named by it
                     own = label if c.seeds[0].config["dataset"] is None else label.split(" ")[0]

@@ -13,16 +13,17 @@ Differs: weights are capped and not normalised, the baseline is one action, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic, regress
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative, Positive
+from offline_rl.utils.options import NonNegative, Positive, Share
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import torch_init
 from policies.networks.mlp import Activation
@@ -43,8 +44,17 @@ class Config(BaseConfig):
     normalise_observations: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the paper's, one buffer that begins with the data."""
+
+    mixing: Share | Literal["rows"] = "rows"
+
+
 class AWAC(Algorithm):
     Config = Config
+    Online: ClassVar[type[schedule.Online]] = Online
+    online = True
     targets: ClassVar = {"critic_target": "critic"}
 
     def networks(self) -> dict[str, nn.Module]:

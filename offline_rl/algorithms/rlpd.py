@@ -107,11 +107,12 @@ class RLPD(Algorithm):
             q = self.climbed(state.critic(s, pi))  # [B]
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
+        old = state
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
-        entropy = -cfg.entropy_scale * self.spec.action_dim
+        excess = self.certainty(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
 
         def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
-            return -log_alpha().exp() * (log_pi + entropy)
+            return -log_alpha().exp() * excess
 
         state, _ = minimise(state, "log_alpha", alpha_loss)
         return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
@@ -125,6 +126,10 @@ class RLPD(Algorithm):
         if self.cfg.backup_entropy:
             least = least - alpha * log_pi
         return batch.rewards + batch.discount * least
+
+    def certainty(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
+        """The mean log density that the temperature follows, 0-d; log_pi: in the policy's loss."""
+        return log_pi
 
     def climbed(self, q: Tensor) -> Tensor:
         """What the actor climbs, [E, B] -> [B]: the mean over all critics."""

@@ -89,7 +89,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 def generate(arguments: Sequence[str]) -> None:
     """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
 
-    usage: offline-rl generate recipe=<name> [key=value …]
+    usage: offline-rl generate recipe=<name or file> [key=value …]
 
     The learner is checkpointed: the same command continues an interrupted recipe.
     """

@@ -13,6 +13,7 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils.errors import UserError
@@ -21,7 +22,8 @@ from offline_rl.utils.options import build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
-from policies import Normaliser, Policy, Spec, bundle
+from policies import Normaliser, Player, bundle
+from policies.policy import BundlePolicy
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
@@ -63,33 +65,32 @@ def trained_on(paths: Sequence[Path]) -> str:
     return tasks[0]
 
 
-def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Policy:
+def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> BundlePolicy:
     """The policy, built with arguments `given` in place of its own; it fits the task. UserError."""
     try:
         policy = policies.load(path, **given)
     except policies.BundleError as error:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
-    problem = policy.spec.mismatch(Spec(tuple(env.observation_shape), env.action_dim))
+    problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
         raise UserError(f"{path} does not fit task {task.name}: {problem}")
     return policy
 
 
-def play(policy: Policy, env: VectorEnv) -> Episodes:
-    """An episode in every environment; of a chunk of actions the first is taken."""
-    state, rewards = None, None
+def play(policy: BundlePolicy, env: VectorEnv) -> Episodes:
+    """An episode in every environment; of a chunk of actions the first `executed` are taken."""
+    seeds, player, rewards = EVALUATION_SEED + np.arange(env.num_envs), Player(policy), None
+    player.reset(seeds)
 
     def act(observations: np.ndarray) -> np.ndarray:
-        nonlocal state
-        chunk, state = policy.act(observations, state, rewards)  # normalises by itself
-        return chunk[:, 0]
+        return player.step(observations, rewards)
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards
         rewards = told
 
-    seeds = EVALUATION_SEED + np.arange(env.num_envs)
-    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds, observe)
+    raw = Normaliser.identity(env.observation_shape)  # a policy normalises by itself
+    return rollout(env, act, raw, seeds, observe)
 
 
 def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:

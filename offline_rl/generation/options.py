@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class GenerateOptions:
     """What `offline-rl generate` takes."""
 
-    recipe: str  # a file of configs/recipe
+    recipe: str  # a file of configs/recipe, or one of yours (.yaml)
     out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
     runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
     qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets

@@ -81,8 +81,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     Raises UserError for whatever the user can mend.
     """
     options = build(GenerateOptions, keys)
-    recipe, out, qualities = options.recipe, options.out, options.qualities
-    plan = load_recipe(recipe)
+    out, qualities = options.out, options.qualities
+    plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
     if qualities == []:
         raise UserError("qualities=[]: nothing to make; leave it out for all")
     known = plan.sets if isinstance(plan, Script) else QUALITIES
@@ -115,20 +115,21 @@ def generate(*, show: bool = True, **keys: Any) -> str:
 
 
 def load_recipe(name: str) -> Recipe | Script:
-    """configs/recipe/<name>.yaml, one with a `controller` or of an agent. Raises UserError."""
+    """configs/recipe/<name>.yaml, or a file: of a `controller` or an agent. Raises UserError."""
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
-    if name not in files:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
+    if path is None:
         raise UserError(unknown("recipe", name, files))
-    values = read_yaml(files[name])
+    values = read_yaml(path)
     kind: type[Recipe] | type[Script] = Script if "controller" in values else Recipe
-    plan: Any = build(kind, values, f"{files[name]}: ")
+    plan: Any = build(kind, values, f"{path}: ")
     try:
-        for task in environments(plan, f"{files[name]}: "):
+        for task in environments(plan, f"{path}: "):
             envs.task(task)
     except ValueError as error:
-        raise UserError(f"{files[name]}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     if plan.rows < 1:
-        raise UserError(f"{files[name]}: rows={plan.rows}: must be at least 1")
+        raise UserError(f"{path}: rows={plan.rows}: must be at least 1")
     return plan
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.report.cells import Cell, cell
+from offline_rl.report import online
 from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.report.standing import Standing, standing
 from offline_rl.report.statistics import FORMED
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
@@ -59,6 +60,17 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
+    acting = {task: s for task, s in evaluated.items() if any(seed.moments for seed in s)}
+    if acting:
+        written.insert(0, out / "online.png")
+        write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
+        page.append("## In an environment")
+        for task, seeds in acting.items():
+            body = online.table_of(seeds)
+            text += [f"{task}, in the environment", "", table(online.HEADER, body), ""]
+            page += [f"### {task}", table(online.HEADER, body, markdown=True)]
+        text += [wrapped(online.NOTE), ""]
+        page += [online.NOTE, f"![Over environment steps]({written[0].name})"]
     page += ["## How to read this", NOTE]
     write_text(written[-1], "\n\n".join(page) + "\n")
     return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])
@@ -67,7 +79,7 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [row(label, cell(own, key), own) for label, own in groups(seeds).items()]
+    rows = [row(label, standing(own, key), own) for label, own in groups(seeds).items()]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
@@ -87,7 +99,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, found: Cell, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
+def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
     """What a group is sorted by, and its cells. every: its seeds, also those not finished."""
     done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
@@ -113,7 +125,7 @@ def row(label: str, found: Cell, every: Sequence[Seed] = ()) -> tuple[float, lis
     ]
 
 
-def success(found: Cell) -> str:
+def success(found: Standing) -> str:
     """The share of episodes that succeeded with its interval, in per cent."""
     if found.success is None:
         return ""
@@ -121,7 +133,7 @@ def success(found: Cell) -> str:
     return f"{share:.0f} [{low:.0f}, {high:.0f}]"
 
 
-def progress(found: Cell) -> str:
+def progress(found: Standing) -> str:
     """How far values had formed, in per cent rounded down."""
     if found.formed is None:
         return ""

@@ -45,6 +45,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """An evaluation of a run that acts in an environment."""
+
+    score: float | None
+    mean_return: float
+    success: list[bool] | None  # of its episodes, where the environment tells
+
+
+@dataclass(frozen=True)
 class Seed:
     """One seed's folder."""
 
@@ -58,6 +67,7 @@ class Seed:
     machine: dict[str, Any]  # environment.json
     state: str  # finished, running, interrupted, or failed and why
     metrics: dict[str, Any] = field(default_factory=dict)  # the last row's
+    moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
 
     @property
     def target(self) -> float | None:
@@ -82,6 +92,8 @@ def seed_of(record: Record, path: Path) -> Seed:
             "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
             "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
         }
+        acts = bool(config.get("num_env_steps"))
+        moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
         file = path / "result.json"
         if record.result is not None:
             known = {f.name: record.result[f.name] for f in fields(Outcome)}
@@ -91,8 +103,14 @@ def seed_of(record: Record, path: Path) -> Seed:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
     number_of = int(path.name.removeprefix("seed_"))
-    told = (curves, outcome, record.environment, record.state, record.metrics)
+    told = (curves, outcome, record.environment, record.state, record.metrics, moments)
     return Seed(task, title, number_of, path, config, *told)
+
+
+def moment(row: dict[str, Any]) -> Moment:
+    """Of a line of evaluations.jsonl."""
+    score = number(row["eval/score"]) if "eval/score" in row else None
+    return Moment(score, number(row["eval/return"]), row.get("success"))
 
 
 def number(value: float | None) -> float:

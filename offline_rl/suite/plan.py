@@ -25,7 +25,7 @@ from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json, write_json
+from offline_rl.utils.files import read_json, read_object, write_json
 from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import share
 
@@ -160,15 +160,22 @@ def check(keys: Mapping[str, Any]) -> None:
 
 
 def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
-    """The cells with their cost, from the finished runs below `out`; the same task's first."""
+    """The cells with their cost, from the finished runs below `out`; the same task's first.
+
+    Raises UserError naming a result that is damaged.
+    """
     speeds: dict[tuple[str, str | None], list[float]] = {}
     for file in Path(out).glob("*/*/*/seed_*/result.json"):
-        result = read_json(file)
-        work = result["num_updates"] + result["num_env_steps"]
-        if work and result["seconds"]:
-            one = result["seconds"] / work / result["seeds_stacked"]  # seconds of one seed's update
-            for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
-                speeds.setdefault(key, []).append(one)
+        result = read_object(file)
+        try:
+            work, all_seeds = result["num_updates"] + result["num_env_steps"], result["seconds"]
+            if work and all_seeds:
+                one = all_seeds / work / result["seeds_stacked"]  # seconds of one seed's update
+                for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
+                    speeds.setdefault(key, []).append(one)
+        except (ArithmeticError, KeyError, TypeError) as error:
+            remedy = "remove it, and its run's command makes it again"
+            raise UserError(f"{file} is damaged ({error!r}); {remedy}") from None
     priced = []
     for cell in wanted:
         k = cell.keys

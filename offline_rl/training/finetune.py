@@ -2,8 +2,8 @@
 
 Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
 counters and the transform of observations and rewards. The same seed learns the same as in one
-command, `train … num_updates= num_env_steps=`. Another algorithm takes over what it can use, or
-says by name which tensor it lacks.
+command, `train … num_updates= num_env_steps=`. Another algorithm has the same sizes of networks and
+the same transform, takes over what it can use, or says by name which tensor it lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.config import builds
+from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.options import FinetuneOptions, TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
@@ -96,12 +96,12 @@ def place_of(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `cfg` that networks are made with -> what another algorithm's run had there.
+    """What networks and data are made with, of `cfg`, as another algorithm's run had it.
 
     Layers' sizes may be for all networks there and for each of them here, or the other way round.
     """
-    known = {name: hyper[name] for name in builds(cfg) if name in hyper}
-    for name in builds(cfg) - known.keys():
+    known = {name: hyper[name] for name in built(cfg) - {"batch_size"} if name in hyper}
+    for name in built(cfg) - known.keys():
         alike = [v for k, v in hyper.items() if k.endswith("hidden") and name.endswith("hidden")]
         shared = name == "hidden" or "hidden" in hyper
         if alike and shared and all(value == alike[0] for value in alike):
@@ -119,13 +119,14 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
     keys |= place_of(start.run, config)
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
+    kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
-        known = {f.name for f in fields(algorithm_class(algorithm).Config)}
-        keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
-        keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
+        kept = {f.name: hyper[f.name] for f in fields(kind.Config) if f.name in hyper}
     else:
-        made = networks_of(algorithm_class(algorithm).Config, config["hyper"])
-        keys |= {f"algorithm.{k}": v for k, v in made.items()}
+        kept = networks_of(kind.Config, hyper)
+    keys |= {f"algorithm.{k}": v for k, v in kept.items()}
+    if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
+        keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
     if "algorithm.batch_size" in given:
         keys.pop("batch_size", None)  # the two keys are one
     elif "batch_size" in given:

@@ -25,6 +25,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.transform import centre_of, range_of_returns
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
@@ -36,21 +37,24 @@ from offline_rl.utils.seeds import TRAINING_SEEDS
 from policies import Spec
 from policies.heads.head import kinds
 
-DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
-
-READING = (  # options that say how a file is read
-    *("action_scale", "action_range", "d4rl_compatible", "terminate_on_end"),
-    *("observation_keys", "subset", "max_episode_steps"),
-)
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
-
-FREE = (  # which are no part of what a run is
-    *(*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
+# options that say how a file is read
+READING = (
+    "action_scale",
+    "action_range",
+    "observation_keys",
+    "subset",
+    "d4rl_compatible",
+    "terminate_on_end",
+    "max_episode_steps",
+)
+# those that may differ when a run is resumed: where things lie, how they are computed
+FREE = (
+    *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
     "stretch",
 )
-CHANGING = (  # options that may be others when a run goes on: data is known by its checksum
-    *("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every"),
-)
+# options that may be others when a run goes on: data is known by its checksum
+CHANGING = ("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Plan(Resolved):
     spec: Spec
     schedule: list[Piece]
     start: Start | None  # where it goes on from, if not from nothing
+    stackable: bool  # its seeds train side by side
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     if options.utd is not None:
         online["utd"] = options.utd  # the two keys are one
     how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
+    how = replace(how, num_updates=max(1, int(options.num_env_steps * how.online.utd)))
     built = build(WandbOptions, wandb, "wandb.")
     return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
 
@@ -219,6 +225,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
             "phase with these settings; leave it out"
         )
+    if learner.phases and not options.num_updates and start is None:
+        raise UserError(
+            f"{options.algorithm} goes on in an environment from what it learnt from data: give "
+            "num_updates= too, or fine-tune a run of it"
+        )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
     for piece in schedule:
@@ -231,6 +242,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    known["stackable"] = learner.stackable
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start)
 
 
@@ -326,28 +338,51 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
 def specification(
     task: Task, env: envs.VectorEnv | None, dataset: Dataset | None, expert: Dataset | None = None
 ) -> Spec:
-    """The policy's spec; raises UserError where data and environment contradict each other."""
-    shapes = []
+    """The policy's spec: what data and environment say of themselves, the environment first.
+
+    Raises UserError where they contradict each other.
+    """
+    told = list[tuple[str, Spec]]()
     for data in (dataset, expert):
         if data is not None:
-            shape = data.observations.shape[1:], data.actions.shape[1]
-            shapes.append((f"{data.path or data.name}", *shape))
+            told.append((f"{data.path or data.name}", described(data)))
     if env is not None:
-        shapes.append((f"task {task.name}", tuple(env.observation_shape), env.action_dim))
-    first, obs, act = shapes[0]
-    if len(obs) != 1 or not obs[0] or not act:
+        told.append((f"task {task.name}", spec_of(env)))
+    first, spec = told[0]
+    obs, act = spec.observation_shape, spec.action_dim
+    if len(obs) != 1:
         raise UserError(
             f"{first} has observations {list(obs)} and {act} actions: what is learnt from are "
             "vectors of at least one number; choose arrays with observation_keys=, or flatten them"
         )
-    for name, own_obs, own_act in shapes[1:]:
+    for name, own in told[1:]:
+        own_obs, own_act = own.observation_shape, own.action_dim
         if (obs, act) != (own_obs, own_act):
             raise UserError(
                 f"{first} has observations {list(obs)} and {act} actions, {name} has "
                 f"{list(own_obs)} and {own_act}: data of another "
                 "task? Use its own task, or task=none to train only"
             )
-    return Spec(obs, act)
+        if spec.rate_hz and own.rate_hz and abs(own.rate_hz / spec.rate_hz - 1) > 0.01:
+            raise UserError(
+                f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
+                "policy learnt from the one is not at home in the other; give data of that rate, "
+                "or task=none to train only"
+            )
+        spec = own.over(spec)
+    return spec
+
+
+def described(data: Dataset) -> Spec:
+    """What a data set's file says of its numbers. Raises UserError where there are none."""
+    obs, act = data.observations.shape[1:], data.actions.shape[1]
+    if not obs or not min(obs) or not act:
+        raise UserError(
+            f"{data.path or data.name} has observations {list(obs)} and {act} actions: what is "
+            "learnt from are vectors of at least one number; choose arrays with "
+            "observation_keys=, or flatten them"
+        )
+    return data.spec or Spec(obs, act)
 
 
 def description(plan: Plan, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.columns import columns
+from offline_rl.replay.columns import columns, shapes
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Plan
@@ -45,14 +45,13 @@ def sources_of(
 
 def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
     """An empty buffer for what each seed will see."""
-    shape, actions = plan.spec.observation_shape, plan.spec.action_dim
-    shapes = {"mc_returns": (), "timesteps": (), "costs": (), "next_actions": (actions,)}
+    actions = plan.spec.action_dim
     return ReplayBuffer(
-        shape,
+        plan.spec.observation_shape,
         actions,
         plan.options.num_env_steps,
         streams=len(seeds),
-        columns={name: shapes[name] for name in plan.algorithm.needs if name in shapes},
+        columns=shapes(plan.algorithm.needs, actions),
         device=device,
     )
 

@@ -96,11 +96,15 @@ def train(
         for member in left:
             remove_temporaries(member.folder.path)
         begun = [m for m in left if m.folder.checkpoints() and m not in done]
-        for group in (
+        groups = [
             [m for m in left if m in done],
             begun,
             [m for m in left if m not in begun and m not in done],
-        ):
+        ]
+        if not plan.stackable and len(left) > 1:
+            say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
+            groups = [[m] for group in groups for m in group]
+        for group in groups:
             if group:
                 train_group(plan, group, show, watch)
     return Result(path, [m.folder.outcome() for m in members])
@@ -189,7 +193,7 @@ def train_group(
             f"{o.task}/{label(o.algorithm)}/{m.description['name']}",
             m.description,
             plan.wandb,
-            done.updates if done else 0,
+            done.updates + 1 if done else 0,
         )
         for m in members
     ]

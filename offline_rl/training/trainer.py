@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from envs import Task, VectorEnv
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
@@ -300,18 +301,10 @@ class Trainer:
 
     def policy(self, s: int, provenance: dict[str, Any]) -> Bundle:
         """The s-th seed's policy as it is now."""
-        engine, name = self.engine, self.engine.algorithm.policy
-        module: Any = engine.algorithm.modules[name]
-        params = engine.state["params"][name]
+        algorithm = self.engine.algorithm
+        params = self.engine.state["params"][algorithm.policy]
         weights = {k: v[s].detach().cpu().numpy().copy() for k, v in params.items()}
-        return Bundle(
-            engine.algorithm.spec,
-            type(module).__name__,
-            module.arguments,
-            weights,
-            self.transform.normaliser,
-            provenance,
-        )
+        return bundled(algorithm, weights, self.transform, provenance)
 
     @property
     def env_steps(self) -> int:
@@ -373,3 +366,18 @@ class Trainer:
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
+
+
+def bundled(
+    algorithm: Algorithm,
+    weights: Mapping[str, np.ndarray],
+    transform: Transform,
+    provenance: Mapping[str, Any],
+) -> Bundle:
+    """What leaves training of one seed. weights: of the network that acts."""
+    module: Any = algorithm.modules[algorithm.policy]
+    names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
+    spec = replace(algorithm.spec, **{name: getattr(module, name) for name in names})
+    normalisers = {channel.name: transform.normaliser for channel in spec.vectors}
+    kind, arguments = type(module).__name__, module.arguments
+    return Bundle(spec, kind, arguments, dict(weights), normalisers, dict(provenance))

@@ -17,15 +17,18 @@ from offline_rl.data.transform import Preprocessing
 from offline_rl.utils.options import Count, Range, notes
 
 BUILT = "one value for all seeds"  # of a number that networks or data are made with
+OFFLINE = "offline alone"  # of what no phase in an environment reads
 
 Bound = Annotated[float, Range(-inf, inf)]
 Discount = Annotated[float, Range(0, below=1)]
 Dropout = Annotated[float, Range(0, below=1), BUILT]  # share of units
-Ensemble = Annotated[int, Range(2)]  # members
+Ensemble = Annotated[int, Range(2), BUILT]  # members
 Expectile = Annotated[float, Range(0.5, below=1)]
 Fraction = Annotated[float, Range(above=0, high=1)]
+Preliminary = Annotated[int, Range(0), OFFLINE]  # updates
 Rate = Annotated[float, Range(0)]  # of learning
-Sizes = Annotated[tuple[int, ...], Range(1)]  # of hidden layers
+Sizes = Annotated[tuple[int, ...], Range(1), BUILT]  # of hidden layers
+Switch = Annotated[bool, BUILT]  # of how networks are built
 Tau = Annotated[float, Range(0, 1)]
 
 
@@ -40,10 +43,20 @@ class BaseConfig(Preprocessing):
         defaults = {field.name: field.default for field in fields(self)}
         for name in names:
             value, default = getattr(self, name), defaults[name]
-            if not isinstance(value, int | float | str) or value != default:  # or stacked
+            if not isinstance(value, int | float | str | tuple) or value != default:  # or stacked
                 chosen = f"{choice}={getattr(self, choice)}"
                 remedy = f"set it to its default, {default}, also where a table set it"
                 raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")
+
+
+@cache
+def built(config: type) -> frozenset[str]:
+    """The fields that networks or data are made with: the same in every phase of a run."""
+    hints = get_type_hints(config, include_extras=True)
+    always = {"batch_size", "activation"} | {f.name for f in fields(Preprocessing)}
+    return frozenset(
+        f.name for f in fields(config) if f.name in always or BUILT in notes(hints[f.name])
+    )
 
 
 @cache
@@ -59,18 +72,6 @@ def stackable(config: type) -> frozenset[str]:
         name
         for name in (f.name for f in fields(config))
         if kinds[name] is float and name not in shared and BUILT not in notes(hints[name])
-    )
-
-
-@cache
-def builds(config: type) -> frozenset[str]:
-    """The fields that networks are made with, which tell whether another's parameters fit."""
-    hints = get_type_hints(config, include_extras=True)
-    named = {"activation", "layer_norm"}
-    return frozenset(
-        f.name
-        for f in fields(config)
-        if f.name in named or hints[f.name] in (Sizes, Ensemble) or BUILT in notes(hints[f.name])
     )
 
 

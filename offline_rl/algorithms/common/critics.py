@@ -71,6 +71,11 @@ class Value(nn.Module):
         return self.net(observations).squeeze(-1)
 
 
+def drawn(state: State, critics: int, count: int) -> Tensor:
+    """Numbers of `count` critics out of so many, [count]; the same one may be among them twice."""
+    return (critics * state.random.uniform((count,))).long()
+
+
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
     """The critics' step towards `target` [B]: squared error, mean over B, sum over the ensemble."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
 
@@ -64,6 +64,8 @@ class Online(Checked):
     utd: Positive = 1.0  # updates for each environment step
     mixing: Share | Literal["rows"] = 0.0  # of a batch that is offline data; rows: as in one buffer
     n_step: Count = 1  # steps after which a transition bootstraps
+
+    changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
 
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import envs
-from envs.experts.push import Expert
+from envs.experts.push import PushExpert
 from envs.suites.push import ARMS, Push, points
 
 
 def successes(arm: str, skill: float, count: int = 40) -> float:
     env = Push(count, arm=arm)
-    expert, observations = Expert(env, skill, seed=0), env.reset(range(count))
+    expert, observations = PushExpert(env, skill, seed=0), env.reset(range(count))
     running, reached = np.arange(count), np.zeros(count, bool)
     while len(running):
         step = env.step(expert(observations[running], running), running)
@@ -32,7 +32,7 @@ def test_less_skill_succeeds_less():
 
 def test_a_skill_out_of_range_is_refused():
     with pytest.raises(ValueError, match="skill=2 is not between 0 and 1"):
-        Expert(Push(1), 2)
+        PushExpert(Push(1), 2)
 
 
 def test_the_tip_is_where_the_simulator_has_it():

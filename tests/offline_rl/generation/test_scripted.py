@@ -98,3 +98,13 @@ def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch)
 def test_an_unknown_set_lists_the_near_ones():
     with pytest.raises(UserError, match="standard-expert"):
         generate(recipe="push", qualities=["standard-expart"])
+
+
+def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path):
+    recipe, folder = tmp_path / "mine.yaml", tmp_path / "sets"
+    recipe.write_text("controller: waypoints\nsets: {pointmaze-umaze: 0.5}\nrows: 1000\nsuite: gym")
+    generate(recipe=str(recipe), out=str(folder), show=False)
+    made = load(str(folder / "pointmaze-umaze.hdf5"))
+    assert 700 <= len(made.rewards) <= 1300  # whole episodes
+    with pytest.raises(UserError, match=r"no\.yaml is not readable"):
+        generate(recipe=str(tmp_path / "no.yaml"), show=False)

@@ -25,7 +25,8 @@ from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training.finetune import networks_of, start_of
+from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
+from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils.files import read_json
 from policies import Spec
@@ -112,6 +113,28 @@ def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
     assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
 
 
+def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """Half an update a step; after learning from data, with that; also when gone on with later."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"seeds": 1}
+    lengths = list[int]()
+
+    def look(trainer: Any) -> None:
+        lengths.append(trainer.engine.algorithm.num_updates)
+
+    alone = keys | {"utd": 0.5, "num_updates": 0, "num_env_steps": 30, "name": "alone"}
+    train(**alone, watch=look)
+    assert set(lengths) == {15}
+    lengths.clear()
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**offline, num_updates=8, watch=look).path
+    more = {"num_env_steps": 30, "out": str(tmp_path), "eval_episodes": 1, "compile": "never"}
+    finetune(run=run, **more, tracker="none", show=False, watch=look)
+    assert set(lengths) == {8}
+
+
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
     """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
     means = {}
@@ -188,6 +211,26 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         finetune(run=tmp_path / "gone", num_env_steps=5)
 
 
+def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
+    """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    for key, value in (("warm_up", 7), ("discount", 0.5)):
+        said = description(prepare({**keys, f"online.{key}": value}), "default")
+        assert said["online"][key] == value
+        assert "discount" not in description(prepare(keys), "default")["online"]
+
+
+def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
+    start = Start(Path("runs/line/sac/default"), "sac", 8, {0: (Done(updates=8), "")})
+    config = {"task": "line", "hyper": {"tau": 0.5}}
+    keys = keys_of(config, {}, start)
+    assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
+    assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
+    assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert not [key for key in other if "." in key]
+
+
 def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
     """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
@@ -201,6 +244,78 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
     assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
     assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
+
+
+def small(**values: Any) -> dict[str, Any]:
+    """Keys of a run whose networks have sizes of their own for policy and critics."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
+    sizes = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8]}
+    return {**keys, **sizes, "seeds": 1, **values}
+
+
+def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """The run's sizes, transform and temperature come along; then it learns from the line alone."""
+    made = {"algorithm.critics": 3, "algorithm.subset": 2, "algorithm.layer_norm": True}
+    made |= {"algorithm.samples": 2, "algorithm.reward_scale": 0.5}
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), num_updates=4, **made)
+    run = train(**keys, algorithm="cal_ql").path
+    before = learnt(run)
+    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "wsrl"}
+    own |= {"compile": "never", "checkpoint_every": 10, "batch_size": 8}
+    path = finetune(run=run, num_env_steps=14, **own, **{"online.warm_up": 10}).path
+    warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
+    assert same(warm, {k: v for k, v in before.items() if k in warm})
+    assert {k.split("/")[1] for k in warm if k.startswith("params/")} == {
+        *("policy", "critic", "critic_target", "log_alpha")
+    }
+    after = tensors(path)
+    assert int(after["counters/update"]) == 4 + 4 * 4
+    moved = "params/policy/trunk.weights.0"
+    assert not torch.equal(after[moved], before[moved])
+    assert len(after["buffer/rewards"]) == 14
+    assert after["buffer/rewards"].abs().max() < 5  # half of the line's; the data's are 50 and more
+    hyper = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
+    assert (hyper["critics"], hyper["reward_scale"]) == (3, 0.5)
+
+
+def checkpoint_after(run: Path, env_steps: int) -> Path:
+    """The file of that moment."""
+    files = SeedFolder(run, 0).checkpoints()
+    return next(file for done, file in files.items() if done.env_steps == env_steps)
+
+
+def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
+    keys |= {"algorithm.samples": 2, "num_updates": 2, "num_env_steps": 25}
+    path = train(**keys, algorithm="cal_ql").path
+    found = tensors(path)
+    assert found["buffer/added"].tolist() == [25, 20, 5]
+    rewards, returns = found["buffer/rewards"].double(), found["buffer/mc_returns"].double()
+    for start in (0, 10):
+        running = 0.0
+        for row in reversed(range(start, start + 10)):
+            running = rewards[row].item() + 0.99 * running
+            assert returns[row].item() == pytest.approx(running, rel=1e-5)
+    assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
+
+
+def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
+    """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
+    keys |= {"algorithm": "iql", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    whole = train(**keys, num_updates=10, num_env_steps=20, name="whole").path
+    first = train(**keys, num_updates=10, name="first").path
+    kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
+    more = {k: v for k, v in keys.items() if k in kept}
+    path = finetune(run=first, num_env_steps=20, **more).path
+    assert same(learnt(path), learnt(whole))
+    name = "params/policy/trunk.weights.0"
+    assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
@@ -285,6 +400,8 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert metrics["value"].tolist() == [pytest.approx(np.mean(values))] * 2
     assert metrics["last"].tolist() == [pytest.approx((6 + 17) / 2)] * 2
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
+    engine.run(6)  # metrics are means since they were last asked for
+    assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
     engine.starts["update"] = 100
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)
