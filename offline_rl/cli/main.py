@@ -38,6 +38,7 @@ def usage() -> str:
     ]
     for name, point in sorted(verbs().items()):
         lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
+    lines += ["", 'completion in bash: eval "$(offline-rl --completion bash)"']
     return "\n".join(lines)
 
 
@@ -51,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     verb, *rest = arguments
+    if verb in ("--completion", "--complete"):
+        from offline_rl.cli.completion import SCRIPTS, candidates
+
+        asked = rest[0] if rest else "bash"
+        if verb == "--complete":
+            print("\n".join(candidates(asked, verbs())))
+            return 0
+        if asked not in SCRIPTS:
+            print(f"offline-rl: --completion {asked}: there is bash", file=sys.stderr)
+            return 2
+        print(SCRIPTS[asked])
+        return 0
     try:
         known = verbs()
         if verb not in known:

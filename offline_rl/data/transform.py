@@ -28,6 +28,7 @@ class Preprocessing(Checked):
 
     normalise_observations: bool = False  # z-score with the offline data's statistics
     normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
+    centre_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
     reward_scale: Number = 1.0  # rewards * scale + shift
     reward_shift: Number = 0.0  # see reward_scale
     clip_actions: ActionClip = 1.0  # actions of the data are clipped to +- this
@@ -45,6 +46,20 @@ def range_of_returns(dataset: Dataset) -> float:
     return spread
 
 
+def centre_of(dataset: Dataset) -> float:
+    """The mean reward, which may be taken off where no episode is over before its time.
+
+    It then lowers every value by the same. Where episodes terminate it would pay for ending them,
+    or for not. Raises UserError there.
+    """
+    if count := int(dataset.terminated.sum()):
+        raise UserError(
+            f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centred rewards "
+            "would pay for ending them, or for not: set algorithm.centre_rewards=false"
+        )
+    return float(dataset.rewards.mean(dtype=np.float64))
+
+
 @dataclass(frozen=True)
 class Transform:
     """observations -> normaliser(observations); rewards -> affine; actions clipped."""
@@ -58,14 +73,18 @@ class Transform:
     def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: tuple[int, ...]) -> Transform:
         """Statistics from `dataset`; without data nothing is normalised.
 
-        Raises UserError where returns are to be normalised and all are the same.
+        Raises UserError where returns are to be normalised and all are the same, or rewards to be
+        centred and episodes terminate.
         """
         normaliser, scale = Normaliser.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
             normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
-        return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
+        shift = cfg.reward_shift
+        if dataset is not None and cfg.centre_rewards:
+            shift -= scale * centre_of(dataset)
+        return cls(normaliser, float(scale), float(shift), cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Raw rewards -> those that are learnt from, float32."""

@@ -30,6 +30,7 @@ NOTE = (
     "all seeds, evaluations included; updates/s is one seed's steady rate × the seeds trained side "
     "by side."
 )
+CHASING = 100.0  # a multiplier that begins at 1 or e and is there has not done what it is for
 HEADER = ["algorithm", "score", "return", "error", "last five", "success %", "cost", "episodes"]
 HEADER += ["updates", "formed", "env steps", "wall time", "updates/s"]
 
@@ -92,6 +93,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     if data:
         notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := unusual(seed, key))]
+    notes += [note for seed in seeds if (note := infeasible(seed))]
     if done:
         notes.append(f"Ran on {'; '.join(sorted({hardware(s) for s in seeds if s.outcome}))}.")
     return f"{seeds[0].task}: {kind}", body, notes
@@ -150,6 +152,26 @@ def unusual(seed: Seed, key: str) -> str | None:
         return None
     counted = "counted like the others" if o.mean_return is not None else "without a score"
     return f"Diverged: {name}, before update {o.diverged_at:,}; {counted}."
+
+
+def infeasible(seed: Seed) -> str | None:
+    """The note on a seed whose learnt multiplier (cql, cal_ql) chases a gap it does not reach.
+
+    Flat values already have a penalty, the logarithm of the proposals' volume; below that no
+    multiplier brings it, and the values fall for as long as the run lasts.
+    """
+    factor, penalty = (seed.metrics.get(f"train/{name}") for name in ("multiplier", "penalty"))
+    gap, weight = (seed.config.get(f"hyper.{name}") for name in ("gap", "weight"))
+    if factor is None or penalty is None or gap is None or weight is None:
+        return None
+    paid = weight * penalty if seed.config.get("hyper.gap_after_weight") else penalty
+    if factor < CHASING or paid <= gap:
+        return None
+    return (
+        f"Infeasible: {seed.label} seed {seed.number}, whose multiplier has grown to {factor:,.0f} "
+        f"and whose penalty is {paid:.3g}, still above gap={gap:g}: its values say little; give "
+        "a larger algorithm.gap, or algorithm.gap=null for a fixed weight."
+    )
 
 
 def hardware(seed: Seed) -> str:

@@ -13,7 +13,7 @@ from offline_rl.algorithms.common.registry import label
 from offline_rl.report import compact
 from offline_rl.report.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import SeedFolder, agree_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -66,8 +66,13 @@ class Seed:
     outcome: Outcome | None  # None where it is not finished
     machine: dict[str, Any]  # environment.json
     state: str  # finished, running, interrupted, or failed and why
-    target: float | None = None  # the last mean target of the critics, where there are any
+    metrics: dict[str, Any] = field(default_factory=dict)  # the last row's
     moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
+
+    @property
+    def target(self) -> float | None:
+        """The last mean target of the critics, where there are any."""
+        return self.metrics.get("train/target")
 
 
 def read(folder: SeedFolder) -> Seed:
@@ -98,8 +103,7 @@ def seed_of(record: Record, path: Path) -> Seed:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
     number_of = int(path.name.removeprefix("seed_"))
-    target, machine = record.metrics.get("train/target"), record.environment
-    told = (curves, outcome, machine, record.state, target, moments)
+    told = (curves, outcome, record.environment, record.state, record.metrics, moments)
     return Seed(task, title, number_of, path, config, *told)
 
 
@@ -136,7 +140,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 raise UserError(f"{other.path} and {seed.path} are both {same}: report one of them")
             first = firsts.setdefault((seed.task, seed.label), seed)
             a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if k not in CHANGING and a.get(k) != b.get(k)]
+            differ = [k for k in sorted(a | b) if k not in CHANGING and not agree_in(k, a, b)]
             if differ:
                 raise UserError(
                     f"{first.path} and {seed.path} differ in {', '.join(differ)} and so have no "

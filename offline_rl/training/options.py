@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offline_rl.utils.options import Amount, Checked, Count, Positive
+from offline_rl.utils.options import ActionRange, Amount, Checked, Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class TrainOptions(Checked):
     dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
     expert_dataset: str | None = None  # an expert's data beside the other, for recoil
     action_scale: Positive | None = None  # the data's actions are divided by it
-    action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
+    action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
     subset: str | None = None  # a split that the file names, such as train
     max_episode_steps: Count | None = None  # where a file has no time-outs, episodes end after them

@@ -24,7 +24,7 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
-from offline_rl.data.transform import range_of_returns
+from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.meaning import spec_of
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions, WandbOptions
@@ -178,6 +178,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
     hardware.device(options.device)
+    if options.action_range == "data" and env is not None:
+        raise UserError(
+            f"action_range=data: {options.task} takes actions of its whole range, for which the "
+            "data's would be mistaken; give action_range=[low,high], or task=none"
+        )
     dataset = expert = None
     how = chosen.interaction
     if options.num_updates or (options.num_env_steps and how.online.mixing):
@@ -206,6 +211,13 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
+        if any(cfg.centre_rewards for cfg in settings.values()):
+            if options.num_env_steps:
+                raise UserError(
+                    "centre_rewards=true is sound where nothing terminates, which nobody knows of "
+                    "what num_env_steps= will bring; leave one of them out"
+                )
+            centre_of(dataset)  # refuses where episodes terminate
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
     spec = specification(chosen.task, env, dataset, expert)
@@ -411,7 +423,7 @@ def lengthened(plan: Plan, member: Member) -> bool:
     if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
         return False
     before = read_object(folder.config).get("num_updates", wanted)
-    if not 0 < before < wanted:
+    if not isinstance(before, int) or not 0 < before < wanted:
         return False
     found = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
     if left := sorted(found - {*plan.seeds}):

@@ -219,7 +219,7 @@ class SeedFolder:
             return
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted((before.keys() | after.keys()) - {*free}):
-            if before.get(key) != after.get(key):
+            if not agree_in(key, before, after):
                 raise UserError(
                     f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
                     f"{after.get(key)!r}; give the new run another name=…"
@@ -236,6 +236,14 @@ class SeedFolder:
         """Keeps the reason, where a disk still takes it."""
         with contextlib.suppress(UserError):
             write_json(self.failed, {"why": why})
+
+
+def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether two flat configs agree; an option that one's version did not have was off then."""
+    if key in one and key in two:
+        return bool(one[key] == two[key])
+    found = one.get(key, two.get(key))
+    return found is None or found is False
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:

@@ -74,6 +74,7 @@ Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
 Amount = Annotated[int, Range(0)]
+ActionRange = list[float] | list[list[float]] | Literal["data"]  # [low, high]
 
 
 class Checked:

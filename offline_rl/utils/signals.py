@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,14 +12,16 @@ ASKING = (signal.SIGINT, signal.SIGTERM)  # to stop
 
 
 @contextmanager
-def handled(note: Callable[[int, Any], object]) -> Iterator[None]:
-    """Calls `note(number, frame)` for each of `ASKING` that comes in the block.
+def handled(
+    numbers: Sequence[signal.Signals], note: Callable[[int, Any], object]
+) -> Iterator[None]:
+    """Calls `note(number, frame)` for each of `numbers` that comes in the block.
 
     One that is ignored, as shells arrange it for what runs in the background, stays ignored; in
     another thread than the main one all stay as they are.
     """
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in ASKING if main}
+    before = {number: signal.getsignal(number) for number in numbers if main}
     before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
         for number in before:
@@ -32,7 +34,7 @@ def handled(note: Callable[[int, Any], object]) -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The block ends in KeyboardInterrupt, whatever a library makes of it on the way."""
+    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way."""
     came = False
 
     def note(number: int, frame: object) -> None:
@@ -41,7 +43,7 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     try:
-        with handled(note):
+        with handled([signal.SIGINT], note):
             yield
     except BaseException as error:
         if came:
@@ -64,5 +66,5 @@ def postponed(say: Callable[[str], object]) -> Iterator[Callable[[], bool]]:
         came = True
         say("interrupted: a checkpoint is written first; once more to leave without it")
 
-    with handled(note):
+    with handled(ASKING, note):
         yield lambda: came

@@ -233,3 +233,18 @@ def test_a_table_is_aligned_and_leaves_out_empty_columns() -> None:
         "a          score\n─────────  ─────\nlong name    1.0\nb           10.0"
     )
     assert table(["a", "b"], [["x", "y"]], markdown=True) == "| a | b |\n| - | : |\n| x | y |"
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "penalty", "said"),
+    [(2300.0, 12.0, True), (2300.0, 4.0, False), (5.0, 12.0, False)],
+)
+def test_a_gap_that_cannot_be_reached_is_told(
+    multiplier: float, penalty: float, said: bool, tmp_path: Path
+) -> None:
+    hyper = {"gap": 5.0, "weight": 10.0, "gap_after_weight": False}
+    folder = seed_folder(tmp_path, 0, {4000: 50.0}, algorithm="cql", config={"hyper": hyper})
+    last = {"updates": 4000, "env_steps": 0, "train/multiplier": multiplier}
+    folder.append("metrics", last | {"train/penalty": penalty})
+    text = " ".join(report([tmp_path]).split())
+    assert ("Infeasible: cql seed 0, whose multiplier has grown to 2,300" in text) == said

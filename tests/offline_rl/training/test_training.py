@@ -136,3 +136,18 @@ def test_a_time_limit_is_given_where_the_advice_names_it(given, tmp_path):
     limited = prepare({**keys, "max_episode_steps": 3})
     assert limited.dataset.num_episodes == 3
     assert "max_episode_steps" not in headline(limited)
+
+
+def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(given, tmp_path):
+    """Centred rewards where episodes end or an environment pays; a part of the actions' range."""
+    over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
+    centred = {**given, "algorithm": "sac", "algorithm.centre_rewards": True}
+    with pytest.raises(UserError, match="episodes terminate"):
+        prepare({**centred, "dataset": over})
+    prepare(centred)  # whose episodes are cut
+    with pytest.raises(UserError, match="num_env_steps="):
+        prepare({**centred, "task": "neorl2/DMSD", "num_env_steps": 5})
+    whole = {**given, "algorithm": "bc", "action_range": "data"}
+    assert prepare(whole).dataset.actions.max() == 1
+    with pytest.raises(UserError, match="action_range=data: neorl2/DMSD"):
+        prepare({**whole, "task": "neorl2/DMSD"})
