@@ -118,7 +118,7 @@ def experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 def check(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
     """Raises UserError naming file and key for what is no key, or has a value of another type."""
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.plan import kinds_of
+    from offline_rl.training.resolve import kinds_of
 
     kinds = kinds_of(algorithm_class(algorithm))
     for key, value in preset.items():
@@ -134,7 +134,7 @@ def shown(job: Mapping[str, Any]) -> str:
 
     from omegaconf import OmegaConf
 
-    from offline_rl.training.plan import resolve
+    from offline_rl.training.resolve import resolve
 
     run = resolve(job)
     hyper = dict[str, Any]()

@@ -36,8 +36,8 @@ def train(arguments: Sequence[str]) -> None:
     """
     _quiet()
     from offline_rl.cli.compose import compose, shown
+    from offline_rl.cli.launch import launch, merge
     from offline_rl.report.report import report as table
-    from offline_rl.training.launch import launch, merge
 
     command = compose(arguments)
     if command.shown:

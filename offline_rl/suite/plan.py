@@ -24,7 +24,7 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import resolve
+from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, read_object, write_json

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from offline_rl.cli.compose import compose, shown
-from offline_rl.training.plan import resolve
+from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
 
 

@@ -8,7 +8,8 @@ from small_data import save_small
 
 from offline_rl import Dataset
 from offline_rl.algorithms.common.registry import algorithm_config
-from offline_rl.training.plan import Plan, headline, prepare, resolve
+from offline_rl.training.plan import Plan, headline, prepare
+from offline_rl.training.resolve import resolve
 from offline_rl.training.train import longest, train
 from offline_rl.utils.errors import UserError
 from policies import Spec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_data import save_small
 
-from offline_rl.training.launch import launch, merge
+from offline_rl.cli.launch import launch, merge
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
