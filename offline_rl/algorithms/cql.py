@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partialmethod
-from math import inf, log
-from typing import Annotated, Any, ClassVar, Literal
+from math import inf
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,36 +32,32 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
 from offline_rl.algorithms.common.config import (
-    BUILT,
-    BaseConfig,
     Bound,
     Discount,
-    Ensemble,
+    EnsembleConfig,
     Preliminary,
     Rate,
     Sizes,
     Switch,
     Tau,
 )
+from offline_rl.algorithms.common.conservative import Gap, Variant, excess, proposals, soft_maximum
 from offline_rl.algorithms.common.critics import Critic, drawn
 from offline_rl.algorithms.common.entropy import temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Positive, Share
+from offline_rl.utils.options import Count, NonNegative, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
 
-Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty
-Gap = Annotated[NonNegative | None, BUILT]
-
 
 @dataclass(frozen=True)
-class Config(BaseConfig):
+class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
     weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
-    variant: Variant = "H"  # see soft_maximum below
+    variant: Variant = "H"  # see common/conservative.py: soft_maximum
     samples: Count = 10  # actions drawn from each proposal in each state (N)
     temperature: Positive = 1.0  # of the soft maximum
     gap: Gap = None  # a factor on `weight`, learnt, keeps the penalty here
@@ -71,9 +67,6 @@ class Config(BaseConfig):
     max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
     backup_entropy: bool = False  # entropy in the target, as in SAC
     bc_updates: Preliminary = 0  # updates before, in which the policy clones and critics learn
-    critics: Ensemble = 2  # E
-    subset: Count | None = None  # critics drawn for a target and for the penalty; default: all
-    layer_norm: Switch = False  # in policy and critics
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critic that enters its target each update
     policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
@@ -88,16 +81,9 @@ class Config(BaseConfig):
             raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
-    """Defaults: tinkoff-ai/CORL's, one buffer that begins with the data; the penalty goes on."""
-
-    mixing: Share | Literal["rows"] = "rows"
-
-
 class CQL(Algorithm):
     Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
     online = True
     targets: ClassVar = {"critic_target": "critic"}
 
@@ -139,18 +125,16 @@ class CQL(Algorithm):
         y = self.target(old, batch, alpha)  # [B]
         others, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
         actions = torch.cat([others, a[None]])
-        judges = None if cfg.subset is None else drawn(old, cfg.critics, cfg.subset)
-        share = 1.0 if cfg.subset is None else cfg.critics / cfg.subset
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
-            q = q if judges is None else q.index_select(0, judges)
+            q = drawn(old, q, cfg.subset)
             z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            excess = share * factor * self.excess(bounded.mean(1))
-            return td.sum() + excess.sum(), (td.sum(), bounded.mean(1))
+            paid = cfg.critics * (factor * excess(bounded.mean(1), cfg)).mean()
+            return td.sum() + paid, (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
@@ -160,7 +144,7 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean(), ()
+            return -(log_multiplier().exp().clamp(0, 1e6) * excess(penalty, cfg)).mean(), ()
 
         state, _, _ = minimise_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
@@ -172,9 +156,7 @@ class CQL(Algorithm):
         s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
         q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
-        if self.cfg.subset is not None:
-            q = q.index_select(0, drawn(state, self.cfg.critics, self.cfg.subset))
-        q, best = q.amin(0).max(0)  # [B]
+        q, best = drawn(state, q, self.cfg.subset).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
@@ -182,46 +164,3 @@ class CQL(Algorithm):
     def pushed(self, q: Tensor, batch: Batch) -> Tensor:
         """The values of which the penalty takes the soft maximum, [E, M + 1, B], data's last."""
         return q
-
-    def excess(self, penalty: Tensor) -> Tensor:
-        """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
-
-        weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
-        `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
-        """
-        weight, gap = self.cfg.weight, self.cfg.gap or 0.0
-        return weight * penalty - (gap if self.cfg.gap_after_weight else weight * gap)
-
-
-def proposals(state: State, batch: Batch, samples: int, variant: Variant) -> tuple[Tensor, Tensor]:
-    """The actions whose value CQL pushes down, [M, B, A], and their log densities [M, B].
-
-    For rho N of the policy's (M = N = samples), else also N uniform ones and N that the policy
-    takes in the *next* state (M = 3N); all are meant for the present state.
-    """
-    here, log_here = state.policy.sample(batch.observations, state.random, samples)
-    if variant == "rho":
-        return here, log_here
-    there, log_there = state.policy.sample(batch.next_observations, state.random, samples)
-    uniform = 2 * state.random.uniform(here.shape) - 1
-    log_uniform = torch.full_like(log_here, -here.shape[-1] * log(2))
-    return torch.cat([uniform, here, there]), torch.cat([log_uniform, log_here, log_there])
-
-
-def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: float) -> Tensor:
-    """What CQL pushes down in a state; q: [E, M + 1, B], the data's action last; -> [E, B].
-
-    log_density: [M, B], of the first M actions where they were drawn.  t: the temperature.
-    H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in CQL's eq. 4 by
-           importance sampling, but for a constant log M (appendix F).
-    H-raw: the same without densities, the data's action included (its code's `min_q_version=2`).
-    rho:   E_mu[Q] with mu(a) in proportion to pi(a) exp(Q(s, a) / t), which solves the inner
-           problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), pi being the policy so far. By its own
-           samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t). As mu is a maximum,
-           no gradient goes through w (envelope theorem).
-    """
-    t, drawn = temperature, q[:, :-1]
-    if variant == "rho":
-        return ((drawn.detach() / t).softmax(1) * drawn).sum(1)
-    logits = q if variant == "H-raw" else drawn - log_density
-    return t * (logits / t).logsumexp(1)

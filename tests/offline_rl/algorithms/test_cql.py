@@ -22,7 +22,8 @@ from by_hand import (
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from offline_rl.algorithms.cal_ql import CalQL
-from offline_rl.algorithms.cql import CQL, proposals, soft_maximum
+from offline_rl.algorithms.common.conservative import proposals, soft_maximum
+from offline_rl.algorithms.cql import CQL
 from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
