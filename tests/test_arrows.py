@@ -181,10 +181,15 @@ def test_an_algorithm_is_a_page_with_a_config_and_a_test(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_says_only_what_differs(name: str) -> None:
     assert name in ALGORITHMS
-    assert registry.algorithm_yaml(name).keys() <= {"tuned", "parity", "online"}
-    cls = registry.algorithm_class(name).Config
+    assert registry.algorithm_yaml(name).keys() <= {"tuned", "online", "parity"}
+    cls = registry.algorithm_class(name)
     for pattern, row in (registry.algorithm_yaml(name).get("tuned") or {}).items():
-        assert_differs(cls, row, f"{name}.yaml, {pattern}")
+        assert_differs(cls.Config, row, f"{name}.yaml, {pattern}")
+    for pattern, row in (registry.algorithm_yaml(name).get("online") or {}).items():
+        task = registry.alternatives(pattern)[0].replace("*", "any")
+        offline = vars(registry.algorithm_config(name, task, {})[0])
+        before = offline | vars(cls.Online()) | dict(cls.Online.changes)
+        assert not {k for k, v in row.items() if before[k] == v}, f"{name}.yaml, online {pattern}"
 
 
 def test_our_own_sets_take_what_d4rls_sets_of_the_same_name_take() -> None:

@@ -7,13 +7,13 @@ improves without ever being led to actions that the data does not have.
 Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
 Differs: weights are capped and not normalised, the baseline is one action, the policy's deviation
          does not depend on the state: all as in tinkoff-ai/CORL (algorithms/offline/awac.py), whose
-         settings are used.
+         settings are used, also online.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.config import BaseConfig, Discount, Rate, Size
 from offline_rl.algorithms.common.critics import Critic, regress
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative, Positive, Share
+from offline_rl.utils.options import NonNegative, Positive
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import torch_init
 from policies.networks.mlp import Activation
@@ -44,16 +44,9 @@ class Config(BaseConfig):
     normalise_observations: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
-    """Defaults: the paper's, one buffer that begins with the data."""
-
-    mixing: Share | Literal["rows"] = "rows"
-
-
 class AWAC(Algorithm):
     Config = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
     online = True
     targets: ClassVar = {"critic_target": "critic"}
 

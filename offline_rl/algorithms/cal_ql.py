@@ -2,7 +2,8 @@
 
 CQL pushes the values of its policy's actions down without end, so that fine-tuning begins with an
 unlearning. Cal-QL stops at the return that followed in the data: a value already below it is left
-alone, and is on the scale of true returns when learning continues in an environment.
+alone, and is on the scale of true returns when learning continues in an environment. There half of
+each batch is data, and an episode is learnt from when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses share one set of
@@ -29,7 +30,7 @@ from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.config import Rate, Sizes
 from offline_rl.data.transform import ActionClip, Transform
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative, Number, Share
+from offline_rl.utils.options import NonNegative, Number
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
 
@@ -57,19 +58,9 @@ class Config(cql.Config):
             raise ValueError(f"failure_reward is not read by tail={self.tail}: leave it out")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
-    """Defaults: the authors'; half of each batch is data, the bound holds for both halves.
-
-    An episode is learnt from when it has ended, with its returns.
-    """
-
-    mixing: Share | Literal["rows"] = 0.5
-
-
 class CalQL(cql.CQL):
     Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Online: ClassVar[type[schedule.Online]] = schedule.HalfAndHalf
     needs: ClassVar = ("mc_returns",)
 
     @classmethod

@@ -33,10 +33,9 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
 from offline_rl.algorithms.common.config import (
     BUILT,
-    BaseConfig,
     Bound,
     Discount,
-    Ensemble,
+    EnsembleConfig,
     Preliminary,
     Rate,
     Sizes,
@@ -47,7 +46,7 @@ from offline_rl.algorithms.common.critics import Critic, drawn
 from offline_rl.algorithms.common.entropy import temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Positive, Share
+from offline_rl.utils.options import Count, NonNegative, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
@@ -57,7 +56,7 @@ Gap = Annotated[NonNegative | None, BUILT]
 
 
 @dataclass(frozen=True)
-class Config(BaseConfig):
+class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
     weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
@@ -71,9 +70,6 @@ class Config(BaseConfig):
     max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
     backup_entropy: bool = False  # entropy in the target, as in SAC
     bc_updates: Preliminary = 0  # updates before, in which the policy clones and critics learn
-    critics: Ensemble = 2  # E
-    subset: Count | None = None  # critics drawn for a target and for the penalty; default: all
-    layer_norm: Switch = False  # in policy and critics
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critic that enters its target each update
     policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
@@ -88,16 +84,9 @@ class Config(BaseConfig):
             raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
-    """Defaults: tinkoff-ai/CORL's, one buffer that begins with the data; the penalty goes on."""
-
-    mixing: Share | Literal["rows"] = "rows"
-
-
 class CQL(Algorithm):
     Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
     online = True
     targets: ClassVar = {"critic_target": "critic"}
 
@@ -139,17 +128,16 @@ class CQL(Algorithm):
         y = self.target(old, batch, alpha)  # [B]
         others, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
         actions = torch.cat([others, a[None]])
-        judges = None if cfg.subset is None else drawn(old, cfg.critics, cfg.subset)
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
-            q = q if judges is None else q.index_select(0, judges)
+            q = drawn(old, q, cfg.subset)
             z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            excess = cfg.critics / len(bounded) * factor * self.excess(bounded.mean(1))
-            return td.sum() + excess.sum(), (td.sum(), bounded.mean(1))
+            paid = cfg.critics * (factor * excess(bounded.mean(1), cfg)).mean()
+            return td.sum() + paid, (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
@@ -159,7 +147,7 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean(), ()
+            return -(log_multiplier().exp().clamp(0, 1e6) * excess(penalty, cfg)).mean(), ()
 
         state, _, _ = minimise_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
@@ -171,9 +159,7 @@ class CQL(Algorithm):
         s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
         q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
-        if self.cfg.subset is not None:
-            q = q.index_select(0, drawn(state, self.cfg.critics, self.cfg.subset))
-        q, best = q.amin(0).max(0)  # [B]
+        q, best = drawn(state, q, self.cfg.subset).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
@@ -181,15 +167,6 @@ class CQL(Algorithm):
     def pushed(self, q: Tensor, batch: Batch) -> Tensor:
         """The values of which the penalty takes the soft maximum, [E, M + 1, B], data's last."""
         return q
-
-    def excess(self, penalty: Tensor) -> Tensor:
-        """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
-
-        weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
-        `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
-        """
-        weight, gap = self.cfg.weight, self.cfg.gap or 0.0
-        return weight * penalty - (gap if self.cfg.gap_after_weight else weight * gap)
 
 
 def proposals(state: State, batch: Batch, samples: int, variant: Variant) -> tuple[Tensor, Tensor]:
@@ -224,3 +201,13 @@ def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: 
         return ((drawn.detach() / t).softmax(1) * drawn).sum(1)
     logits = q if variant == "H-raw" else drawn - log_density
     return t * (logits / t).logsumexp(1)
+
+
+def excess(penalty: Tensor, cfg: Any) -> Tensor:
+    """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
+
+    weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
+    `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
+    """
+    weight, gap = cfg.weight, cfg.gap or 0.0
+    return weight * penalty - (gap if cfg.gap_after_weight else weight * gap)

@@ -15,7 +15,7 @@ Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
 from offline_rl.algorithms.common.critics import Critic, drawn
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, Share
+from offline_rl.utils.options import Count
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
@@ -47,24 +47,14 @@ class Config(DualConfig):
             raise ValueError("squashed=true needs deterministic=false and dropout=0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
-    """Defaults: the authors' train_finetune.py, one buffer that begins with the data."""
-
-    mixing: Share | Literal["rows"] = "rows"
-
-
 class IQL(DualV):
     Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
     online = True
 
     def least(self, state: State, q: Tensor) -> Tensor:
         """Of all critics, or of those drawn, [E, B] -> [B]."""
-        cfg = self.cfg
-        if cfg.subset is not None:
-            q = q.index_select(0, drawn(state, cfg.critics, cfg.subset))
-        return q.amin(0)
+        return drawn(state, q, self.cfg.subset).amin(0)
 
     def value_loss(self, u: Tensor) -> Tensor:  # eq. 5
         """The expectile loss of Q - V."""

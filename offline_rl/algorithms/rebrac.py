@@ -16,7 +16,7 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -50,14 +50,12 @@ class Config(td3.OfflineConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
+class Online(schedule.HalfAndHalf):
     """Defaults: corl-team/CORL:algorithms/finetune/rebrac.py and its configs.
 
     Half of each batch is data, critics pay for no distance any more, and the policy's weight falls
     with the updates done, linearly to a share of itself.
     """
-
-    mixing: Share | Literal["rows"] = 0.5
 
     changes: ClassVar = {"critic_bc": 0.0, "policy_bc_end": 0.5}
 

@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_optimisers
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, Number, Positive, Share
+from offline_rl.utils.options import Amount, Count, Number, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import xavier_init
 from policies.networks.mlp import Scalar
@@ -51,13 +51,12 @@ class Config(sac.Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
+class Online(schedule.HalfAndHalf):
     """Defaults: the authors'."""
 
     warm_up: Amount = 5_000
     warm_up_by: Literal["policy", "random"] = "random"
     utd: Positive = 20.0
-    mixing: Share | Literal["rows"] = 0.5
 
 
 class RLPD(Algorithm):

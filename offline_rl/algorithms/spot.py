@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -50,14 +50,12 @@ class Config(td3.OfflineConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
+class Online(schedule.OneBuffer):
     """Defaults: thuml/SPOT:main_finetune.py; the weight's end is tinkoff-ai/CORL's for the hands.
 
     One buffer that begins with the data; the density's weight falls with the updates done, linearly
     to a share of itself.
     """
-
-    mixing: Share | Literal["rows"] = "rows"
 
     changes: ClassVar = {"support_end": 0.5}
 

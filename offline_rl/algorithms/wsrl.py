@@ -102,7 +102,7 @@ class WSRL(rlpd.RLPD):
         count = cfg.samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
         q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
-        q = least(q.index_select(0, drawn(state, cfg.critics, cfg.subset)))
+        q = least(drawn(state, q, cfg.subset))
         q = q - alpha * log_pi if cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)
 

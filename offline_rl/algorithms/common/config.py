@@ -49,6 +49,15 @@ class BaseConfig(Preprocessing):
                 raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnsembleConfig(BaseConfig):
+    """And those of learners with critics of which some may be drawn, as WSRL goes on from."""
+
+    critics: Ensemble = 2  # E
+    subset: Count | None = None  # critics drawn where several judge; default: all
+    layer_norm: Switch = False  # in policy and critics
+
+
 @cache
 def built(config: type) -> frozenset[str]:
     """The fields that networks or data are made with: the same in every phase of a run."""

@@ -71,3 +71,17 @@ class Online(Checked):
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
         learnt_from = max(env_steps - max(self.warm_up, batch_size), 0)
         return int(learnt_from * self.utd) // period * period
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBuffer(Online):
+    """In a buffer that begins with the data."""
+
+    mixing: Share | Literal["rows"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfAndHalf(Online):
+    """Half of each batch is data."""
+
+    mixing: Share | Literal["rows"] = 0.5
