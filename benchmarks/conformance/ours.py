@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
@@ -65,10 +66,12 @@ def make(case: Case) -> Algorithm:
         if f.name.endswith("hidden"):
             sizes[f.name] = (inputs.WIDTH,) * len(f.default)
         elif f.name in SIZES:
-            sizes[f.name] = SIZES[f.name]
+            sizes[f.name] = min(f.default, SIZES[f.name])
     cfg = cls.Config(**sizes | case.config)
-    interaction = Interaction(cls.Online(**case.online), cfg)
-    return cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    then = replace(cfg, **cls.Online.changes)
+    interaction = Interaction(cls.Online(**case.online), then, NUM_UPDATES)
+    algorithm = cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    return algorithm.at(case.phase)
 
 
 def parameters(algorithm: Algorithm) -> Arrays:
@@ -122,7 +125,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             done = torch.tensor(update)
             state = State(algorithm, params, optimiser, Recorder(tape), done)
             now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
-            method = getattr(algorithm, case.phase)
+            method = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
             params, optimiser = dict(state.params), dict(state.optimiser)

@@ -85,11 +85,12 @@ def header(cls: Any) -> tuple[str, dict[str, str]]:
 
 
 def code_lines(path: Path) -> int:
-    """Lines that are neither blank nor comment nor docstring."""
+    """Lines that are neither blank nor comment nor docstring nor import."""
     text = path.read_text()
     silent = set[int]()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        text_alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text_alone or isinstance(node, ast.Import | ast.ImportFrom):
             silent |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(text.splitlines(), 1)
     return sum(bool(x.strip()) and x.strip()[0] != "#" and n not in silent for n, x in lines)
@@ -114,7 +115,7 @@ def shared_lines(path: Path) -> int:
 
 def learns_from(cls: Any) -> str:
     """In words."""
-    if cls.online:
+    if cls.online and cls.Online().warm_up_by == "random":  # it begins with nothing
         return "an environment"
     words = {
         "mc_returns": "returns to go",
@@ -124,7 +125,8 @@ def learns_from(cls: Any) -> str:
         "costs": "costs",
     }
     further = [words.get(name, name.replace("_", " ")) for name in cls.needs]
-    return "data" + ("" if not further else f" ({', '.join(further)})")
+    data = "data" + ("" if not further else f" ({', '.join(further)})")
+    return f"{data}, then an environment" if cls.online else data
 
 
 def scores() -> list[str]:

@@ -140,7 +140,6 @@ class CQL(Algorithm):
         others, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
         actions = torch.cat([others, a[None]])
         judges = None if cfg.subset is None else drawn(old, cfg.critics, cfg.subset)
-        share = 1.0 if cfg.subset is None else cfg.critics / cfg.subset
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
@@ -149,7 +148,7 @@ class CQL(Algorithm):
             q = q if judges is None else q.index_select(0, judges)
             z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            excess = share * factor * self.excess(bounded.mean(1))
+            excess = cfg.critics / len(bounded) * factor * self.excess(bounded.mean(1))
             return td.sum() + excess.sum(), (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)

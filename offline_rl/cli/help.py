@@ -41,9 +41,10 @@ def method(algorithm: str, task: str) -> str:
         keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
     )
     if cls.online:
-        _, values = tuned(algorithm, task, "online")
+        values = {**cls.Online.changes, **tuned(algorithm, task, "online")[1]}
+        own = [option for option in documented(cls.Config) if option.name in values]
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
-        parts.append(keys(documented(cls.Online), "online.", values))
+        parts.append(keys([*documented(cls.Online), *own], "online.", values))
     return "\n\n".join(parts)
 
 

@@ -104,6 +104,15 @@ class Transform:
             actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
         )
 
+    def raw(self, dataset: Dataset) -> Dataset:
+        """The inverse of `dataset`, but for rounding, and for clipped actions."""
+        n = self.normaliser
+        return replace(
+            dataset,
+            observations=dataset.observations * n.scale + n.mean,
+            rewards=((dataset.rewards - self.reward_shift) / self.reward_scale).astype(np.float32),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""
         return {

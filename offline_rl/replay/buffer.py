@@ -201,6 +201,10 @@ class ReplayBuffer:
             rows[flag] = rows[flag].astype(bool)
         return Dataset.from_arrays(**rows, next_observations=after)
 
+    def everything(self, stream: int) -> Dataset:
+        """All rows in use of a stream, the oldest first."""
+        return self.newest(stream, min(int(self.added[stream]), self.capacity))
+
     def filled(self, stream: int) -> Tensors:
         """The rows in use of a stream: what a checkpoint holds of an online buffer."""
         rows = min(int(self.added[stream]), self.capacity)

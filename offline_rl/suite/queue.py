@@ -83,18 +83,30 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
 
 
 def _worker(progress: Progress, out: Path, workers: int) -> None:
-    """Takes entries until none is left."""
+    """Takes entries until none is left: the first that is ready, or waits for one to become so."""
     while True:
         with progress.lock:
             if shutil.disk_usage(out).free < LEAST_FREE and progress.stopped is None:
                 progress.stopped = f"{out}: the disk is full; make room and give the command again"
             if progress.stopped is not None or not progress.left:
                 return
-            cell = progress.left.pop(0)
-        with taken(out / "queue" / f"{cell.id}.lock") as lock:
-            if lock is None:
-                continue
-            error = _run(cell, progress, lock, workers)
+            cell = next((c for c in progress.left if c.ready), None)
+            if cell is None and not progress.running:
+                return  # what they go on from has failed, or is another command's
+            if cell is not None:
+                progress.left.remove(cell)
+                progress.running[cell.id] = cell
+        if cell is None:
+            time.sleep(LOOK_S)
+            continue
+        try:
+            with taken(out / "queue" / f"{cell.id}.lock") as lock:
+                if lock is None:
+                    continue
+                error = _run(cell, progress, lock, workers)
+        finally:
+            with progress.lock:
+                del progress.running[cell.id]
         path = out / "queue" / f"{cell.id}.json"
         if error is None:
             path.unlink(missing_ok=True)
@@ -137,10 +149,10 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
                 )
             except OSError as fault:  # such as no memory
                 return f"no process could be begun: {fault.strerror}"
-            progress.running[cell.id], progress.processes[cell.id] = cell, process
+            progress.processes[cell.id] = process
         _, said = process.communicate(json.dumps(cell.keys))
         with progress.lock:
-            del progress.running[cell.id], progress.processes[cell.id]
+            del progress.processes[cell.id]
         if process.returncode == 0:
             return None
         lines = said.strip().splitlines() or [f"ended by signal {-process.returncode}"]

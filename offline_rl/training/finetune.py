@@ -4,6 +4,10 @@ Each seed begins where its newest checkpoint in the other run stands: networks, 
 counters and the transform of observations and rewards. The same seed learns the same as in one
 command, `train … num_updates= num_env_steps=`. Another algorithm has the same sizes of networks and
 the same transform, takes over what it can use, or says by name which tensor it lacks.
+
+`offline-rl distill`: another algorithm learns from a run's policies. Each seed's teacher is what
+acted in its newest checkpoint; the student sees the same data through the same transform, and its
+network is made of the same parts.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.chunk_cloning import SHAPE
 from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.options import FinetuneOptions, TrainOptions
@@ -150,6 +155,36 @@ def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
             f"with algorithm={' or '.join(able)}"
         )
     return train(show=show, start=start, **told)
+
+
+def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
+    """Teaches from `run`; keys: those of `train`, `num_updates` above all. -> a Result."""
+    from offline_rl.training.train import train
+
+    keys = {"algorithm": "consistency"} | {k.replace("__", "."): v for k, v in keys.items()}
+    student = algorithm_class(keys["algorithm"])
+    if not student.distils:
+        raise UserError(f"{keys['algorithm']} learns from data alone: train it")
+    if not keys.get("num_updates"):
+        raise UserError("distill: say how long, with num_updates=…")
+    seeds = keys.pop("seeds", None)
+    start, config = start_of(run, seeds)
+    hyper = config["hyper"]
+    if hyper.get("process") != "edm":
+        raise UserError(
+            f"run={run}, of {start.algorithm}, is no teacher: {keys['algorithm']} is taught by "
+            f"{student.distils}"
+        )
+    told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
+    told |= {name: config[name] for name in KEPT if config.get(name) is not None}
+    told.pop("batch_size", None)
+    told |= {"name": f"from-{label(start.algorithm)}"}
+    names = {field.name for field in fields(student.Config)} & set(SHAPE)
+    told |= {f"algorithm.{name}": hyper[name] for name in sorted(names) if hyper[name] is not None}
+    for name in names:
+        if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:
+            raise UserError(f"algorithm.{name}: the student's is its teacher's, {hyper[name]}")
+    return train(show=show, start=start, **(told | keys))
 
 
 finetune.__signature__ = signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ class TrainOptions(Checked):
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online
     utd: Positive | None = None  # updates for each environment step; default: the method's
+    keep_data: bool = False  # leaves what was seen online as a data set, experience.hdf5 of a seed
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count = 10  # for each seed
@@ -63,4 +64,14 @@ class FinetuneOptions(Checked):
     algorithm: str | None = None  # default: the run's
     task: str | None = None  # default: the run's
     utd: Positive | None = None  # updates for each environment step; default: the method's
+    name: str | None = None  # of the new run; default: from-<algorithm>
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(Checked):
+    """What `offline-rl distill` takes beside the keys of `train`."""
+
+    run: str  # the folder above the seeds of a run: the teacher
+    num_updates: Count  # of the student
+    algorithm: str = "consistency"  # how the student learns
     name: str | None = None  # of the new run; default: from-<algorithm>

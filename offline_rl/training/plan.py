@@ -51,7 +51,7 @@ READING = (
 # those that may differ when a run is resumed: where things lie, how they are computed
 FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
-    "stretch",
+    *("keep_data", "stretch"),
 )
 # options that may be others when a run goes on: data is known by its checksum
 CHANGING = ("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every")
@@ -128,6 +128,10 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
+    if options.keep_data and not all(cfg.reward_scale for cfg in settings.values()):
+        raise UserError(
+            "keep_data=true: with reward_scale=0 no reward can be told from what is kept"
+        )
     if online and not options.num_env_steps:
         raise UserError(f"online.{next(iter(online))}= is of no use without num_env_steps=")
     if options.utd is not None and not options.num_env_steps:
@@ -164,6 +168,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    if algorithm.distils and start is None:
+        raise UserError(
+            f"{options.algorithm} is taught by another policy: offline-rl distill run=<folder>, of "
+            f"{algorithm.distils}"
+        )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
     except ValueError as error:  # a package that is missing, actions that are no vector
@@ -326,6 +335,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
     if options.num_env_steps and options.task == "none":
         raise UserError("num_env_steps needs an environment; task=none has none")
+    if options.keep_data and not options.num_env_steps:
+        raise UserError("keep_data=true keeps what is seen online: give num_env_steps=")
     if options.expert_dataset is not None and "expert" not in algorithm.needs:
         raise UserError(f"{options.algorithm} does not use expert_dataset")
     if options.expert_dataset is None and "expert" in algorithm.needs:
@@ -394,8 +405,10 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
         made["start"] = plan.start.to_json()
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
-        cfg = asdict(plan.interaction.cfg)
-        made["online"] |= {k: v for k, v in cfg.items() if v != getattr(plan.cfg, k)}
+        own, settled = plan.settings[name], plan.interaction.settled
+        for k, v in asdict(plan.interaction.cfg).items():
+            if v != getattr(plan.cfg, k) or (k in settled and v != getattr(own, k)):
+                made["online"][k] = v
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

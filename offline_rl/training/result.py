@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import label, origin
+from offline_rl.data.writers.d4rl import write
 from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
@@ -17,6 +18,8 @@ from offline_rl.utils.text import duration, mean_std, table
 from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
 from policies import bundle
+
+EXPERIENCE = "experience.hdf5"  # what a seed saw, with keep_data
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "version": __version__,
         "commit": hardware.commit(),
     }
+    if o.keep_data and trainer.collector is not None and trainer.collector.buffer.added[s]:
+        seen = trainer.collector.buffer.everything(s)
+        write(trainer.transform.raw(seen), folder.path / EXPERIENCE)
     result = plain(result)
     if progress.diverged[s] is None:
         policy = trainer.policy(

@@ -105,10 +105,10 @@ class FilmBlock(nn.Module):
         self.skip = MLP(inputs, outputs, (), inner=True) if inputs != outputs else None
 
     def forward(self, x: Tensor, known: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, inputs]. known: [R, known]. -> [R, L, outputs]."""
+        """x: [R, L, inputs]. known: [R, known]. drop: in training. -> [R, L, outputs]."""
         scale, shift = self.film(mish(known))[..., None, :].chunk(2, -1)
-        inner = drop(self.second(scale * self.first(x) + shift))
-        return inner + (x if self.skip is None else self.skip(x))
+        inner = self.second(scale * drop(self.first(x)) + shift)
+        return drop(inner + (x if self.skip is None else self.skip(x)))
 
 
 class Level(nn.Module):

@@ -87,6 +87,7 @@ class Interaction:
     online: Online
     cfg: Any  # its config then
     num_updates: int = 1  # that this brings, for schedules that end with it
+    settled: frozenset[str] = frozenset()  # fields of cfg that were set for then
 
 
 class Algorithm:
@@ -94,6 +95,8 @@ class Algorithm:
 
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
+    frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
+    distils: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
@@ -137,7 +140,8 @@ class Algorithm:
         changed = {
             f.name for f in fields(then) if getattr(then, f.name) != getattr(self.cfg, f.name)
         }
-        other.cfg, other.settled = then, frozenset(changed | self.Online.changes.keys())
+        changed |= self.Online.changes.keys() | self.interaction.settled
+        other.cfg, other.settled = then, frozenset(changed)
         other.num_updates = self.interaction.num_updates
         return other
 

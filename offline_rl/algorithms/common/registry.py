@@ -242,4 +242,5 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
                 f"algorithm.{key}="
             )
     online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
-    return Interaction(online, build(cls.Config, asdict(cfg) | changed, "online."))
+    then: Any = build(cls.Config, asdict(cfg) | changed, "online.")
+    return Interaction(online, then, settled=frozenset(changed))

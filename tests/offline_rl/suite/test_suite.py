@@ -75,6 +75,33 @@ def test_two_cells_never_share_a_folder() -> None:
         cells(read_suite(str(suite(CELL, {**CELL, "num_updates": 8}))), "runs")
 
 
+AFTER = {"algorithm": "td3", "from": "td3_bc/first", "task": "env:Pendulum-v1", "num_env_steps": 4}
+
+
+def test_a_cell_that_goes_on_from_another_waits_for_it(folder: Path) -> None:
+    """It is given first; what it goes on from is not there when it is looked at."""
+    save_small(folder / "swings.npz", obs=3, act=1)
+    base = {**CELL, "task": "env:Pendulum-v1", "dataset": "swings.npz", "name": "first"}
+    path = suite(base, {**AFTER, "eval_episodes": 1}, seeds=1)
+    plan = cells(read_suite(str(path)), "runs/mine")
+    assert [cell.ready for cell in plan] == [True, False]
+    assert [cell.total for cell in plan] == [4, 4]
+    make = folder / "runs/mine"
+    make.mkdir(parents=True)
+    assert work_off(plan[::-1], make, 2, show=False) == {}
+    (result,) = make.glob("*/td3/from-td3_bc/seed_0/result.json")
+    assert json.loads(result.read_text())["num_env_steps"] == 4
+    assert "start" in json.loads((result.parent / "config.json").read_text())
+
+
+def test_a_cell_cannot_go_on_from_what_is_not_before_it() -> None:
+    base = {**CELL, "task": "env:Pendulum-v1", "name": "first"}
+    with pytest.raises(UserError, match=r"cell 1 .*from=td3_bc/first: no cell before"):
+        cells(read_suite(str(suite(AFTER, base))), "runs")
+    with pytest.raises(UserError, match=r"td3 on env:Pendulum-v1 .*goes on from .*: finish"):
+        cells(read_suite(str(suite(base, AFTER))), "runs", algorithms=["td3"])
+
+
 def test_a_suite_that_is_none_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
         read_suite("nowhere.yaml")

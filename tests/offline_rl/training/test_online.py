@@ -220,6 +220,19 @@ def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
         assert "discount" not in description(prepare(keys), "default")["online"]
 
 
+@pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
+def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: float) -> None:
+    """Also where it is one of them."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
+    learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
+    stacked = {"tau": torch.tensor(0.2)}
+    assert learner.with_values(stacked).cfg.tau == stacked["tau"]
+    assert learner.at("online").with_values(stacked).cfg.tau == then
+    for name, cfg in plan.settings.items():
+        assert description(plan, name)["online"].get("tau", cfg.tau) == then
+
+
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
     hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
@@ -303,6 +316,25 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
             running = rewards[row].item() + 0.99 * running
             assert returns[row].item() == pytest.approx(running, rel=1e-5)
     assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
+
+
+def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
+    """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
+    keys |= {"online.warm_up": 100, "algorithm.reward_scale": 4.0, "algorithm.reward_shift": -1.0}
+    path = train(**keys, num_env_steps=25, keep_data=True).path
+    found = [read(path / f"seed_{seed}" / "experience.hdf5") for seed in range(2)]
+    for data in found:
+        assert data.num_rows == 25
+        assert np.flatnonzero(data.truncated).tolist() == [9, 19, 24]
+        assert not data.terminated.any()
+        assert data.rewards == pytest.approx(data.next_observations[:, 0], abs=1e-6)
+        assert data.observations[:10, 1].tolist() == [*range(10)]
+    assert not np.array_equal(found[0].actions, found[1].actions)
+    with pytest.raises(UserError, match="give num_env_steps="):
+        train(**{**keys, "num_updates": 4}, keep_data=True, dataset=str(path))
+    with pytest.raises(UserError, match="reward_scale=0"):
+        train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
 
 
 def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
