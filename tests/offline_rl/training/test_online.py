@@ -234,8 +234,9 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
 
 
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
-    start = Start(Path("runs/line/sac/default"), "sac", 8, {0: (Done(updates=8), "")})
-    config = {"task": "line", "hyper": {"tau": 0.5}}
+    hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
+    start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
+    config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
     keys = keys_of(config, {}, start)
     assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
     assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")

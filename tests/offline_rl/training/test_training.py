@@ -103,9 +103,8 @@ def test_the_headline_names_the_card_whose_settings_hold() -> None:
     """With task=none too, where the data is a card's."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
         known = vars(resolve({"algorithm": "iql", **task}))
-        plan = Plan(
-            **known, dataset=None, expert=None, spec=Spec((60,), 9), schedule=[], start=None
-        )
+        known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True}
+        plan = Plan(**known, dataset=None, expert=None, start=None)
         assert "the card's reward_shift=-4" in headline(plan)
 
 
