@@ -80,7 +80,7 @@ def play(policy: Policy, env: VectorEnv) -> Episodes:
     """An episode in every environment; of a chunk of actions the first `executed` are taken."""
     seeds = EVALUATION_SEED + np.arange(env.num_envs)
     raw = Normaliser.identity(env.observation_shape)  # a policy normalises by itself
-    if policy.spec.horizon > 1:
+    if hasattr(getattr(policy, "module", None), "plan"):
         return rollout(env, queue(policy, seeds).step, raw, seeds)
     state, rewards = None, None
 
