@@ -14,6 +14,7 @@ import torch
 import policies
 from policies import Bundle, BundleError, Normaliser, Player, Spec, bundle
 from policies.heads.act import ActionChunkingTransformer
+from policies.heads.chunk import ChunkActor
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
@@ -60,6 +61,17 @@ def test_numpy_answers_as_torch_does(tmp_path: Path, name: str) -> None:
     expected = theirs.act(SEEN)[0]
     assert expected.std() > 0.1
     np.testing.assert_allclose(ours.act(SEEN)[0], expected, atol=1e-5)
+
+
+def test_numpy_answers_whole_chunks_as_torch_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    head = ChunkActor(5, 2, (16,), window=4, executed=2, history=3)
+    path = write(tmp_path / "policy.bundle", head, history=3, horizon=4, executed=2)
+    ours, theirs = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
+    for player in (ours, theirs):
+        player.reset(range(10))
+    for seen in SEEN.reshape(5, 10, 5):
+        np.testing.assert_allclose(ours.step(seen), theirs.step(seen), atol=1e-5)
 
 
 def without(*hidden: str) -> str:
