@@ -15,6 +15,7 @@ from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch
@@ -23,10 +24,13 @@ from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, parse
 from offline_rl.utils.text import table
 from policies.networks.mlp import MLP
+from policies.networks.transformer import Attention
+from policies.networks.unet import Conv, Upsample
 from policies.spec import Spec
 
 __all__ = ["UserError", "algorithm_names", "build", "parse", "table", "write_atomically"]
 __all__ += ["write_text"]
+BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # that have products
 NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
 SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
 
@@ -43,18 +47,25 @@ class Recorder:
     def uniform(self, shape: Sequence[int]) -> Tensor:
         return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
 
+    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
+        """Whole parts of uniform numbers times `high`."""
+        return (self.uniform(shape) * high).long()
+
 
 @contextmanager
 def doubles() -> Iterator[None]:
     """Float64 wherever our code says float32."""
-    before = torch.float32, torch.Tensor.float, MLP.compute_dtype, torch.get_default_dtype()
+    before = torch.float32, torch.Tensor.float, torch.get_default_dtype()
     torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
-    MLP.compute_dtype = torch.float64
+    for block in BLOCKS:
+        block.compute_dtype = torch.float64
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before
+        torch.float32, torch.Tensor.float, default = before
+        for block in BLOCKS:
+            block.compute_dtype = torch.float32
         torch.set_default_dtype(default)
 
 
@@ -86,6 +97,8 @@ def parameters(algorithm: Algorithm) -> Arrays:
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if isinstance(algorithm, ChunkCloning):
+        return inputs.chunks(update, algorithm.cfg.history, algorithm.cfg.window)
     if "timesteps" in algorithm.needs:
         return inputs.windows(update, whole=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)

@@ -86,7 +86,7 @@ def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
             )
         return False
     for reason, holds in {
-        "learns from windows of several steps": plan.algorithm.source is not Algorithm.source,
+        "learns from windows of several steps": not plan.algorithm.streams(plan.cfg),
         "has an expert's data beside the other": plan.expert is not None,
         "learns online": bool(plan.options.num_env_steps),
     }.items():

@@ -112,7 +112,7 @@ class ActionChunkingTransformer(Scaled):
         everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
         for layer in self.encoder:
             x = layer(x, self.place, everything, drop)
-        chunk = torch.zeros(len(x), self.horizon, self.size, device=x.device)
+        chunk = torch.zeros(x.shape[0], self.horizon, self.size, device=x.device)
         for layer in self.decoder:
             chunk = layer(chunk, self.queries, everything, drop, (x, self.place))
         return self.answer(self.norm(chunk))
@@ -120,7 +120,7 @@ class ActionChunkingTransformer(Scaled):
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
         """See `Planner`."""
         seen = observations.flatten(1)
-        chunk = self.decode(seen, seen.new_zeros(len(seen), self.style))
+        chunk = self.decode(seen, seen.new_zeros(seen.shape[0], self.style))
         return self.raw(chunk.clip(-1, 1)).clip(-1, 1)
 
     def _drop(self, random: Random | None):  # type: ignore[no-untyped-def]

@@ -115,5 +115,9 @@ class DiffusionActor(Scaled):
         def network(x: Tensor, time: float) -> Tensor:
             return self.predict(seen, x, x.new_full(x.shape[:1], time))
 
-        chunk = sample(self.table, network, noise).clip(-1, 1)
-        return self.raw(chunk[:, self.history - 1 :]).clip(-1, 1)
+        return self.finished(sample(self.table, network, noise))
+
+    def finished(self, x: Tensor) -> Tensor:
+        """A sampler's last [B, T, A] -> the actions from the present one on, [B, horizon, A]."""
+        chunk = x[:, self.history - 1 :].clip(-1, 1)
+        return self.raw(chunk).clip(-1, 1)

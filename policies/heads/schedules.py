@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +59,6 @@ def sample(table: Table, network: Callable[[Any, float], Any], noise: Any) -> An
     return x
 
 
-@cache
 def cosine_alphas(levels: int) -> tuple[float, ...]:
     """alpha-bar of each noise level: diffusers' for Nichol and Dhariwal's cosine schedule.
 

@@ -13,11 +13,13 @@ import torch
 
 import policies
 from policies import Bundle, BundleError, Normaliser, Player, Spec, bundle
+from policies.heads.act import ActionChunkingTransformer
+from policies.heads.chunk import ChunkActor
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
-from policies.heads.schedules import cosine_alphas, ddim, ddpm
+from policies.heads.schedules import cosine_alphas, ddim, ddpm, jumps
 from policies.networks.mlp import Activation
 from policies.runtimes import network
 
@@ -59,6 +61,17 @@ def test_numpy_answers_as_torch_does(tmp_path: Path, name: str) -> None:
     expected = theirs.act(SEEN)[0]
     assert expected.std() > 0.1
     np.testing.assert_allclose(ours.act(SEEN)[0], expected, atol=1e-5)
+
+
+def test_numpy_answers_whole_chunks_as_torch_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    head = ChunkActor(5, 2, (16,), window=4, executed=2, history=3)
+    path = write(tmp_path / "policy.bundle", head, history=3, horizon=4, executed=2)
+    ours, theirs = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
+    for player in (ours, theirs):
+        player.reset(range(10))
+    for seen in SEEN.reshape(5, 10, 5):
+        np.testing.assert_allclose(ours.step(seen), theirs.step(seen), atol=1e-5)
 
 
 def without(*hidden: str) -> str:
@@ -200,27 +213,35 @@ def test_what_remembers_its_episode_is_not_exported(tmp_path: Path) -> None:
         exported(bundle.read(path))
 
 
+def chunked(kind: Any) -> Any:
+    """A small head of chunks of seven actions, from two observations."""
+    torch.manual_seed(2)
+    if kind == "act":
+        small = {"size": 16, "heads": 2, "hidden": 16, "layers": 1, "style_layers": 1, "style": 4}
+        return ActionChunkingTransformer(5, 2, history=2, window=7, executed=3, **small)
+    options: dict[str, Any] = {"widths": [8, 16], "groups": 4, "time_size": 8}
+    if kind == "transformer":
+        options = {"size": 16, "layers": 2, "heads": 2}
+    jump = {"table": jumps(3, 80, True), "until": 0.1} if kind == "consistency" else {}
+    how = {"table": ddim(cosine_alphas(20), 4, "noise"), "window": 8, "executed": 3} | jump
+    if kind == "consistency":
+        kind, options = "mlp", {"hidden": [16], "time_size": 8}
+    return DiffusionActor(5, 2, network=kind, options=options, **how)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unet", "transformer"])
-def test_networks_of_convolutions_and_attention_are_exported(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["unet", "transformer", "consistency", "act"])
+def test_every_head_of_chunks_is_exported(tmp_path: Path, kind: str) -> None:
+    """Convolutions, attention, a model of jumps, which is told two times, and one without noise."""
     from policies.export import exported
 
-    options = {"widths": [8, 16], "groups": 4, "time_size": 8}
-    options = options if kind == "unet" else {"size": 16, "layers": 2, "heads": 2}
-    torch.manual_seed(2)
-    head = DiffusionActor(
-        *(5, 2),
-        network=kind,
-        options=options,
-        table=ddim(cosine_alphas(20), 4, "noise"),
-        window=8,
-        executed=3,
-    )
-    path = write(tmp_path / "policy.bundle", head, history=2, horizon=7, executed=3)
+    path = write(tmp_path / "policy.bundle", chunked(kind), history=2, horizon=7, executed=3)
     made, apart = exported(bundle.read(path))
     assert apart < 1e-4
     bundle.write(path, made)
-    assert policies.load(path, runtime="onnx").act(SEEN[0])[0].shape == (7, 2)
+    ours, theirs = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
+    np.testing.assert_allclose(ours.act(SEEN)[0], theirs.act(SEEN)[0], atol=1e-4)
+    assert ours.act(SEEN[0])[0].shape == (7, 2)
 
 
 # the player

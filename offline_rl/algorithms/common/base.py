@@ -174,6 +174,11 @@ class Algorithm:
         """Whether data without rewards is of no use to it."""
         return True
 
+    @classmethod
+    def streams(cls, cfg: Any) -> bool:
+        """Whether it learns from single steps of one set of data, which may lie in its file."""
+        return cls.source is Algorithm.source
+
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset

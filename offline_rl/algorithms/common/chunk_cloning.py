@@ -101,14 +101,8 @@ class ChunkCloning(Algorithm):
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Each action's range. Raises UserError where no episode is as long as what is executed."""
-        longest = int(dataset.episode_lengths().max())
-        if cfg.executed > longest:
-            raise UserError(
-                f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
-                f"executed={cfg.executed} actions are taken at a time; give algorithm.executed and "
-                "algorithm.window fewer"
-            )
+        """Each action's range."""
+        check_length(cfg, dataset)
         low, high = cfg.action_low, cfg.action_high
         low = tuple(dataset.actions.min(0).tolist()) if low is None else low
         high = tuple(dataset.actions.max(0).tolist()) if high is None else high
@@ -198,3 +192,14 @@ class Denoising(ChunkCloning):
     @property
     def undecayed(self) -> tuple[str, ...]:
         return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
+
+
+def check_length(cfg: Any, dataset: Dataset) -> None:
+    """Raises UserError where no episode is as long as what is executed of a chunk."""
+    longest = int(dataset.episode_lengths().max())
+    if cfg.executed > longest:
+        raise UserError(
+            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
+            f"executed={cfg.executed} actions are taken at a time; give fewer, and as "
+            "algorithm.window not many more"
+        )
