@@ -30,9 +30,9 @@ def log_normal(random: Random, shape: tuple[int, ...]) -> Tensor:
 
 def consistency_deviations(random: Random, shape: tuple[int, ...]) -> Tensor:
     """Half of them from the noisier seven tenths of the places, half as `log_normal`."""
-    first = torch.arange(math.prod(shape)).reshape(shape) % 2 == 0
-    even = sigma(0.7 * random.uniform(shape))
-    return torch.where(first.to(even.device), even, log_normal(random, shape))
+    places = sigma(0.7 * random.uniform(shape))
+    first = torch.arange(math.prod(shape), device=places.device).reshape(shape) % 2 == 0
+    return torch.where(first, places, log_normal(random, shape))
 
 
 def guess(network: Any, seen: Tensor, x: Tensor, deviation: Tensor, *rest: Any) -> Tensor:
