@@ -55,6 +55,10 @@ class Config(ChunkConfig):
         if self.size % self.heads or self.size % 2:
             raise ValueError(f"size={self.size} is no even multiple of heads={self.heads}")
 
+    @property
+    def ahead(self) -> int:
+        return self.window
+
 
 class ACT(ChunkCloning):
     Config = Config

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
+PAPER = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
+GROUPS = 8  # of a U-Net's channels, normalised together
 SHAPE = (  # what a student has of its teacher
     *("history", "window", "executed", "action_low", "action_high", "normalise_observations"),
     *("network", "widths", "time_size", "heads"),
@@ -54,6 +56,19 @@ class ChunkConfig(BaseConfig):
     normalise_observations: bool = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.executed > self.ahead:
+            raise ValueError(
+                f"executed={self.executed}: of window={self.window} actions, with "
+                f"history={self.history}, {max(self.ahead, 0)} lie ahead"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """Actions of a window from the present one on."""
+        return self.window - self.history + 1
+
 
 @dataclass(frozen=True)
 class DenoisingConfig(ChunkConfig):
@@ -70,17 +85,29 @@ class DenoisingConfig(ChunkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        levels, sizes = len(self.widths or PAPER[self.network]), set(self.widths or ())
         if self.network != "transformer":
             self.refuse_unread("network", "heads")
         elif self.time_size is not None:
             raise ValueError("time_size: a transformer's is that of its tokens")
-        if self.network == "transformer" and len(set(self.widths or ())) > 1:
-            raise ValueError(f"widths={self.widths}: a transformer's tokens have one size")
+        elif len(sizes) > 1 or (sizes and min(sizes) % self.heads):
+            raise ValueError(
+                f"widths={self.widths}: a transformer's tokens have one size, a multiple of "
+                f"heads={self.heads}"
+            )
+        if self.network == "unet" and self.window % 2 ** (levels - 1):
+            raise ValueError(
+                f"window={self.window}: a U-Net of {levels} levels halves it {levels - 1} times, "
+                f"so it is a multiple of {2 ** (levels - 1)}"
+            )
+        if self.network == "unet" and any(width % GROUPS for width in sizes):
+            raise ValueError(f"widths={self.widths}: a U-Net's are multiples of {GROUPS}")
+        if (self.options().get("time_size") or 4) % 2:
+            raise ValueError(f"time_size={self.time_size} is odd")
 
     def options(self) -> dict[str, Any]:
         """Of the network of that name."""
-        paper = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}
-        widths = [*(self.widths or paper[self.network])]
+        widths = [*(self.widths or PAPER[self.network])]
         if self.network == "transformer":
             return {"size": widths[0], "layers": len(widths), "heads": self.heads}
         if self.network == "mlp":

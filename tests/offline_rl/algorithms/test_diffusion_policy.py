@@ -157,6 +157,11 @@ def test_a_chunk_longer_than_every_episode_is_refused():
         ({"heads": 2}, "heads is not read by network=unet"),
         ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
         ({"network": "transformer", "time_size": 8}, "that of its tokens"),
+        ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),
+        ({"window": 10}, "halves it 2 times, so it is a multiple of 4"),
+        ({"widths": (12, 16)}, "multiples of 8"),
+        ({"time_size": 7}, "time_size=7 is odd"),
+        ({"executed": 16}, r"executed=16: of window=16 actions, with history=2, 15 lie ahead"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
