@@ -305,21 +305,36 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     """On a task without a table of settings; small networks, whatever a config calls them."""
     known = {field.name for field in fields(algorithm_class(name).Config)}
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
-    small |= {f"algorithm__{key}": 4 for key in known & {"size", "window", "heads"}}
+    small |= {f"algorithm__{key}": 4 for key in known & {"size", "window"}}
+    small |= {"algorithm__heads": 2} if "size" in known else {}
+    small |= {"algorithm__executed": 2} if "executed" in known else {}
+    small |= (
+        {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"} if "widths" in known else {}
+    )
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
         task["pretrain_updates"] = 4
     if "expert" in algorithm_class(name).needs:
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
-    assert main(train(**({"algorithm__hidden": None} | small | task))) == 0
-    (here,) = folder.glob("runs/*/*/*/seed_0")
+    if algorithm_class(name).distils:  # it has a teacher, whose network is its own
+        taught = small | task | {"algorithm": "diffusion_policy", "algorithm__process": "edm"}
+        assert main(train(**({"algorithm__hidden": None} | taught))) == 0
+        (run,) = folder.glob("runs/*/*/*")
+        told = ("distill", f"run={run}", "num_updates=20", "eval_episodes=1", "out=taught")
+        assert main([*told, f"algorithm={name}"]) == 0
+    else:
+        assert main(train(**({"algorithm__hidden": None} | small | task))) == 0
+    (here,) = folder.glob(
+        "taught/*/*/*/seed_0" if algorithm_class(name).distils else "runs/*/*/*/seed_0"
+    )
     lines = [
         *(here / "metrics.jsonl").read_text().splitlines(),
         *(here / "evaluations.jsonl").read_text().splitlines(),
     ]
     logged = {key for line in lines for key in json.loads(line) if "/" in key}
-    documented = set(re.findall(r"^\| `(\w+/\w+)`", METRICS.read_text(), re.MULTILINE))
+    rows_of_names = re.findall(r"^\| (`[^|]*`) \|", METRICS.read_text(), re.MULTILINE)
+    documented = set(re.findall(r"`(\w+/\w+)`", "".join(rows_of_names)))
     assert {"train/policy_loss", "eval/return", "time/updates_per_second"} <= logged <= documented
 
 
@@ -489,7 +504,7 @@ def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]
 def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offline_rl.training.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("offline_rl.training.resolve.find_spec", lambda name: None)
     assert main(train(tracker=package)) == 2
     assert f"pip install {package}" in capsys.readouterr().err
     assert not (folder / "runs").exists()

@@ -11,7 +11,7 @@ from policies.networks.init import orthogonal_init
 from policies.networks.mlp import MLP, Activation
 
 BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiLU()}
-BETWEEN |= {"tanh": nn.Tanh()}
+BETWEEN |= {"tanh": nn.Tanh(), "mish": nn.Mish()}
 
 
 def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
