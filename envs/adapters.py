@@ -106,6 +106,12 @@ class LoopVectorEnv(VectorEnv):
         assert action_space.shape is not None
         self.observation_shape = observation_space.shape
         self.action_dim = action_space.shape[0]
+        low, high = own_bounds(self._envs[0])
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            self.action_low, self.action_high = low, high
+        period_s = getattr(self._envs[0].unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
+        if isinstance(period_s, float) and 0 < period_s < np.inf:
+            self.rate_hz = 1 / period_s
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         return np.stack(
@@ -142,6 +148,17 @@ class LoopVectorEnv(VectorEnv):
         self._threads.close()
         for env in self._envs:
             env.close()
+
+
+def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
+    """The limits [A] of the actions that `unit_box` mapped from [-1, 1], in their own units."""
+    space: Any = env.action_space
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.RescaleAction):
+            space = env.env.action_space
+            break
+        env = env.env
+    return space.low.astype(np.float64), space.high.astype(np.float64)
 
 
 def unit_box(env: gymnasium.Env) -> gymnasium.Env:

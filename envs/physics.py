@@ -67,6 +67,7 @@ class MujocoVectorEnv(VectorEnv):
         self._mujoco = mujoco
         self.model = self.build()
         self.dt_s = self.model.opt.timestep * self.frame_skip
+        self.rate_hz = 1 / self.dt_s
         self.observation_shape = (self.model.nq + self.model.nv - self.hidden_positions,)
         self.action_dim = self.model.nu
         self._models = [self.model] * num_envs  # a subclass may give each environment its own

@@ -28,6 +28,14 @@ class VectorEnv(ABC):
     observation_shape: tuple[int, ...]
     action_dim: int
     max_episode_steps: int
+    # what the numbers mean, as far as it is known; bundles made here say it too
+    observation_names: tuple[str, ...] = ()  # of each number
+    observation_units: tuple[str, ...] = ()
+    action_names: tuple[str, ...] = ()
+    action_units: tuple[str, ...] = ()
+    action_low: np.ndarray | None = None  # [A]: what -1 stands for in the environment's own units
+    action_high: np.ndarray | None = None  # [A]: what 1 does
+    rate_hz: float | None = None  # actions a second, of time in the environment
 
     def __init__(self, num_envs: int) -> None:
         if num_envs < 1:

@@ -5,27 +5,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from policies.bundle import Bundle, BundleError
 from policies.normaliser import Normaliser
-from policies.policy import Policy
-from policies.spec import Spec
+from policies.player import Player
+from policies.policy import BundlePolicy, Policy
+from policies.spec import Channel, Spec
 
-__all__ = ["Bundle", "BundleError", "Normaliser", "Policy", "Spec", "load"]
+__all__ = ["Bundle", "BundleError", "Channel", "Normaliser", "Player", "Policy", "Spec", "load"]
 
 
-def load(path: str | Path, **arguments: Any) -> Policy:
+def load(
+    path: str | Path, *, runtime: str = "auto", units: bool = False, **arguments: Any
+) -> BundlePolicy:
     """The policy of a bundle, verified. Raises BundleError naming what is wrong with the file.
 
+    runtime: torch runs every policy; onnx, those that were exported, without torch; numpy,
+    perceptrons, with numpy and safetensors alone. auto is the first of these that is installed and
+    can run this one. Whichever it is has to give the bundle's golden answer.
+    units: act in the environment's units instead of [-1, 1].
     arguments: used instead of those the policy was built with, such as `target_return`.
     """
     from policies.bundle import read
-    from policies.policy import TorchPolicy
+    from policies.golden import opened
 
     bundle = read(path)
-    for name in arguments.keys() - bundle.arguments.keys():
-        raise BundleError(f"{path}: a {bundle.kind} has no {name}")
-    return TorchPolicy(replace(bundle, arguments=bundle.arguments | arguments))
+    try:
+        return opened(bundle, runtime, arguments, units=units)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from None

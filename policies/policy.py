@@ -2,103 +2,174 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
+from policies.noise import normal
 from policies.normaliser import Normaliser
+from policies.runtimes.network import Network, Seen
 from policies.spec import Spec
+
+Observation = np.ndarray | Mapping[str, np.ndarray]  # the one vector, or every channel by name
 
 
 class Policy(Protocol):
     """Carries its own normaliser and the description of what it sees and does."""
 
     spec: Spec
-    normaliser: Normaliser
+
+    @property
+    def normaliser(self) -> Normaliser:
+        """Of the one vector that it sees."""
+        ...
 
     def act(
-        self, observation: np.ndarray, state: Any = None, reward: Any = None
+        self, observation: Observation, state: Any = None, reward: Any = None
     ) -> tuple[np.ndarray, Any]:
         """observation: [*obs] or [B, *obs], raw. state: what the last call returned, None at first.
 
         reward: raw, a number or [B], of the action before; policies with memory need it from the
         second call of an episode on.
-        Returns a chunk of actions in [-1, 1], [horizon, A] or [B, horizon, A], and the next state.
+        Returns a chunk of actions in [-1, 1], [horizon, A] or [B, horizon, A], and the next state;
+        in the environment's units where it was loaded so.
         Raises ValueError for another shape or a NaN: a robot must not guess.
         """
         ...
 
 
-class TorchPolicy:
-    """A policy whose network is one of `policies/heads`."""
+class History(NamedTuple):
+    """What a policy that plans carries from one observation to the next."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Raises BundleError where weights, network and specification do not fit one another."""
-        import torch
+    seen: dict[str, np.ndarray]  # [B, history, *shape], raw; the present one last
+    decisions: int  # so far
 
-        from policies.heads.head import kinds
 
-        self.spec, self.normaliser, self.bundle = bundle.spec, bundle.normaliser, bundle
-        known = kinds()
-        if bundle.kind not in known:
-            raise BundleError(
-                f"unknown policy {bundle.kind!r}; known are {', '.join(sorted(known))}"
-            )
-        try:
-            self.module: Any = known[bundle.kind](**bundle.arguments)
-            weights = {k: torch.from_numpy(v) for k, v in bundle.weights.items()}
-            self.module.load_state_dict(weights)
-            self.module.eval()
-            chunk, _ = self.act(np.zeros(self.spec.observation_shape))
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as e:
-            fault = " ".join(str(e).split())
-            raise BundleError(f"{bundle.kind}: the weights do not fit: {fault}") from None
-        if chunk.shape != (self.spec.horizon, self.spec.action_dim):
-            raise BundleError(
-                f"{bundle.kind} answers {list(chunk.shape)}, the specification says "
-                f"{[self.spec.horizon, self.spec.action_dim]}"
-            )
+class BundlePolicy:
+    """What a bundle holds, run by one of `policies.runtimes`."""
+
+    def __init__(self, bundle: Bundle, network: Network, *, units: bool = False) -> None:
+        """units: acts in the environment's units instead of [-1, 1]."""
+        self.spec, self.bundle, self.network, self.units = bundle.spec, bundle, network, units
+
+    @property
+    def normaliser(self) -> Normaliser:
+        """Of the one vector that it sees."""
+        return self.bundle.normalisers[self.spec.vectors[0].name]
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Of the standard normal numbers that one decision takes; () for none."""
+        return self.network.noise_shape
+
+    @property
+    def module(self) -> Any:
+        """Its network in torch. Raises BundleError where another runtime runs it."""
+        if not hasattr(self.network, "module"):
+            raise BundleError("it runs without torch: policies.load(path, runtime='torch')")
+        return self.network.module
 
     def act(
-        self, observation: np.ndarray, state: Any = None, reward: Any = None
+        self, observation: Observation, state: Any = None, reward: Any = None
     ) -> tuple[np.ndarray, Any]:
-        """See `Policy.act`; deterministic."""
-        import torch
+        """See `Policy.act`; deterministic.
 
-        observation = np.asarray(observation)
-        single = observation.ndim == len(self.spec.observation_shape)
-        batch = observation[None] if single else observation
-        if batch.shape[1:] != self.spec.observation_shape:
-            expected = self.spec.observation_shape
-            raise ValueError(f"observation of shape {observation.shape}, expected [B, *{expected}]")
-        if not np.isfinite(batch).all():
-            raise ValueError("the observation holds NaN or infinite numbers")
-        with torch.inference_mode():
-            x = torch.from_numpy(self.normaliser(batch))
-            if hasattr(self.module, "step"):
-                rewards = torch.zeros(len(x)) if state is None else self._rewards(reward, len(x))
-                start = self.module.reset(len(x)) if state is None else state
-                if any(len(value) != len(x) for value in start.values()):
-                    count = len(next(iter(start.values())))
-                    raise ValueError(f"{len(x)} observations: the episodes' memory is for {count}")
-                actions, state = self.module.step(x, rewards, start)
-            else:
-                actions = self.module.act(x)
-        chunk = actions.numpy()[:, None]
+        A policy that sees a history takes it from the calls: one at every step. `policies.Player`
+        asks for a chunk only where the last one is used up.
+        """
+        rows, single = self._rows(observation, 0)
+        count = len(next(iter(rows.values())))
+        if self.network.remembers:
+            rewards = np.zeros(count, np.float32) if state is None else self._rewards(reward, count)
+            memory = self.network.reset(count) if state is None else state
+            seen = self._seen({name: value[:, None] for name, value in rows.items()})
+            chunk, state = self.network.step(seen, rewards, memory)
+            chunk = self._actions(chunk)
+        elif self.spec.history == 1 and not self.noise_shape:
+            chunk = self.chunk({name: value[:, None] for name, value in rows.items()})
+        else:
+            state = self._history(rows, state)
+            first, decisions = np.zeros(count, int), np.full(count, state.decisions - 1)
+            chunk = self.chunk(state.seen, normal(first, decisions, self.noise_shape))
+        chunk = self.spec.in_units(chunk) if self.units else chunk
         return (chunk[0] if single else chunk), state
 
-    def _rewards(self, reward: Any, count: int) -> Any:
-        """`reward` as a tensor [count], checked."""
-        import torch
+    def plan(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
+        """[B, history, *obs], raw, and [B, *noise_shape], [B, 0] for none -> [B, horizon, A]."""
+        rows, _ = self._rows(observations, 1)
+        chunk = self.chunk(rows, noise)
+        return self.spec.in_units(chunk) if self.units else chunk
 
+    def rows(self, observation: Observation) -> tuple[list[np.ndarray], bool]:
+        """Each channel as [B, *shape], checked, and whether it was a single observation."""
+        arrays, single = self._rows(observation, 0)
+        return list(arrays.values()), single
+
+    def chunk(
+        self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None = None
+    ) -> np.ndarray:
+        """In [-1, 1], to raw observations of every channel, [B, history, *shape]; unchecked."""
+        if noise is None:
+            noise = np.zeros((len(next(iter(observations.values()))), 0), np.float32)
+        return self._actions(self.network.plan(self._seen(observations), noise))
+
+    def _actions(self, answer: np.ndarray) -> np.ndarray:
+        """Of the network's answer, in [-1, 1]."""
+        assert self.bundle.actions is not None
+        if self.bundle.actions.is_identity:
+            return answer
+        return self.bundle.actions.inverse(answer).clip(-1, 1)
+
+    def _seen(self, observations: Mapping[str, np.ndarray]) -> Seen:
+        """What the network sees of raw observations."""
+        normalisers = self.bundle.normalisers
+        seen = {k: normalisers[k](v) if k in normalisers else v for k, v in observations.items()}
+        return seen if self.spec.lone is None else seen[self.spec.lone.name]
+
+    def _rows(self, observation: Observation, more: int) -> tuple[dict[str, np.ndarray], bool]:
+        """Every channel with a leading axis, checked, and whether that was added.
+
+        more: axes of each besides that and its own shape.
+        """
+        lone = self.spec.lone
+        plain = lone is not None and not isinstance(observation, Mapping)
+        given = {lone.name: observation} if plain and lone else observation
+        names = [channel.name for channel in self.spec.channels]
+        if not isinstance(given, Mapping) or given.keys() != set(names):
+            found = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            raise ValueError(f"the policy observes {', '.join(names)}; found {found}")
+        arrays = {name: np.asarray(given[name]) for name in names}
+        first = self.spec.channels[0]
+        single = arrays[first.name].ndim == first.ndim + more
+        arrays = {name: array[None] for name, array in arrays.items()} if single else arrays
+        for channel in self.spec.channels:
+            array, what = arrays[channel.name], "" if lone else f" {channel.name}"
+            if array.shape[1 + more :] != channel.shape or array.ndim != channel.ndim + 1 + more:
+                raise ValueError(
+                    f"observation{what} of shape {array.shape}, expected [B, *{channel.shape}]"
+                )
+            if channel.kind == "picture" and array.dtype != np.uint8:
+                raise ValueError(f"the picture{what} is of {array.dtype}, uint8 is expected")
+            if channel.kind == "vector" and not np.isfinite(array).all():
+                raise ValueError(f"the observation{what} holds NaN or infinite numbers")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise ValueError("the channels have different numbers of observations")
+        return arrays, single
+
+    def _history(self, rows: Mapping[str, np.ndarray], state: History | None) -> History:
+        """With one more observation; an episode's first is taken for all before it."""
+        size = self.spec.history
+        if state is None:
+            return History({k: np.repeat(v[:, None], size, 1) for k, v in rows.items()}, 1)
+        if any(len(state.seen[name]) != len(value) for name, value in rows.items()):
+            raise ValueError("the observations are of another number of episodes than before")
+        seen = {k: np.concatenate([state.seen[k][:, 1:], v[:, None]], 1) for k, v in rows.items()}
+        return History(seen, state.decisions + 1)
+
+    def _rewards(self, reward: Any, count: int) -> np.ndarray:
+        """`reward` as [count] float32, checked."""
         kind = self.bundle.kind
         if reward is None:
             raise ValueError(
@@ -108,4 +179,4 @@ class TorchPolicy:
         values = np.asarray(reward, np.float32).reshape(-1)
         if len(values) != count or not np.isfinite(values).all():
             raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
-        return torch.from_numpy(values)
+        return values

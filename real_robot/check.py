@@ -16,6 +16,8 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, load
+from policies.golden import asked
+from policies.policy import BundlePolicy
 from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, places
 from real_robot.recording.rows import row_type
@@ -42,11 +44,13 @@ def check(
     *,
     rate_hz: float | None = None,
     limits: Mapping[str, Mapping[str, float]] | None = None,
+    runtime: str = "auto",
     connect: bool = True,
 ) -> list[Line]:
     """Raises UserError with the first thing that is wrong. Nothing moves; no torque.
 
     rate_hz: of the control loop; default: the robot's. limits: the user's own, {limit: {joint: x}}.
+    runtime: that runs the bundle, as `policies.load` takes it.
     """
     lines = list[Line]()
 
@@ -58,14 +62,15 @@ def check(
     say("limits", f"{len(spec.joints)} joints, all declared; stops at least as hard as motion")
     forward(spec)
     say("workspace", "declared, the model has its points" if spec.workspace else "none declared")
-    policy = None
+    policy: BundlePolicy | None = None
     if bundle is not None:
         try:
-            policy = load(bundle)
+            policy = load(bundle, runtime=runtime)
         except BundleError as error:
             raise UserError(str(error)) from None
         _names(policy.spec, spec)
-        say("names", f"{', '.join(spec.joints)}; {policy.spec.observation_dim} measurements")
+        count = len(policy.spec.observation_names)
+        say("names", f"{', '.join(spec.joints)}; {count} measurements")
         _units(policy.spec, spec, merged)
         say("units", "actions lie in the robot's range, in rad and m")
         rate = _rate(policy.spec, rate_hz or spec.rate_hz)
@@ -97,11 +102,6 @@ def _names(policy: Spec, robot: RobotSpec) -> None:
     # joints are joined by name, so another order is no fault by itself; in which the numbers of
     # another joint are meant, the ranges below tell
     assert sorted(order) == list(range(len(order)))
-    if policy.observation_dim != len(policy.observation_names):
-        raise UserError(
-            f"the policy observes {policy.observation_dim} numbers and names "
-            f"{len(policy.observation_names)} of them"
-        )
 
 
 def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
@@ -142,12 +142,13 @@ def _rate(policy: Spec, control_hz: float) -> float:
 
 
 def _answer(policy: Any) -> str:
-    """The policy answers what its specification says, the same twice."""
-    spec = policy.spec
-    rng = np.random.default_rng(0)
-    observation = (
-        policy.normaliser.mean + policy.normaliser.scale * rng.normal(size=spec.observation_shape)
-    ).astype(np.float32)
+    """The policy answers what its specification says, the same twice.
+
+    Its golden answer, where it has one, was compared when it was loaded.
+    """
+    spec, golden = policy.spec, policy.bundle.golden
+    seen = {k: v[0, -1] for k, v in (golden or asked(policy)).observations.items()}
+    observation = seen if spec.lone is None else seen[spec.lone.name]
     first, _ = policy.act(observation)
     second, _ = policy.act(observation)
     if first.shape != (spec.horizon, spec.action_dim):
@@ -162,7 +163,9 @@ def _answer(policy: Any) -> str:
     begun = time.perf_counter()
     for _ in range(20):
         policy.act(observation)
-    return f"{spec.horizon} x {spec.action_dim}, {(time.perf_counter() - begun) * 50:.2f} ms"
+    took = f"{(time.perf_counter() - begun) * 50:.2f} ms by {policy.network.name}"
+    known = "the golden answer comes out" if golden else "made before there were golden answers"
+    return f"{spec.horizon} x {spec.action_dim}, {took}; {known}"
 
 
 def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:

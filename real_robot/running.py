@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import yaml
@@ -15,7 +15,7 @@ import yaml
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder
 from offline_rl.utils.options import build, coerce
-from policies import load
+from policies.bundle import read as read_bundle
 from real_robot.check import check
 from real_robot.console import Console, keys, show
 from real_robot.control.loop import Wish
@@ -53,6 +53,7 @@ class RunOptions:
 
     robot: str  # a name in configs/robot, or a file of your own
     bundle: str
+    runtime: Literal["auto", "torch", "onnx", "numpy"] = "auto"  # that runs it: policies.load
     rate_hz: float | None = None  # of the control loop; default: the robot's
     seconds: float | None = None  # default: until it is finished, or a person quits
     start: bool = False  # at once; else a person types start
@@ -77,8 +78,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     limits, rules = own_limits(chosen.limits)
     machine = make(robot, adapter=chosen.adapter, **changes)
     rate_hz = chosen.rate_hz or machine.spec.rate_hz
-    check(machine, bundle, rate_hz=rate_hz, limits=limits)
-    policy, file = load(bundle).spec, _new_file(chosen.record)
+    check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=chosen.runtime)
+    policy, file = read_bundle(bundle).spec, _new_file(chosen.record)
     session = Session(
         folder=new_folder(),
         robot=robot,
@@ -86,6 +87,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         adapter=chosen.adapter,
         changes=changes,
         bundle=str(Path(bundle).resolve()),
+        runtime=chosen.runtime,
         limits=limits,
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,

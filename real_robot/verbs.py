@@ -21,6 +21,7 @@ def robot(arguments: Sequence[str]) -> None:
       robot=     a name in configs/robot, or a file of your own; see docs/robot.md
       adapter=   another than the file's: dynamixel, simulated; and the adapter's own keys: port=…
       rate_hz=   of the control loop; default: the robot's
+      runtime=   that runs the bundle: torch, onnx, numpy; default: the first that can
       limits=    a file of tighter ones, such as velocity: {waist: 0.5}, in rad, m, s and A, and of
                  rules: {trip_after_s: 1.0}; real_robot/safety/limits.py has them
     of run
@@ -56,9 +57,9 @@ def _check(values: dict[str, Any]) -> None:
 
     name, bundle = values.pop("robot"), values.pop("bundle", None)
     limits, _ = own_limits(values.pop("limits", None))
-    rate_hz = values.pop("rate_hz", None)
+    rate_hz, runtime = values.pop("rate_hz", None), values.pop("runtime", "auto")
     machine = make(name, **values)
-    lines = check(machine, bundle, rate_hz=rate_hz, limits=limits)
+    lines = check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=runtime)
     print(*(f"{line.name:10s} {line.found}" for line in lines), sep="\n")
     print(f"{machine.spec.name} is in order")
 

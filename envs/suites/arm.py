@@ -32,14 +32,15 @@ class Desk(MujocoVectorEnv):
     """Actions: joint targets, [-1, 1] for the robot's position limits, reached a period later.
 
     Between two targets the joints are led along a straight line, at most at the robot's speed.
-    `observation_names`, `observation_units`, `action_names` and so on say in words what the robot
-    says of itself; a bundle carries them.
+    Names, units, limits and rate are those of the robot.
     """
 
     frame_skip = 20
     rate_hz = 25.0
     camera = "desk"
     tracked: tuple[str, ...] = ()  # what is observed beside the joints, m
+    action_low: np.ndarray
+    action_high: np.ndarray
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         joints = robot()["joints"]

@@ -20,9 +20,10 @@ import numpy as np
 from offline_rl.data.dataset import Dataset
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import folder_atomically, write_json
+from policies.spec import Spec
 
 LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
-VERSION = 1  # of the entries' format
+VERSION = 2  # of the entries' format
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
@@ -60,7 +61,8 @@ def keep(data: Dataset, entry: Path) -> None:
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
     extras = {f"extras/{k}": v for k, v in data.extras.items()}
     names = {k: f"{n}.npy" for n, k in enumerate([*arrays, *extras])}
-    others = {k: v for k, v in values.items() if k not in arrays and k != "extras"}
+    others = {k: v for k, v in values.items() if k not in arrays and k not in ("extras", "spec")}
+    others["spec"] = None if data.spec is None else data.spec.to_json()
 
     def fill(folder: Path) -> None:
         for key, array in {**arrays, **extras}.items():
@@ -81,8 +83,10 @@ def mapped(entry: Path) -> Dataset:
     }
     extras = {k.removeprefix("extras/"): v for k, v in arrays.items() if k.startswith("extras/")}
     own = {k: v for k, v in arrays.items() if not k.startswith("extras/")}
-    notes = tuple(meta["fields"].pop("notes"))
-    return Dataset(**own, **meta["fields"], notes=notes, extras=extras)
+    known, told = meta["fields"], meta["fields"].pop("spec")
+    spec = None if told is None else Spec.from_json(told)
+    notes = tuple(known.pop("notes"))
+    return Dataset(**own, **known, notes=notes, extras=extras, spec=spec)
 
 
 def digest(text: str) -> str:

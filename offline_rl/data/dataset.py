@@ -19,6 +19,7 @@ import numpy as np
 
 from offline_rl.data.faults import FLAGS, faults
 from offline_rl.utils.errors import UserError
+from policies.spec import Spec
 
 ARRAYS = ("observations", "next_index", "actions", "rewards", "terminated", "truncated")
 NO_REWARDS = "no rewards are stored: all are 0"  # the note of whoever reads such a file
@@ -60,6 +61,7 @@ class Dataset:
     sha256: str | None = None  # of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
     notes: tuple[str, ...] = ()  # what reading the file left out or had to assume
+    spec: Spec | None = None  # names, units, rate, and what actions of -1 and 1 stand for
 
     @classmethod
     def from_arrays(
@@ -73,6 +75,7 @@ class Dataset:
         *,
         final_observations: np.ndarray | None = None,
         extras: Mapping[str, np.ndarray] | None = None,
+        spec: Spec | None = None,
         name: str = "data",
         path: str | None = None,
         sha256: str | None = None,
@@ -83,6 +86,7 @@ class Dataset:
         observations, next_observations: [N, *obs].  actions: [N, A] in [-1, 1].
         rewards, terminated, truncated: [N] or [N, 1].  final_observations: [episodes, *obs], the
         observation after each episode's last row, where next_observations would repeat the rest.
+        spec: what the numbers are called and measured in; bundles that are learnt here say it.
         keys: what errors call the arrays, if not as here.
         A last row without a flag counts as truncated. Where neither next nor final observations
         are given, a truncated row's successor is unknown and the row is no usable transition.
@@ -126,6 +130,7 @@ class Dataset:
             path,
             sha256,
             dict(extras or {}),
+            spec=spec,
         )
 
     @property

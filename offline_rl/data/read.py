@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
+from policies.spec import VECTOR, Channel, Spec
+
+REACHED = "actions: -1 and 1 stand for the least and the greatest that the file says of each"
 
 
 def read(
@@ -59,7 +62,7 @@ def read(
     path = Path(path)
     with open_raw(path) as raw:
         found = gather(raw, options, _refuse)
-    columns = scaled(raw.where, found, options)
+    columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
     for sentence in faults(columns, raw.where, found.keys):
         raise UserError(sentence)
     extras = found.extras
@@ -69,12 +72,14 @@ def read(
     data = Dataset.from_arrays(
         **columns,
         extras=extras,
+        spec=spec_of(columns, found, bounds),
         name=name or path.stem,
         path=str(path),
         sha256=checksum_of((*raw.files, *found.files)),
         keys=found.keys,
     )
-    data = replace(data, notes=tuple(found.notes))
+    notes = [*found.notes, *([REACHED] if reaching(found, options) else [])]
+    data = replace(data, notes=tuple(notes))
     if not d4rl_compatible or found.qlearning_rows is None:
         return data
     kept = np.flatnonzero(found.qlearning_rows(columns["terminated"]))
@@ -98,31 +103,72 @@ def check_options(options: ReadOptions) -> None:
         _bounds(options.action_range)
 
 
-def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
-    """The columns with actions as the options, else the file's own limits, say."""
-    columns = dict(found.columns)
-    actions = columns.get("actions")
-    if actions is None or actions.dtype != np.float32 or actions.ndim != 2:
-        return columns  # which `faults` will name
+def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
+    """What -1 and 1 stand for, in the file's units, as the options, else the file itself, say."""
+    actions = found.columns.get("actions")
     if options.action_scale is not None:
-        columns["actions"] = actions / np.float32(options.action_scale)
-        return columns
+        return -options.action_scale, options.action_scale
     if options.action_range is not None:
         bounds: Bounds | None = _bounds(options.action_range)
     else:
-        bounds = found.action_range
-    if bounds is None:
-        return columns
-    low, high = (np.asarray(b, np.float64) for b in bounds)
-    for bound in (low, high):
+        bounds = found.action_extremes if reaching(found, options) else found.action_range
+    if bounds is None or actions is None or actions.ndim != 2:
+        return bounds
+    if not np.less(*bounds).all():
+        raise UserError(f"{where}: of the actions' limits {bounds} some are not low below high.")
+    for bound in map(np.asarray, bounds):
         if bound.ndim and bound.shape != actions.shape[1:]:
             raise UserError(
                 f"{where}: the actions' limits are of {bound.size} numbers, the actions of "
                 f"{actions.shape[1]}. Give a number, or one for each."
             )
+    return bounds
+
+
+def reaching(found: Found, options: ReadOptions) -> bool:
+    """Whether what the actions reach stands for their limits: it is said, they leave [-1, 1]."""
+    said = (options.action_scale, options.action_range, found.action_range)
+    actions = found.columns.get("actions")
+    if found.action_extremes is None or actions is None or said != (None, None, None):
+        return False
+    return actions.dtype == np.float32 and bool((np.abs(actions) > 1).any())
+
+
+def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
+    """The columns with actions in [-1, 1], which stand for their limits, where any are known."""
+    columns, bounds = dict(found.columns), limits(where, found, options)
+    actions = columns.get("actions")
+    if bounds is None or actions is None or actions.dtype != np.float32 or actions.ndim != 2:
+        return columns  # what is wrong with them `faults` will name
+    if options.action_scale is not None:
+        columns["actions"] = actions / np.float32(options.action_scale)
+        return columns
+    low, high = (np.asarray(b, np.float64) for b in bounds)
     if (low != -1).any() or (high != 1).any():
         columns["actions"] = (2 * (actions - low) / (high - low) - 1).astype(np.float32)
     return columns
+
+
+def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | None:
+    """What the file says of its numbers; None where they are no vectors."""
+    obs, act = columns["observations"].shape[1:], columns["actions"].shape[1]
+    if len(obs) != 1 or not obs[0] or not act:
+        return None
+    low, high = bounds if bounds is not None else ((), ())
+    seen, actions = found.observation_names, found.action_names
+    return Spec(
+        (Channel(VECTOR, obs, names=seen if len(seen) == obs[0] else ()),),
+        act,
+        action_low=each(low, act),
+        action_high=each(high, act),
+        rate_hz=found.rate_hz,
+        action_names=actions if len(actions) == act else (),
+    )
+
+
+def each(bound: Any, count: int) -> tuple[float, ...]:
+    """One limit for each action; none where there is none."""
+    return tuple(np.broadcast_to(bound, count).astype(float).tolist()) if np.size(bound) else ()
 
 
 def _bounds(given: Sequence[float] | Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils.errors import UserError
@@ -21,7 +22,7 @@ from offline_rl.utils.options import build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
-from policies import Normaliser, Policy, Spec, bundle
+from policies import Normaliser, Policy, bundle
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
@@ -69,7 +70,7 @@ def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Po
         policy = policies.load(path, **given)
     except policies.BundleError as error:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
-    problem = policy.spec.mismatch(Spec(tuple(env.observation_shape), env.action_dim))
+    problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
         raise UserError(f"{path} does not fit task {task.name}: {problem}")
     return policy

@@ -22,6 +22,7 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.transform import range_of_returns
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.training.run_folder import SeedFolder
@@ -268,28 +269,51 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
 def specification(
     task: Task, env: envs.VectorEnv | None, dataset: Dataset | None, expert: Dataset | None = None
 ) -> Spec:
-    """The policy's spec; raises UserError where data and environment contradict each other."""
-    shapes = []
+    """The policy's spec: what data and environment say of themselves, the environment first.
+
+    Raises UserError where they contradict each other.
+    """
+    told = list[tuple[str, Spec]]()
     for data in (dataset, expert):
         if data is not None:
-            shape = data.observations.shape[1:], data.actions.shape[1]
-            shapes.append((f"{data.path or data.name}", *shape))
+            told.append((f"{data.path or data.name}", described(data)))
     if env is not None:
-        shapes.append((f"task {task.name}", tuple(env.observation_shape), env.action_dim))
-    first, obs, act = shapes[0]
-    if len(obs) != 1 or not obs[0] or not act:
+        told.append((f"task {task.name}", spec_of(env)))
+    first, spec = told[0]
+    obs, act = spec.observation_shape, spec.action_dim
+    if len(obs) != 1:
         raise UserError(
             f"{first} has observations {list(obs)} and {act} actions: what is learnt from are "
             "vectors of at least one number; choose arrays with observation_keys=, or flatten them"
         )
-    for name, own_obs, own_act in shapes[1:]:
+    for name, own in told[1:]:
+        own_obs, own_act = own.observation_shape, own.action_dim
         if (obs, act) != (own_obs, own_act):
             raise UserError(
                 f"{first} has observations {list(obs)} and {act} actions, {name} has "
                 f"{list(own_obs)} and {own_act}: data of another "
                 "task? Use its own task, or task=none to train only"
             )
-    return Spec(obs, act)
+        if spec.rate_hz and own.rate_hz and abs(own.rate_hz / spec.rate_hz - 1) > 0.01:
+            raise UserError(
+                f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
+                "policy learnt from the one is not at home in the other; give data of that rate, "
+                "or task=none to train only"
+            )
+        spec = own.over(spec)
+    return spec
+
+
+def described(data: Dataset) -> Spec:
+    """What a data set's file says of its numbers. Raises UserError where there are none."""
+    obs, act = data.observations.shape[1:], data.actions.shape[1]
+    if not obs or not min(obs) or not act:
+        raise UserError(
+            f"{data.path or data.name} has observations {list(obs)} and {act} actions: what is "
+            "learnt from are vectors of at least one number; choose arrays with "
+            "observation_keys=, or flatten them"
+        )
+    return data.spec or Spec(obs, act)
 
 
 def description(plan: Plan, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -278,12 +278,13 @@ class Trainer:
         module: Any = engine.algorithm.modules[name]
         params = engine.state["params"][name]
         weights = {k: v[s].detach().cpu().numpy().copy() for k, v in params.items()}
+        names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
         return Bundle(
-            engine.algorithm.spec,
+            replace(engine.algorithm.spec, **{name: getattr(module, name) for name in names}),
             type(module).__name__,
             module.arguments,
             weights,
-            self.transform.normaliser,
+            {channel.name: self.transform.normaliser for channel in engine.algorithm.spec.vectors},
             provenance,
         )
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, load
+from policies.chunks import Queue
+from policies.player import queue
 from real_robot.control.observing import goals, observer
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import Session, chunk_type, main_folder, pin, told_as_error
@@ -33,11 +35,15 @@ class Acts(Protocol):
 
     spec: Spec
 
-    def act(self, observation: np.ndarray, state: Any = None, reward: Any = None) -> Any: ...
+    def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any: ...
 
 
 class Inference:
-    """One policy on one robot; `look` is called over and over."""
+    """One policy on one robot; `look` is called over and over.
+
+    It sees an observation of every period of the policy's, and asks for a chunk when as many
+    actions as it was trained to execute are taken, or half of those that it answers with.
+    """
 
     def __init__(
         self, policy: Acts, robot: RobotSpec, ticks: Ring, chunks: Ring, words: Words
@@ -46,18 +52,21 @@ class Inference:
         spec = policy.spec
         self.policy, self._chunks, self._words = policy, chunks, words
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
+        self._queue = history(policy)
         self._rows = Reader(ticks)
-        steps = max(1, int(spec.horizon * ASK_AGAIN))
-        self._every_ns = round(steps / (spec.rate_hz or 1.0) * 1e9)
-        self._next_ns, self._episode = 0, -1
+        self._steps = max(1, min(spec.executed, int(spec.horizon * ASK_AGAIN)))
+        self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
+        self._next_ns, self._episode, self._seen = 0, -1, 0
         self._state: Any = None
         self.seq = 0
 
     def warm_up(self) -> None:
         """Lets the runtime allocate and choose; what it answers is not used."""
-        blank = np.zeros(self.policy.spec.observation_shape, np.float32)
+        shapes = {channel.name: channel.shape for channel in self.policy.spec.channels}
+        blank = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        lone = self.policy.spec.lone
         for _ in range(WARM_UP):
-            self.policy.act(blank)
+            self.policy.act(blank if lone is None else blank[lone.name])
 
     def look(self, now_ns: int) -> bool:
         """Asks the policy where it is time; whether it did."""
@@ -69,15 +78,25 @@ class Inference:
         if not wanted or now_ns < self._next_ns:
             return False
         observation = self._observe(row)
-        if not np.isfinite(observation).all():
+        if not self._finite(observation):
             return False  # the robot's reading is at fault; the loop says so
         if int(row["episode"]) != self._episode:
-            self._episode, self._state = int(row["episode"]), None
-        reward = None if self._state is None else float(row["reward"])
+            self._episode, self._state, self._seen = int(row["episode"]), None, 0
+            if self._queue is not None:
+                self._queue.reset(np.array([self._episode]))
         observed_ns = int(row["measured_ns"])
-        late = now_ns - self._next_ns > self._every_ns
-        self._next_ns = (now_ns if late else self._next_ns) + self._every_ns
-        chunk, self._state = self.policy.act(observation, self._state, reward)
+        late = now_ns - self._next_ns > self._period_ns
+        self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
+        if self._queue is not None:
+            self._queue.see(observation[None])
+        self._seen += 1
+        if (self._seen - 1) % self._steps:
+            return False
+        if self._queue is not None:
+            chunk = self._queue.decide(np.array([0]))[0]
+        else:
+            reward = None if self._state is None else float(row["reward"])
+            chunk, self._state = self.policy.act(observation, self._state, reward)
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(np.asarray(chunk))
@@ -86,6 +105,21 @@ class Inference:
         self.seq += 1
         return True
 
+    def _finite(self, observation: Any) -> bool:
+        """Whether every number of the observation is one."""
+        parts = observation.values() if isinstance(observation, dict) else [observation]
+        return all(np.isfinite(part).all() for part in parts)
+
+
+def history(policy: Any) -> Queue | None:
+    """Of one robot, for a policy that sees one or draws noise. Raises UserError."""
+    if policy.spec.history == 1 and not getattr(policy, "noise_shape", ()):
+        return None
+    try:
+        return queue(policy)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
 
 def infer(session: Session) -> None:
     """Until everyone is told to end. Raises UserError."""
@@ -93,7 +127,7 @@ def infer(session: Session) -> None:
     assert session.bundle is not None
     words = Words(session.path / "words")
     try:
-        policy = load(session.bundle)
+        policy = load(session.bundle, runtime=session.runtime)
     except BundleError as error:
         raise UserError(str(error)) from None
     spec = session.make_robot().spec

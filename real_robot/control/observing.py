@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -37,25 +38,49 @@ def places(robot: RobotSpec) -> dict[str, tuple[str, int]]:
     return found
 
 
-def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """A row of the recording -> the policy's observation [O], float32.
+def unit_of(robot: RobotSpec, field: str, place: int) -> str:
+    """Of a number in a row's field, as `places` says."""
+    if field.startswith("channel."):
+        return robot.channels[field.removeprefix("channel.")].unit
+    unit = robot.units[place]
+    return {"q": unit, "dq": f"{unit}/s"}.get(field, "A")
 
-    Raises UserError where the policy observes what the robot does not measure.
+
+def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
+    """A row of the recording -> what the policy observes, float32: an array, or several by name.
+
+    Raises UserError where the policy observes what the robot does not measure, or in other units.
     """
+    if pictures := [channel.name for channel in policy.channels if channel.kind == "picture"]:
+        raise UserError(f"the policy observes pictures, {', '.join(pictures)}: no camera is known")
     if not policy.observation_names:
         raise UserError(
-            "the bundle does not name its observations: train it with observation_names"
+            "the bundle does not name its observations: train it on data or an environment that "
+            "names them"
         )
     known = places(robot)
-    fields = list[tuple[str, int]]()
-    for name in policy.observation_names:
-        if name not in known:
-            what = unknown("measurement", name, known)
-            raise UserError(f"{robot.name} does not measure what the policy observes: {what}")
-        fields.append(known[name])
+    fields = dict[str, list[tuple[str, int]]]()
+    for channel in policy.channels:
+        units = channel.each_unit or (None,) * channel.size
+        fields[channel.name] = []
+        for name, unit in zip(channel.names, units, strict=True):
+            if name not in known:
+                what = unknown("measurement", name, known)
+                raise UserError(f"{robot.name} does not measure what the policy observes: {what}")
+            if unit not in (None, own := unit_of(robot, *known[name])):
+                raise UserError(
+                    f"the policy observes {name} in {unit}, {robot.name} measures it in {own}"
+                )
+            fields[channel.name].append(known[name])
 
-    def observe(row: np.ndarray) -> np.ndarray:
-        return np.array([row[field].reshape(-1)[i] for field, i in fields], np.float32)
+    def observe(row: np.ndarray) -> Any:
+        seen = {
+            channel.name: np.array(
+                [row[field].reshape(-1)[i] for field, i in fields[channel.name]], np.float32
+            ).reshape(channel.shape)
+            for channel in policy.channels
+        }
+        return seen if policy.lone is None else seen[policy.lone.name]
 
     return observe
 
@@ -69,7 +94,18 @@ def action_order(policy: Spec, robot: RobotSpec) -> list[int]:
             f"the policy moves {', '.join(policy.action_names)}; {robot.name} has "
             f"{', '.join(robot.joints)}: this bundle is another robot's"
         )
-    return [policy.action_names.index(joint) for joint in robot.joints]
+    if policy.action_mode == "delta":
+        raise UserError(
+            "the policy's actions are changes of what was commanded last: joint targets are "
+            "expected; a change that is lost or late would move the robot elsewhere"
+        )
+    order = [policy.action_names.index(joint) for joint in robot.joints]
+    for joint, own, place in zip(robot.joints, robot.units, order, strict=True):
+        if policy.action_units and (unit := policy.each_action_unit[place]) != own:
+            raise UserError(
+                f"joint {joint} is moved by the policy in {unit}, {robot.name} is told it in {own}"
+            )
+    return order
 
 
 def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
@@ -77,7 +113,7 @@ def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
     order = action_order(policy, robot)
     if not policy.action_low:
         raise UserError("the bundle does not say what its actions of -1 and 1 stand for")
-    low, high = np.array(policy.action_low), np.array(policy.action_high)
+    low, high = policy.action_bounds
 
     def to_goals(chunk: np.ndarray) -> np.ndarray:
         return ((low + high) / 2 + chunk.astype(np.float64) * (high - low) / 2)[:, order]

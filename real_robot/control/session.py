@@ -46,6 +46,7 @@ class Session:
     adapter: str | None = None  # another than the robot's own
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the adapter's options
     bundle: str | None = None
+    runtime: str = "auto"  # that runs it
     plan: str | None = None  # instead of a bundle: goals to play back, [N, J], a .npy file
     armed: bool = True  # else nothing is sent: a person moves the robot by hand
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the user's, tighter

@@ -11,6 +11,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.train import common_checkpoint, train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_json
-from policies import Bundle, BundleError, Normaliser, Spec, bundle
+from policies import Bundle, BundleError, Channel, Normaliser, Spec, bundle
 
 ROOT = Path(__file__).parents[2]
 OTHERS = (None, True, -1, 0, 7, 1.5, float("nan"), "x", "", [], [1, "x"], {}, {"x": 1})
@@ -119,9 +120,12 @@ def policy(path: Path) -> policies.Policy:
     }
     arguments = {"observations": 3, "actions": 2, "hidden": []}
     made = {"task": "none", "score": 1.5}
-    normaliser = Normaliser.identity((3,))
-    spec = Spec((3,), 2, action_names=("left", "right"), rate_hz=50.0)
-    bundle.write(path, Bundle(spec, "DeterministicActor", arguments, weights, normaliser, made))
+    ranges = Normaliser.fit_range(np.array([[-1, -1], [0.5, 1]], np.float32))
+    joints = Channel("joints", (3,), units=("rad",), names=("a", "b", "c"))
+    spec = Spec((joints,), 2, action_names=("left", "right"), rate_hz=50.0)
+    same = Normaliser.identity((3,))
+    whole = Bundle(spec, "DeterministicActor", arguments, weights, same, made, ranges)
+    bundle.write(path, replace(whole, graphs={"other": b"onnx"}))
     return policies.load(path)
 
 
@@ -142,11 +146,15 @@ def test_a_bundle_is_whole_or_refused(tmp_path: Path, count: int) -> None:
 
 
 @cases
-@pytest.mark.parametrize("summed", [True, False])
-def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int, summed: bool) -> None:
-    """A bundle from before its manifest had a checksum is at least of its types, or refused."""
-    path = tmp_path / "policy.bundle"
-    whole = told(policy(path))
+@pytest.mark.parametrize("made", ["now", "before", "before its manifest had a checksum"])
+def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int, made: str) -> None:
+    """The first bundles are at least of their types, or refused."""
+    path, summed = tmp_path / "policy.bundle", made in ("now", "before")
+    if made == "now":
+        policy(path)
+    else:
+        shutil.copy(ROOT / "tests" / "policies" / "format_1.bundle", path)
+    whole = told(policies.load(path))
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(contents["manifest.json"])

@@ -6,21 +6,27 @@ import numpy as np
 import torch
 
 from envs.suites.arm import Reach
-from policies import Bundle, Normaliser, Spec
+from policies import Bundle, Channel, Normaliser, Spec
 from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
 
 
 def write_desk_bundle(path: Path) -> Path:
     env = Reach(1)
+    seen = Channel(
+        "observation",
+        env.observation_shape,
+        units=env.observation_units,
+        names=env.observation_names,
+    )
     spec = Spec(
-        observation_shape=env.observation_shape,
-        action_dim=len(env.action_names),
+        (seen,),
+        len(env.action_names),
         action_low=tuple(env.action_low.tolist()),
         action_high=tuple(env.action_high.tolist()),
         rate_hz=env.rate_hz,
-        observation_names=env.observation_names,
         action_names=env.action_names,
+        action_units=env.action_units,
     )
     torch.manual_seed(0)
     actor = DeterministicActor(spec.observation_dim, spec.action_dim, [32])

@@ -8,6 +8,7 @@ from robots_in_memory import Clock, MemoryRobot, spec
 
 from offline_rl.utils.errors import UserError
 from policies import Bundle, Normaliser, Spec
+from policies import Channel as PolicyChannel
 from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
 from real_robot import check as module
@@ -17,15 +18,24 @@ from real_robot.recording.rows import row_type
 from real_robot.robot import Channel, Code
 from real_robot.running import own_limits
 
+NAMES = ("elbow.q", "shoulder.q", "shoulder.dq", "puck.x", "puck.y", "force")
+UNITS = ("rad", "rad", "rad/s", "m", "m", "N")
 FITTING = Spec(
-    observation_shape=(6,),
+    (PolicyChannel("state", (6,), units=UNITS, names=NAMES),),
     action_dim=2,
     action_low=(-1.5, -2.0),
     action_high=(1.5, 2.0),
     rate_hz=20.0,
-    observation_names=("elbow.q", "shoulder.q", "shoulder.dq", "puck.x", "puck.y", "force"),
     action_names=("elbow", "shoulder"),
+    action_units=("rad", "rad"),
 )
+
+
+def seeing(*, units=UNITS, names=NAMES) -> dict:
+    """A change of what the policy says that it observes."""
+    return {"channels": (PolicyChannel("state", (6,), units=units, names=names),)}
+
+
 CHANNELS = {"puck": Channel((2,), "m"), "force": Channel((1,), "N")}
 
 
@@ -71,8 +81,12 @@ DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
     [
         ({"action_names": ("elbow", "hip")}, "another robot's"),
         ({"action_names": ()}, "does not name its actions"),
-        ({"observation_names": ()}, "does not name its observations"),
-        ({"observation_names": (*FITTING.observation_names[:5], "torque")}, "does not measure"),
+        (seeing(names=()), "does not name its observations"),
+        (seeing(names=(*NAMES[:5], "torque")), "does not measure"),
+        (seeing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
+        (seeing(units=(*UNITS[:3], "mm", *UNITS[4:])), r"puck\.x in mm, .* measures it in m"),
+        ({"action_units": ("deg", "rad")}, "joint elbow .* in deg, .* told it in rad"),
+        ({"action_mode": "delta"}, "changes of what was commanded"),
         (DEGREES, "degrees"),
         ({"action_low": (-1.5, -2.6)}, "joint shoulder: .* reach from -2.6"),
         ({"action_low": (), "action_high": ()}, "-1 and 1 stand for"),

@@ -40,6 +40,10 @@ class Found:
     extras: Columns = field(default_factory=dict)  # [N, ...] each
     notes: Sequence[str] = ()  # sentences on what was left out or had to be assumed
     action_range: Bounds | None = None  # the actions' limits in the file's units, where it has them
+    action_extremes: Bounds | None = None  # what they reach, where it says that: stands for limits
+    observation_names: tuple[str, ...] = ()  # of each number, where it names them
+    action_names: tuple[str, ...] = ()
+    rate_hz: float | None = None  # steps a second, where it says so
     files: tuple[Path, ...] = ()  # read besides the raw ones
     finish: Callable[[Columns], Columns] = lambda columns: columns  # once they are known as sound
     qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] kept

@@ -2,7 +2,8 @@
 
     data/**.parquet      a row a frame: action, observation.<name>, next.{reward, done, success,
                          truncated}, episode_index, frame_index, index
-    meta/info.json       codebase_version, features, splits, counts
+    meta/info.json       codebase_version, features and the names of their numbers, fps, counts
+    meta/stats.json      of each feature min and max, which stand for limits of the actions
     meta/episodes/**     version 3: length and first row of each episode
 
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
@@ -12,6 +13,7 @@ Videos are not read; pictures in the tables are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
+    Bounds,
     Columns,
     Found,
     ReadOptions,
@@ -82,7 +85,53 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         as_columns(columns),
         {"observations": " + ".join(keys), "actions": "action", "rewards": "next.reward"},
         notes=[*notes, f"observed: {', '.join(keys)}"],
+        action_extremes=_extremes(raw),
+        observation_names=_names(features, keys),
+        action_names=_names(features, ["action"]),
+        rate_hz=_rate(raw.where, info.get("fps")),
     )
+
+
+def _names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+    """Of the features' numbers one after the other; empty where any has none.
+
+    LeRobot writes a list, or, in its first versions, {"motors": [...]}.
+    """
+    found = list[str]()
+    for key in keys:
+        feature: Mapping[str, Any] = features.get(key) or {}
+        names: Any = feature.get("names")
+        if isinstance(names, dict) and len(names) == 1:
+            (names,) = names.values()
+        whole = isinstance(names, list) and len(names) == prod(feature["shape"])
+        if not whole or not all(isinstance(name, str) for name in names):
+            return ()
+        found += names
+    return tuple(found)
+
+
+def _extremes(raw: Raw) -> Bounds | None:
+    """The least and the greatest of each action; one that never moves is 1 from both."""
+    path = raw.folder / "meta" / "stats.json"
+    if not path.is_file():
+        return None
+    told: Any = metadata_in(path).get("action")
+    try:
+        low, high = (np.asarray(told[end], np.float64).reshape(-1) for end in ("min", "max"))
+        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: min and max of the actions are no lists of numbers.") from None
+    still = high - low < 1e-4
+    return low - still, high + still
+
+
+def _rate(where: str, fps: Any) -> float | None:
+    if fps is None:
+        return None
+    if type(fps) not in (int, float) or not 0 < fps < np.inf:
+        raise UserError(f"{where}: fps in meta/info.json is {fps!r}; frames a second are expected.")
+    return float(fps)
 
 
 def _columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:

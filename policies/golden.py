@@ -1,0 +1,90 @@
+"""Opening a bundle, and the golden answer by which it is known to be run rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from policies.bundle import Bundle, BundleError, Golden
+from policies.policy import BundlePolicy
+from policies.runtimes.network import network
+
+ROWS = 4  # episodes in the golden answer
+TOLERANCE = 1e-4  # of it: what runtimes and processors differ in
+FAULTS = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    *(AssertionError, NotImplementedError),
+)
+
+
+def opened(
+    bundle: Bundle, runtime: str, arguments: Mapping[str, Any], *, units: bool
+) -> BundlePolicy:
+    """The policy, compared with its golden answer. Raises BundleError.
+
+    arguments: used instead of those that the bundle holds.
+    """
+    for name in arguments.keys() - bundle.arguments.keys():
+        raise BundleError(f"a {bundle.kind} has no {name}")
+    policy, found = answered(bundle, runtime)
+    if (golden := bundle.golden) is not None:
+        apart = np.abs(found.chunk - fitting(golden.chunk, bundle, "its golden answer")).max()
+        if not apart <= TOLERANCE:
+            raise BundleError(
+                f"the golden answer does not come out: what it answers is {apart:.2g} off, of "
+                f"which {TOLERANCE:g} are allowed"
+            )
+    if arguments:
+        changed = replace(bundle, arguments={**bundle.arguments, **arguments})
+        policy, _ = answered(changed, runtime)
+    policy.units = units
+    return policy
+
+
+def answer(bundle: Bundle) -> Golden:
+    """The golden answer, by torch where it is installed. Raises BundleError."""
+    return answered(replace(bundle, golden=None), "auto")[1]
+
+
+def answered(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
+    """The policy, and its own answer to the golden question. Raises BundleError."""
+    try:
+        policy = BundlePolicy(bundle, network(bundle, runtime))
+        golden = bundle.golden or asked(policy)
+        chunk = policy.chunk(golden.observations, golden.noise)
+    except BundleError:
+        raise
+    except FAULTS as error:
+        fault = " ".join(str(error).split())
+        raise BundleError(f"{bundle.kind}: the weights do not fit: {fault}") from None
+    chunk = np.ascontiguousarray(fitting(chunk, bundle, bundle.kind), np.float32)
+    return policy, replace(golden, chunk=chunk)
+
+
+def fitting(chunk: np.ndarray, bundle: Bundle, whose: str) -> np.ndarray:
+    """`chunk` where it is of the shape that the specification says. Raises BundleError."""
+    expected = (ROWS, bundle.spec.horizon, bundle.spec.action_dim)
+    if chunk.shape != expected:
+        raise BundleError(
+            f"{whose} answers {list(chunk.shape[1:])}, the specification says {list(expected[1:])}"
+        )
+    return chunk
+
+
+def asked(policy: BundlePolicy) -> Golden:
+    """Ordinary observations and noise, the same for the same bundle; not yet answered."""
+    spec, draw = policy.spec, np.random.Generator(np.random.PCG64(0))
+    observations = dict[str, np.ndarray]()
+    for channel in spec.channels:
+        shape = (ROWS, spec.history, *channel.shape)
+        if channel.kind == "picture":
+            observations[channel.name] = draw.integers(0, 256, shape, np.uint8)
+        else:
+            numbers = draw.standard_normal(shape, np.float32)
+            observations[channel.name] = policy.bundle.normalisers[channel.name].inverse(numbers)
+    size = (ROWS, *policy.noise_shape)
+    noise = draw.standard_normal(size, np.float32) if policy.noise_shape else None
+    return Golden(observations, noise, np.zeros(()))

@@ -1,0 +1,81 @@
+"""Perceptrons in numpy alone: `policies.heads.deterministic` and `gaussian` without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from policies.bundle import Bundle
+from policies.runtimes.network import Seen
+
+KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor")
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x * Phi(x), by the error function."""
+    erf = np.array([math.erf(v) for v in (x / math.sqrt(2)).ravel().tolist()], np.float32)
+    return 0.5 * x * (1 + erf.reshape(x.shape))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x * sigmoid(x); the tanh keeps exp from overflowing."""
+    return x * 0.5 * (1 + np.tanh(0.5 * x))
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "gelu": gelu,
+    "silu": silu,
+    "tanh": np.tanh,
+}
+
+
+def lacks(bundle: Bundle) -> str | None:
+    """Why numpy cannot run it; None where it can."""
+    return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, and this is {bundle.kind}"
+
+
+def make(bundle: Bundle) -> NumpyNetwork:
+    return NumpyNetwork(bundle)
+
+
+class NumpyNetwork:
+    """Linear layers with activations between, then the head's own squashing; see `Network`."""
+
+    name, remembers = "numpy", False
+    noise_shape: tuple[int, ...] = ()
+
+    def __init__(self, bundle: Bundle) -> None:
+        weights, arguments = bundle.weights, bundle.arguments
+        layers = next(k for k in count() if f"trunk.weights.{k}" not in weights)
+        names = [(f"trunk.weights.{k}", f"trunk.biases.{k}") for k in range(layers)]
+        self._layers = [(weights[weight], weights[bias]) for weight, bias in names]
+        self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
+        self._squash = squash(bundle.kind, arguments)
+
+    def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
+        assert isinstance(observations, np.ndarray)
+        x = observations[:, -1].reshape(len(observations), -1)
+        for k, (weight, bias) in enumerate(self._layers):
+            x = (self._activation(x) if k else x) @ weight + bias
+        return self._squash(x)[:, None]
+
+    def reset(self, batch: int) -> Any:
+        raise NotImplementedError
+
+    def step(self, observations: Seen, rewards: np.ndarray, memory: Any) -> Any:
+        raise NotImplementedError
+
+
+def squash(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """From what the perceptron answers to actions, as the head's `act`."""
+    if kind == "TanhGaussianActor":
+        return lambda x: np.tanh(x[:, : arguments["actions"]])
+    if kind == "GaussianActor" and not arguments.get("tanh_mean", True):
+        return lambda x: x.clip(-1, 1)
+    return np.tanh
