@@ -40,7 +40,8 @@ FLOORS = [  # of offline_rl: a package imports from those before its own floor, 
 ]
 ALGORITHMS = registry.algorithm_names()
 CONFIGS = {f.stem: f for f in (ROOT / "configs" / "algorithm").glob("*.yaml")}
-NO_VALUES = {"bc", "recoil", "decision_transformer", "sac", "td3"}  # or none learnt from such data
+CLONES = {"bc", "decision_transformer", "diffusion_policy"}
+NO_VALUES = CLONES | {"recoil", "sac", "td3"}  # or none learnt from such data
 RECIPES = sorted((ROOT / "configs" / "recipe").glob("*.yaml"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from offline_rl.algorithms.common.base import Network
 from offline_rl.engine.trace import traced
 from offline_rl.utils.random import Random
+from policies.chunks import Queue
 from policies.networks.precision import in_float32
 
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
@@ -22,7 +24,8 @@ class StackedPolicy:
 
     Float32 whatever the engine's precision. Of a policy with memory (`heads.head.Recurrent`) this
     keeps the memory on the device: `reset` begins `batch` new episodes of each seed, `observe`
-    tells the raw rewards of the last actions. Others need neither.
+    tells the raw rewards of the last actions. One that answers with chunks (`heads.head.Planner`)
+    is told the episodes' seeds by `reset`. Others need neither.
 
     It acts as the policies are at the moment, or, after `snapshot`, as they were then.
     """
@@ -44,6 +47,16 @@ class StackedPolicy:
         self.live, form = tree_flatten(params)
         self.leaves = [x.to(device) for x in self.live]
         seed_of = seeds.to(device)
+        plans, own = hasattr(module, "plan"), observation_shape
+        told = torch.zeros(self.shape, device=device)  # what a policy takes beside observations
+        self.queue: Queue | None = None
+        if plans:
+            head: Any = module
+            shape = tuple(head.noise_shape)
+            self.queue = Queue(
+                self._plan, history=head.history, executed=head.executed, noise_shape=shape
+            )
+            own, told = (head.history, *own), torch.zeros(*self.shape, *(shape or (0,)))
         self.reset()
 
         def one(
@@ -51,12 +64,14 @@ class StackedPolicy:
             params: Any,
             seed: Tensor,
             observations: Tensor,
-            rewards: Tensor,
+            told: Tensor,
             context: Any,
         ) -> tuple[Tensor, Any]:
             network = Network(self.module, params)
+            if plans:
+                return network.plan(observations, told), context
             if hasattr(self.module, "step"):
-                return network.step(observations, rewards, context)
+                return network.step(observations, told, context)
             if explore:
                 return network.explore(observations, Random(seed + EXPLORATION, step)), context
             return network.act(observations), context
@@ -68,17 +83,23 @@ class StackedPolicy:
                 return tree_map(lambda x: x[None], alone)
             return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
 
-        example = torch.zeros(*self.shape, *observation_shape, device=device)
+        example = torch.zeros(*self.shape, *own, device=device)
         now = torch.tensor(0, device=device)
         with in_float32(module), torch.no_grad():
-            self.graph = traced(act, self.leaves, now, example, self.rewards, self.context)
+            self.graph = traced(act, self.leaves, now, example, told.to(device), self.context)
 
     def snapshot(self) -> None:
         """Keeps the policies as they are now, for calls while they go on learning."""
         self.leaves = [x.detach().to(self.device, copy=True) for x in self.live]
 
-    def reset(self) -> None:
-        """New episodes."""
+    def reset(self, seeds: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
+        """New episodes; seeds: theirs, [S * batch], default: their places. Noise is made of them.
+
+        rows: of a policy that answers with chunks these alone begin, [R], from so many seeds.
+        """
+        if self.queue is not None:
+            own = np.tile(np.arange(self.batch), self.shape[0]) if seeds is None else seeds
+            self.queue.reset(own, rows)
         self.rewards = torch.zeros(self.shape, device=self.device)
         context = self.module.reset(self.batch) if hasattr(self.module, "reset") else {}  # type: ignore[operator]
         self.context = {
@@ -90,9 +111,23 @@ class StackedPolicy:
         self.rewards = rewards
 
     def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
+        if self.queue is None:
+            return self._answer(observations, self.rewards, step)
+        actions = self.queue.step(observations.flatten(0, 1).cpu().numpy())
+        return torch.from_numpy(actions).unflatten(0, self.shape).to(self.device)
+
+    def _answer(self, observations: Tensor, told: Tensor, step: int = 0) -> Tensor:
         with torch.no_grad():
             now = torch.tensor(step, device=self.device)
-            actions, self.context = self.graph(
-                self.leaves, now, observations, self.rewards, self.context
-            )
-        return actions
+            answer, self.context = self.graph(self.leaves, now, observations, told, self.context)
+        return answer
+
+    def _plan(self, observations: np.ndarray, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """See `policies.chunks.Plan`. The graph is of all rows: those not asked for are zeros."""
+
+        def whole(values: np.ndarray) -> Tensor:
+            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), np.float32)
+            everywhere[rows] = values
+            return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
+
+        return self._answer(whole(observations), whole(noise)).flatten(0, 1).cpu().numpy()[rows]

@@ -22,7 +22,8 @@ from offline_rl.utils.options import build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
-from policies import Normaliser, Policy, bundle
+from policies import Normaliser, Player, bundle
+from policies.policy import BundlePolicy
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
@@ -64,7 +65,7 @@ def trained_on(paths: Sequence[Path]) -> str:
     return tasks[0]
 
 
-def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Policy:
+def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> BundlePolicy:
     """The policy, built with arguments `given` in place of its own; it fits the task. UserError."""
     try:
         policy = policies.load(path, **given)
@@ -76,21 +77,20 @@ def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> Po
     return policy
 
 
-def play(policy: Policy, env: VectorEnv) -> Episodes:
-    """An episode in every environment; of a chunk of actions the first is taken."""
-    state, rewards = None, None
+def play(policy: BundlePolicy, env: VectorEnv) -> Episodes:
+    """An episode in every environment; of a chunk of actions the first `executed` are taken."""
+    seeds, player, rewards = EVALUATION_SEED + np.arange(env.num_envs), Player(policy), None
+    player.reset(seeds)
 
     def act(observations: np.ndarray) -> np.ndarray:
-        nonlocal state
-        chunk, state = policy.act(observations, state, rewards)  # normalises by itself
-        return chunk[:, 0]
+        return player.step(observations, rewards)
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards
         rewards = told
 
-    seeds = EVALUATION_SEED + np.arange(env.num_envs)
-    return rollout(env, act, Normaliser.identity(env.observation_shape), seeds, observe)
+    raw = Normaliser.identity(env.observation_shape)  # a policy normalises by itself
+    return rollout(env, act, raw, seeds, observe)
 
 
 def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:

@@ -64,6 +64,7 @@ class Collector:
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
         self._observations[s] = self.envs[s].reset([seed])[0]
+        self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s] = self.lengths[s] = 0
 
     def _actions(self, observations: np.ndarray) -> np.ndarray:

@@ -91,6 +91,6 @@ class Evaluator:
             told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
             self._policies.observe(told)
 
-        self._policies.reset()
         seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
+        self._policies.reset(seeds)
         return rollout(env, act, self.normaliser, seeds, observe), broken

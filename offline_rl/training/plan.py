@@ -72,6 +72,7 @@ class Plan(Resolved):
     spec: Spec
     schedule: list[Piece]
     start: Start | None  # where it goes on from, if not from nothing
+    stackable: bool  # its seeds train side by side
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    known["stackable"] = learner.stackable
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start)
 
 

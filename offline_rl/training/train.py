@@ -84,7 +84,11 @@ def train(
         else:
             say(headline(plan))
         begun = [m for m in left if m.folder.checkpoints()]
-        for group in (begun, [m for m in left if m not in begun]):
+        groups = [begun, [m for m in left if m not in begun]]
+        if not plan.stackable and len(left) > 1:
+            say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
+            groups = [[m] for group in groups for m in group]
+        for group in groups:
             if group:
                 train_group(plan, group, show, watch)
     return Result(path, [m.folder.outcome() for m in members])

@@ -55,6 +55,6 @@ class Random:
         radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(shape)).cos()
 
-    def integers(self, high: Tensor, shape: Sequence[int]) -> Tensor:
+    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
         """Uniform int64 in [0, high), for 0 < high < 2**31 (Lemire's multiply-shift)."""
         return self.bits(shape) * high >> 32

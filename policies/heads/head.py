@@ -4,9 +4,10 @@ Each has `act(observations) -> actions` (deterministic, for evaluation and robot
 `explore(observations, random) -> actions`. `random` gives `normal(shape)` and `uniform(shape)`;
 noise is always handed in, so that an update draws the same numbers however it is run.
 
-A head with memory has, instead of `act`, what `Recurrent` says. `arguments` are those of its
-constructor that a bundle needs to build it again. A bundle names its head by class; it is found in
-the module of this folder that defines it.
+A head with memory has, instead of `act`, what `Recurrent` says, and one that answers with a chunk
+of actions what `Planner` says. `arguments` are those of its constructor that a bundle needs to
+build it again. A bundle names its head by class; it is found in the module of this folder that
+defines it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,26 @@ class Recurrent(Protocol):
         self, observations: Tensor, rewards: Tensor, context: Context
     ) -> tuple[Tensor, Context]:
         """[B, O], the raw rewards [B] of the actions before (0 at first) -> [B, A], the memory."""
+        ...
+
+
+class Planner(Protocol):
+    """A policy that answers with the actions of several steps, the present one first.
+
+    What it needs of an episode, `policies.chunks.Queue` keeps: the history, the running chunk, and
+    how many decisions were made, from which the noise of each follows.
+    """
+
+    history: int  # observations that it sees, the present one last
+    horizon: int  # actions that it answers with
+    executed: int  # of these, taken before it is asked again
+    noise_shape: tuple[int, ...]  # standard normal numbers that a decision takes; () for none
+
+    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """[B, history, *obs], [B, *noise_shape] -> [B, horizon, A]; a function of these alone.
+
+        Where noise_shape is (), noise is [B, 0].
+        """
         ...
 
 

@@ -12,17 +12,18 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, gelu, layer_norm, silu
+from torch.nn.functional import elu, gelu, layer_norm, mish, silu
 
 from policies.networks.init import Init, torch_init
 
-Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
+Activation = Literal["relu", "elu", "gelu", "silu", "tanh", "mish"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "elu": elu,
     "gelu": gelu,
     "silu": silu,
     "tanh": torch.tanh,
+    "mish": mish,
 }
 
 

@@ -1,14 +1,43 @@
-"""A block of a causal transformer."""
+"""Blocks of transformers, and the one that Diffusion Policy denoises chunks with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from policies.networks.init import normal_init
 from policies.networks.mlp import MLP, LayerNorm
+from policies.networks.time import sinusoids
+
+Drop = Callable[[Tensor], Tensor]
+
+
+class Attention(nn.Module):
+    """Of `heads` heads, between given queries, keys and values; its products are in the engine's
+    precision, the weights that they make in float32.
+    """
+
+    compute_dtype = torch.float32
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, drop: Drop
+    ) -> Tensor:
+        """query: [B, L, D]. key, value: [B, M, D]. -> [B, L, D].
+
+        allowed: [B, 1, L, M] or [L, M], which token (second) each one (first) may see.
+        """
+        dtype, parts = self.compute_dtype, (query, key, value)
+        q, k, v = (x.to(dtype).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in parts)
+        scores = (q @ k.mT).float() / math.sqrt(q.shape[-1])  # [B, H, L, M]
+        weights = drop(scores.masked_fill(~allowed, -math.inf).softmax(-1))
+        return (weights.to(dtype) @ v).float().transpose(1, 2).flatten(-2)
 
 
 class Block(nn.Module):
@@ -19,18 +48,91 @@ class Block(nn.Module):
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
-        init, self.heads = normal_init(0.02), heads
+        init, self.attention = normal_init(0.02), Attention(heads)
         self.norm_attention, self.norm_mlp = LayerNorm(size), LayerNorm(size)
         self.attention_in = MLP(size, 3 * size, (), inner=True, init=init)
         self.attention_out = MLP(size, size, (), inner=True, init=init)
         self.mlp = MLP(size, size, (4 * size,), inner=True, init=init)
 
-    def forward(self, x: Tensor, allowed: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, allowed: Tensor, drop: Drop) -> Tensor:
         """x: [B, L, D]. allowed: [B, L, L], which token (second) each one (first) may see."""
-        parts = self.attention_in(self.norm_attention(x)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, L, D / H] each
-        scores = query @ key.mT / math.sqrt(query.shape[-1])  # [B, H, L, L]
-        weights = scores.masked_fill(~allowed[:, None], -math.inf).softmax(-1)
-        heads = drop(weights) @ value  # [B, H, L, D / H]
-        x = x + drop(self.attention_out(heads.transpose(1, 2).flatten(-2)))
+        parts = self.attention_in(self.norm_attention(x)).chunk(3, -1)
+        x = x + drop(self.attention_out(self.attention(*parts, allowed[:, None], drop)))
         return x + drop(self.mlp(self.norm_mlp(x)))
+
+
+class DecoderBlock(nn.Module):
+    """Attention among tokens, then to a memory, then a perceptron of 4 D GELUs; pre-norm."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        init, self.attention = normal_init(0.02), Attention(heads)
+
+        def linear(outputs: int) -> MLP:
+            return MLP(size, outputs, (), inner=True, init=init)
+
+        self.norm_self, self.norm_cross, self.norm_mlp = (LayerNorm(size) for _ in range(3))
+        self.self_in, self.self_out = linear(3 * size), linear(size)
+        self.cross_query, self.cross_in = linear(size), linear(2 * size)
+        self.cross_out = linear(size)
+        self.mlp = MLP(size, size, (4 * size,), activation="gelu", inner=True, init=init)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, allowed: Tensor, recalled: Tensor, drop: Drop
+    ) -> Tensor:
+        """x: [B, L, D]. memory: [B, M, D].
+
+        allowed: [L, L], recalled: [L, M]: which (second) each token (first) may see.
+        """
+        parts = self.self_in(self.norm_self(x)).chunk(3, -1)
+        x = x + drop(self.self_out(self.attention(*parts, allowed, drop)))
+        query, parts = self.cross_query(self.norm_cross(x)), self.cross_in(memory).chunk(2, -1)
+        x = x + drop(self.cross_out(self.attention(query, *parts, recalled, drop)))
+        return x + drop(self.mlp(self.norm_mlp(x), drop))
+
+
+class ChunkTransformer(nn.Module):
+    """Actions attend to each other and to (time, observations), never to what lies after them.
+
+    The reference's decoder (real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
+    transformer_for_diffusion.py), its memory a perceptron of four times the size over each token.
+    """
+
+    def __init__(
+        self,
+        actions: int,
+        window: int,
+        history: int,
+        observations: int,
+        *,
+        size: int = 256,
+        layers: int = 8,
+        heads: int = 4,
+        times: int = 1,
+    ) -> None:
+        """observations: numbers in one of them. The first action lies beside the oldest one."""
+        super().__init__()
+        if size % heads:
+            raise ValueError(f"{heads} heads do not divide a size of {size}")
+        init = normal_init(0.02)
+        self.times, self.size = times, size
+        self.embed_action = MLP(actions, size, (), inner=True, init=init)
+        self.embed_observation = MLP(observations, size, (), inner=True, init=init)
+        self.place = nn.Parameter(0.02 * torch.randn(window, size))
+        self.memory_place = nn.Parameter(0.02 * torch.randn(times + history, size))
+        self.memory = MLP(size, size, (4 * size,), activation="mish", inner=True, init=init)
+        self.blocks = nn.ModuleList(DecoderBlock(size, heads) for _ in range(layers))
+        self.norm = LayerNorm(size)
+        self.answer = MLP(size, actions, (), init=init)
+
+    def forward(self, x: Tensor, times: Tensor, seen: Tensor, drop: Drop) -> Tensor:
+        """x: [R, L, actions]. times: [R, times]. seen: [R, history, F]. -> [R, L, actions]."""
+        moments = sinusoids(times, self.size)
+        memory = torch.cat([moments, self.embed_observation(seen)], 1) + self.memory_place
+        memory = self.memory(memory)
+        step = torch.arange(x.shape[1], device=x.device)[:, None]
+        moment = torch.arange(memory.shape[1], device=x.device) - self.times  # of a memory
+        x = self.embed_action(x) + self.place
+        for block in self.blocks:
+            x = block(x, memory, step >= step.T, moment <= step, drop)
+        return self.answer(self.norm(x))

@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu": gelu,
     "silu": silu,
     "tanh": np.tanh,
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
+from policies.heads.schedules import centre_and_extent, draws, sample
 from policies.runtimes.network import Network, Seen
 
 POLICY, ENCODER = (
@@ -91,14 +92,16 @@ class OnnxNetwork:
 
 
 class SamplerNetwork(OnnxNetwork):
-    """A graph of what it sees and one of a round; the rounds are numpy's."""
+    """A graph of what it sees and one of a round; the rounds are numpy's. See `DiffusionActor`."""
 
     def __init__(self, bundle: Bundle) -> None:
-        from policies.heads.schedules import Sampler
-
+        given = bundle.arguments
         self._encoder, self._round = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
-        self._sampler = Sampler.of(bundle.arguments)
-        self.noise_shape = self._sampler.noise_shape
+        self._table, self._present = given["table"], given["history"] - 1
+        ends = zip(given["action_low"], given["action_high"], strict=True)
+        ranges = np.array([centre_and_extent(*each) for each in ends], np.float32)
+        self._centre, self._extent = ranges.T
+        self.noise_shape = (draws(self._table), given["window"], given["actions"])
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         features = self._encoder(fed(observations))
@@ -107,5 +110,6 @@ class SamplerNetwork(OnnxNetwork):
             times = np.full(len(x), time, np.float32)
             return self._round({FEATURES: features, X: x, TIME: times})
 
-        found: np.ndarray = self._sampler.chunk(network, noise)
+        chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
+        found: np.ndarray = (chunk * self._extent + self._centre).clip(-1, 1)
         return found

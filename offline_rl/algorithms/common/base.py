@@ -117,6 +117,11 @@ class Algorithm:
         """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""
         return 1
 
+    @property
+    def stackable(self) -> bool:
+        """Whether seeds side by side are faster than one after another: not where one is large."""
+        return True
+
     def alike(self, i: int) -> int:
         """The first place in the period whose work is the same as that of place i."""
         return i

@@ -40,7 +40,7 @@ class BaseConfig(Preprocessing):
         defaults = {field.name: field.default for field in fields(self)}
         for name in names:
             value, default = getattr(self, name), defaults[name]
-            if not isinstance(value, int | float | str) or value != default:  # or stacked
+            if not isinstance(value, int | float | str | tuple) or value != default:  # or stacked
                 chosen = f"{choice}={getattr(self, choice)}"
                 remedy = f"set it to its default, {default}, also where a table set it"
                 raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")

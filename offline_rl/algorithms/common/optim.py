@@ -22,6 +22,7 @@ class Adam:
     beta2: Number = 0.999
     eps: Number = 1e-8
     weight_decay: Number = 0.0
+    undecayed: tuple[str, ...] = ()  # parts of the names of weights that do not
     max_norm: float | None = None  # clip the gradient's global norm to this
     schedule: Callable[[Tensor], Tensor] | None = None  # steps done so far -> factor on lr
 
@@ -53,7 +54,8 @@ class Adam:
             m = first[k] = torch.lerp(grads[k], state["first"][k], self.beta1)
             v = second[k] = self.beta2 * state["second"][k] + (1 - self.beta2) * grads[k].square()
             new[k] = p - size * (m / (v.sqrt() * scale + self.eps))
-            if isinstance(self.weight_decay, Tensor) or self.weight_decay:
+            decays = isinstance(self.weight_decay, Tensor) or self.weight_decay
+            if decays and not any(part in k for part in self.undecayed):
                 new[k] = new[k] - lr * self.weight_decay * p
         return new, {"first": first, "second": second, "count": {"steps": done + 1}}
 
@@ -77,5 +79,18 @@ def cosine(total: int) -> Callable[[Tensor], Tensor]:
 
     def factor(done: Tensor) -> Tensor:
         return 0.5 * (1 + (math.pi * (done.float() / max(total, 1)).clamp(max=1)).cos())
+
+    return factor
+
+
+def warm_up_cosine(warm_up: int, total: int) -> Callable[[Tensor], Tensor]:
+    """A factor that rises from 0 to 1 over `warm_up` steps, then falls to 0 along half a cosine.
+
+    As diffusers' `get_cosine_schedule_with_warmup`: the first step does nothing.
+    """
+
+    def factor(done: Tensor) -> Tensor:
+        fall = ((done.float() - warm_up) / max(total - warm_up, 1)).clamp(0, 1)
+        return (done.float() / max(warm_up, 1)).clamp(max=1) * 0.5 * (1 + (math.pi * fall).cos())
 
     return factor

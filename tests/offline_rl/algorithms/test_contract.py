@@ -31,14 +31,17 @@ from policies.networks.mlp import MLP
 SPEC = Spec((5,), 2)
 SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
 SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_size": 32}
-SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2, "heads": 2}
+SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2}
 SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
+SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
+OWN = {"DT": {"heads": 2}}
 SEEDS = [3, 1, 7]
 
 
 def small_config(cls: type[Algorithm], **values: object) -> object:
     fields = cls.Config.__dataclass_fields__
-    return build(cls.Config, {k: v for k, v in (SMALL | values).items() if k in fields})
+    chosen = SMALL | OWN.get(cls.__name__, {}) | values
+    return build(cls.Config, {k: v for k, v in chosen.items() if k in fields})
 
 
 def dataset(rows: int = 300, seed: int = 0) -> Dataset:
@@ -236,7 +239,9 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     + [("mcq", {"alpha": 0.2}), ("cql", {"gap": 1.0, "max_target_backup": True})]
     + [("cql", {"variant": "rho", "bc_updates": 5}), ("recoil", {"objective": "mixture"})]
     + [("f_dvl", {"divergence": d}) for d in ("total_variation", "reverse_kl")]
-    + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})],
+    + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})]
+    + [("diffusion_policy", {"network": "unet", "levels": 2, "mask_ends": True})]
+    + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
 )
 def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
     """Traced on one that is not the CPU, and has no memory: a stray tensor would be refused."""
@@ -321,7 +326,8 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
     """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
-        assert name in ("cql", "cal_ql", "mcq", "decision_transformer")
+        chunks = ("diffusion_policy",)  # Mish, as their papers have it
+        assert name in ("cql", "cal_ql", "mcq", "decision_transformer", *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules
     inside = {k: [m for m in net.modules() if isinstance(m, MLP)] for k, net in modules.items()}

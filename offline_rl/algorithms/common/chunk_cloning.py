@@ -1,0 +1,187 @@
+"""What policies share that are taught whole chunks of a demonstrator's actions.
+
+Batches are `replay.chunks.Chunks`. `model` learns; `policy`, its moving average, acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Algorithm, State, soft_update
+from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate, Sizes
+from offline_rl.algorithms.common.optim import Adam, warm_up_cosine
+from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share
+from policies.heads.diffusion import DiffusionActor
+from policies.heads.schedules import Table
+from policies.networks.denoisers import Kind
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+
+LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
+Ends = Annotated[tuple[float, ...], Range(-1, 1)]
+Even = Annotated[int, Range(4)]
+
+
+@dataclass(frozen=True)
+class ChunkConfig(BaseConfig):
+    """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
+
+    history: Count = 2  # observations seen at once
+    window: Count = 16  # actions predicted, the first beside the oldest of these observations
+    executed: Count = 8  # of these, from the present one on, taken before the next decision
+    action_low: Ends | None = None  # of each action, scaled to -1; null: the data's least
+    action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
+    mask_ends: bool = False  # learn nothing from actions repeated beyond an episode's ends
+    lr: Rate = 1e-4  # learning rate at its highest
+    beta1: Share = 0.95  # of AdamW
+    beta2: Share = 0.999  # of AdamW
+    weight_decay: Share = 1e-6  # share of the weights, times lr, that an update takes off
+    warm_up_updates: Amount = 500  # over which lr rises; then it falls along half a cosine
+    ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
+    ema_max: Share = 0.9999  # and at most this
+    normalise_observations: bool = True
+    discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
+
+
+@dataclass(frozen=True)
+class DenoisingConfig(ChunkConfig):
+    """A network that denoises; defaults: Diffusion Policy's."""
+
+    network: Kind = "unet"  # what denoises
+    # a U-Net's channels by level, an MLP's units by layer, or for each layer of a transformer the
+    # size of its tokens
+    widths: Sizes | None = None  # by level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
+    time_size: Even | None = None  # of a time's embedding; null: the first width, in an mlp 32
+    heads: Count = 4  # of attention in each layer of a transformer
+    dropout: Dropout = 0.0  # of a network's hidden units, while it learns
+    levels: Count = 1  # noise levels for each encoded observation
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network != "transformer":
+            self.refuse_unread("network", "heads")
+        elif self.time_size is not None:
+            raise ValueError("time_size: a transformer's is that of its tokens")
+        if self.network == "transformer" and len(set(self.widths or ())) > 1:
+            raise ValueError(f"widths={self.widths}: a transformer's tokens have one size")
+
+    def options(self) -> dict[str, Any]:
+        """Of the network of that name."""
+        paper = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}
+        widths = [*(self.widths or paper[self.network])]
+        if self.network == "transformer":
+            return {"size": widths[0], "layers": len(widths), "heads": self.heads}
+        if self.network == "mlp":
+            return {"hidden": widths, "time_size": self.time_size or 32}
+        return {"widths": widths, "time_size": self.time_size or widths[0]}
+
+
+class ChunkCloning(Algorithm):
+    """A subclass gives `head` and `update`, which ends in `averaged`."""
+
+    targets = {"policy": "model"}
+    follows_card = False  # it clones
+    beside: ClassVar[Literal["oldest", "present"]] = "oldest"  # where a window's first action lies
+
+    @classmethod
+    def uses_rewards(cls, cfg: Any) -> bool:
+        return False
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """Each action's range. Raises UserError where no episode is as long as what is executed."""
+        longest = int(dataset.episode_lengths().max())
+        if cfg.executed > longest:
+            raise UserError(
+                f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
+                f"executed={cfg.executed} actions are taken at a time; give algorithm.executed and "
+                "algorithm.window fewer"
+            )
+        low, high = cfg.action_low, cfg.action_high
+        low = tuple(dataset.actions.min(0).tolist()) if low is None else low
+        high = tuple(dataset.actions.max(0).tolist()) if high is None else high
+        return replace(cfg, action_low=low, action_high=high)
+
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """All rows, also those whose next observation is unknown: nobody looks at it."""
+        return replace(dataset, next_index=dataset.next_index.clip(min=0))
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        cfg, data = self.cfg, super().source(phase, sources)
+        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        return Chunks(data, beside=self.beside, **sizes)
+
+    def head(self) -> nn.Module:
+        """What acts, freshly initialised."""
+        raise NotImplementedError
+
+    def networks(self) -> dict[str, nn.Module]:
+        return {"model": self.head()}
+
+    @property
+    def stackable(self) -> bool:
+        return sum(p.numel() for p in self.modules["model"].parameters()) < LARGE
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg, schedule = self.cfg, warm_up_cosine(self.cfg.warm_up_updates, self.num_updates)
+        betas = {"beta1": cfg.beta1, "beta2": cfg.beta2}
+        decay = {"weight_decay": cfg.weight_decay, "undecayed": self.undecayed}
+        return {"model": Adam(cfg.lr, schedule=schedule, **betas, **decay)}
+
+    @property
+    def undecayed(self) -> tuple[str, ...]:
+        """Parts of the names of weights that do not decay."""
+        return ()
+
+    def averaged(self, state: State) -> State:
+        """The policy after an update: a plain copy of the model for two, then its moving average.
+
+        The schedule of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
+        ema_model.py.
+        """
+        before = (state.done.float() - 1).clamp(min=0)
+        decay = (1 - (1 + before) ** -self.cfg.ema_power).clamp(max=self.cfg.ema_max)
+        return soft_update(state, "policy", "model", 1 - decay)
+
+
+class Denoising(ChunkCloning):
+    """Of a network that denoises, in rounds of a `table`."""
+
+    def table(self) -> Table:
+        """Of the sampler; `policies.heads.schedules`."""
+        raise NotImplementedError
+
+    def head(self) -> DiffusionActor:
+        spec, cfg = self.spec, self.cfg
+        names = ("history", "window", "executed", "network", "action_low", "action_high")
+        return DiffusionActor(
+            spec.observation_dim,
+            spec.action_dim,
+            options=cfg.options(),
+            table=self.table(),
+            dropout_rate=cfg.dropout,
+            **{name: getattr(cfg, name) for name in names},
+        )
+
+    @property
+    def undecayed(self) -> tuple[str, ...]:
+        return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
+
+    def unit(self, actions: Tensor) -> Tensor:
+        """Actions as the network sees them, in [-1, 1]."""
+        head: Any = self.modules["model"]
+        return head.unit(actions)
+
+    def mean(self, error: Tensor, batch: Batch) -> Tensor:
+        """Of an error [K, B, T, A] at every level, step and action that is learnt from."""
+        if not self.cfg.mask_ends:
+            return error.mean()
+        assert batch.real is not None
+        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()

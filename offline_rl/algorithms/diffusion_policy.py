@@ -1,0 +1,69 @@
+"""Diffusion Policy: demonstrated chunks of actions, denoised out of noise.
+
+A network learns to tell the noise that was added to a chunk, at every level of noise, given what
+was seen before it. From noise alone it then makes a chunk round by round, whose first actions are
+taken before it is asked again. Where demonstrations differ it commits to one way.
+
+Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
+Differs: from the authors' code (real-stanford/diffusion_policy) in that observations are
+         standardised, there scaled to [-1, 1], and that every row of the data is the present one
+         equally often, where theirs leaves out an episode's last ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, Share
+from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm
+
+
+@dataclass(frozen=True)
+class Config(DenoisingConfig):
+    """Defaults: the authors' for states, with a U-Net; they train for 4,500 epochs."""
+
+    noise_levels: Count = 100  # of the cosine schedule
+    predicts: Literal["noise", "action"] = "noise"  # what the network tells
+    sampler: Literal["ddpm", "ddim"] = "ddpm"  # ddim needs fewer rounds
+    rounds: Count = 100  # of the sampler, at most noise_levels
+    eta: Share = 0.0  # of ddim: 0 adds no noise on the way, 1 as much as ddpm
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds > self.noise_levels:
+            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+        if self.sampler == "ddpm":
+            self.refuse_unread("sampler", "eta")
+
+
+class DiffusionPolicy(Denoising):
+    Config = Config
+
+    def table(self) -> Table:
+        cfg, alphas = self.cfg, cosine_alphas(self.cfg.noise_levels)
+        if cfg.sampler == "ddpm":
+            return ddpm(alphas, cfg.rounds, cfg.predicts)
+        return ddim(alphas, cfg.rounds, cfg.predicts, cfg.eta)
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step of denoising regression at `levels` noise levels of each chunk."""
+        cfg, random = self.cfg, state.random
+        a = self.unit(batch.actions)  # [B, T, A]
+        noise = random.normal((cfg.levels, *a.shape))  # [K, B, T, A]
+        k = random.integers(cfg.noise_levels, noise.shape[:2])  # [K, B]
+        alpha = a.new_tensor(cosine_alphas(cfg.noise_levels))[k][..., None, None]
+        noised = alpha.sqrt() * a + (1 - alpha).sqrt() * noise
+        answer = noise if cfg.predicts == "noise" else a
+
+        def policy_loss(model) -> Tensor:
+            told = model(batch.observations, noised, k.float(), random)
+            return self.mean((told - answer).square(), batch)
+
+        state, policy_value = minimise(state, "model", policy_loss)
+        return self.averaged(state), {"policy_loss": policy_value}

@@ -1,0 +1,107 @@
+"""Chunks of consecutive actions and what was seen before them, never across an episode.
+
+time                  t-1    t  | t+1  …
+history of 2           o      o |                   present last
+window of 4, oldest    a      a |  a      a         its first action beside the oldest observation
+window of 4, present          a |  a      a      a  or beside the present one
+executed 3                    r |  r      r         rewards summed, then what is seen next: t+3
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from offline_rl.replay.batch import Batch
+from offline_rl.replay.buffer import Tensors
+from offline_rl.replay.columns import COLUMNS
+from offline_rl.utils.random import Random
+
+if TYPE_CHECKING:
+    from offline_rl.replay.batch import Source
+
+
+class Chunks:
+    """Every batch chunks around a uniformly drawn row, the present: it is each row equally often.
+
+    Of a batch are observations and next observations [B, history, *obs], actions [B, window, A],
+    and `real` [B, window]: which of these are the episode's; before its start its first row is
+    repeated, after its end its last. Rewards are the discounted sum over the `executed` actions
+    from the present one on, or over those up to the episode's end; after so many steps it
+    bootstraps, by gamma to their power, or 0 where the last of them terminated.
+    """
+
+    def __init__(
+        self,
+        buffer: Source,
+        *,
+        history: int,
+        window: int,
+        executed: int,
+        beside: Literal["oldest", "present"] = "oldest",
+    ) -> None:
+        """buffer: with the tensors of a `ReplayBuffer`.  beside: where the first action lies."""
+        self.buffer, self.history, self.window, self.executed = buffer, history, window, executed
+        self.first = 1 - history if beside == "oldest" else 0
+
+    def tensors(self) -> Tensors:
+        """See `Source`."""
+        return self.buffer.tensors()
+
+    def sample(
+        self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """See `ReplayBuffer.sample`."""
+        present = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
+            data["rewards"]
+        )
+        seen, _ = around(data, present, 1 - self.history, 0)
+        rows, real = around(data, present, self.first, self.first + self.window - 1)
+        done, inside = around(data, present, 0, self.executed - 1)
+        last, count = done[:, -1], inside.sum(1)
+        power = torch.arange(self.executed, device=present.device)
+        rewards = (inside * discount**power * data["rewards"][done]).sum(1)
+        before, _ = around(data, last, 2 - self.history, 0) if self.history > 1 else (None, None)
+        following = data["next_index"][last][:, None].long()
+        after = following if before is None else torch.cat([before, following], 1)
+        columns: dict[str, Any] = {name: data[name][present] for name in COLUMNS if name in data}
+        return Batch(
+            observations=data["observations"][seen],
+            actions=data["actions"][rows],
+            rewards=rewards,
+            discount=discount**count * (1 - data["terminated"][last]),
+            next_observations=data["observations"][after],
+            real=real,
+            **columns,
+        )
+
+
+def around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """The rows from `first` to `last` beside each of `rows` [B], 0 being itself, [B, steps] each.
+
+    Where the episode, or the data, begins or ends in between, its first or last row is repeated;
+    the second says where it is not.
+    """
+    capacity = len(data["rewards"])
+    behind = reach(data, rows, -first, -1)
+    ahead = reach(data, rows, last, 1)
+    offset = torch.arange(first, last + 1, device=rows.device)
+    kept = offset.clamp(-behind[:, None], ahead[:, None])
+    return (rows[:, None] + kept) % capacity, kept == offset
+
+
+def reach(data: Tensors, rows: Tensor, most: int, direction: int) -> Tensor:
+    """How many steps back (-1) or on (1) from each of `rows` its episode goes, at most `most`."""
+    if most < 1:
+        return torch.zeros_like(rows)
+    way = torch.arange(most, device=rows.device)
+    if direction > 0:  # it goes on behind a row that is no end
+        row = (rows[:, None] + way) % len(data["rewards"])
+        edge = row == data["newest"]
+    else:  # it goes back before a row if the one before it is no end
+        row = (rows[:, None] - way - 1) % len(data["rewards"])
+        edge = (row + 1) % len(data["rewards"]) == data["oldest"]
+    ended = (data["terminated"][row] + data["truncated"][row]) > 0
+    return ((ended | edge).cumsum(1) == 0).sum(1)

@@ -1,0 +1,79 @@
+"""Policies that answer with a chunk of actions: what is remembered from one step to the next.
+
+    time              t-1    t  | t+1    t+2    t+3    t+4  …
+    history of 2       o      o |
+    chunk, horizon 4          a |  a      a      a
+    executed 3                a |  a      a   |  asked again at t+3
+
+Numpy alone, so that it serves the stacked policies of an evaluation, a bundle and a robot alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from policies import noise
+
+# observations [R, history, *obs], noise [R, *noise_shape], which rows these are [R] -> chunks
+# [R, horizon, A] that begin with the present action
+Plan = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Queue:
+    """History and running chunk of B episodes; asks `plan` only where a chunk is used up.
+
+    `reset` begins episodes. Then, at each step of them, either `step`, or `see` and, wherever the
+    user wants a new chunk, `decide`.
+    """
+
+    def __init__(
+        self, plan: Plan, *, history: int, executed: int, noise_shape: tuple[int, ...] = ()
+    ) -> None:
+        """executed: actions of a chunk that are taken.  noise_shape: of a decision; () for none."""
+        self.plan, self.history, self.executed = plan, history, executed
+        self.noise_shape = noise_shape or (0,)
+        self.seeds = np.zeros(0, np.int64)  # [B], of the episodes
+        self.decisions = np.zeros(0, np.int64)  # [B], made in them so far
+        self._taken = np.zeros(0, np.int64)  # [B], actions of the running chunk
+        self._new = np.zeros(0, bool)  # [B], nothing was seen yet
+        self._seen = self._chunks = np.zeros(0, np.float32)
+
+    def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Begins an episode from each of `seeds`: as many as there are, or anew in `rows` alone."""
+        seeds = np.asarray(seeds, np.int64)
+        if rows is None:
+            rows = np.arange(len(seeds))
+            self.seeds, self.decisions = np.empty_like(seeds), np.empty_like(seeds)
+            self._taken, self._new = np.empty_like(seeds), np.empty(len(seeds), bool)
+            self._seen = self._chunks = np.zeros((len(seeds), 0), np.float32)
+        self.seeds[rows], self.decisions[rows] = seeds, 0
+        self._taken[rows], self._new[rows] = self.executed, True
+
+    def see(self, observations: np.ndarray) -> None:
+        """Takes in the present ones, [B, *obs]; before an episode's first they were all like it."""
+        if self._seen.shape[1:] != (self.history, *observations.shape[1:]):
+            self._seen = np.repeat(observations[:, None], self.history, 1)
+        self._seen = np.concatenate([self._seen[:, 1:], observations[:, None]], 1)
+        self._seen[self._new] = observations[self._new, None]
+        self._new[:] = False
+
+    def decide(self, rows: np.ndarray) -> np.ndarray:
+        """New chunks [R, horizon, A] for `rows` [R], after what was seen last."""
+        drawn = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
+        self.decisions[rows] += 1
+        return self.plan(self._seen[rows], drawn, rows)
+
+    def step(self, observations: np.ndarray) -> np.ndarray:
+        """The present observations [B, *obs] -> the actions to take [B, A]."""
+        self.see(observations)
+        due = np.flatnonzero(self._taken >= self.executed)
+        if len(due):
+            fresh = self.decide(due)[:, : self.executed]
+            if self._chunks.shape[1:] != fresh.shape[1:]:
+                self._chunks = np.zeros((len(self.seeds), *fresh.shape[1:]), fresh.dtype)
+            self._chunks[due], self._taken[due] = fresh, 0
+        actions = self._chunks[np.arange(len(self.seeds)), self._taken]
+        self._taken += 1
+        return actions

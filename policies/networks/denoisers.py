@@ -1,0 +1,57 @@
+"""Networks that denoise chunks of actions, by name.
+
+Each maps x [R, T, A], times [R, times] and observations [R, history, F] to [R, T, A].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from policies.networks.mlp import MLP, Activation
+from policies.networks.time import TimeEmbedding
+from policies.networks.transformer import ChunkTransformer
+from policies.networks.unet import UNet
+
+Kind = Literal["unet", "transformer", "mlp"]
+
+
+class DenoisingMLP(nn.Module):
+    """A perceptron over the whole chunk, the times and the history side by side."""
+
+    def __init__(
+        self,
+        actions: int,
+        window: int,
+        observations: int,
+        *,
+        hidden: Sequence[int] = (512, 512, 512),
+        activation: Activation = "mish",
+        time_size: int = 32,
+        times: int = 1,
+    ) -> None:
+        """observations: numbers in a history."""
+        super().__init__()
+        self.embed_time = TimeEmbedding(time_size)
+        inputs = window * actions + times * time_size + observations
+        self.trunk = MLP(inputs, window * actions, hidden, activation=activation)
+
+    def forward(
+        self, x: Tensor, times: Tensor, seen: Tensor, drop: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """See the module's text."""
+        parts = [x.flatten(-2), self.embed_time(times).flatten(-2), seen.flatten(-2)]
+        return self.trunk(torch.cat(parts, -1), drop).unflatten(-1, x.shape[-2:])
+
+
+def denoiser(
+    kind: Kind, actions: int, window: int, history: int, features: int, **options: Any
+) -> nn.Module:
+    """The network of that name. features: numbers in one observation. options: its own."""
+    if kind == "transformer":
+        return ChunkTransformer(actions, window, history, features, **options)
+    network = UNet if kind == "unet" else DenoisingMLP
+    return network(actions, window, history * features, **options)

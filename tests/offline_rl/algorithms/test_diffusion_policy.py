@@ -1,0 +1,164 @@
+"""Diffusion Policy: an update written out, its moving average, and two ways to do one thing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from by_hand import Recorded, close, start
+from diffusers import DDPMScheduler
+
+import policies
+from offline_rl.algorithms.common import chunk_cloning
+from offline_rl.algorithms.diffusion_policy import Config, DiffusionPolicy
+from offline_rl.data import Dataset
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Batch
+from offline_rl.training.sources import offline_source
+from offline_rl.training.train import train
+from offline_rl.utils.errors import UserError
+from policies.spec import Spec
+
+SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "history": 2, "window": 4}
+SMALL |= {"executed": 2, "noise_levels": 20, "rounds": 5, "sampler": "ddim"}
+
+
+def chunks(seed: int = 1, size: int = 8) -> Batch:
+    torch.manual_seed(seed)
+    zeros = torch.zeros(size)
+    seen = torch.randn(size, 2, 3)
+    actions, real = torch.rand(size, 4, 2) * 2 - 1, torch.rand(size, 4) < 0.7
+    return Batch(seen, actions, zeros, zeros, seen, real=real)
+
+
+@pytest.mark.parametrize("change", [{}, {"mask_ends": True}, {"predicts": "action"}, {"levels": 3}])
+def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
+    first = start(DiffusionPolicy, 20, lr=1e-3, warm_up_updates=2, **(SMALL | change))
+    model, policy = first.algorithm.head(), first.algorithm.head()
+    model.load_state_dict(first.params["model"])
+    policy.load_state_dict(first.params["policy"])
+    betas = {"lr": 1e-3, "betas": (0.95, 0.999), "weight_decay": 1e-6}
+    adam = torch.optim.AdamW(model.parameters(), **betas)
+    scheduler = DDPMScheduler(20, beta_schedule="squaredcos_cap_v2")
+    batches = [chunks(k) for k in range(5)]
+    state = first
+    for k, batch in enumerate(batches):
+        state = replace(state, done=torch.tensor(k), random=Recorded(k))
+        state, metrics = state.algorithm.update(state, batch, 0)
+        random, levels = Recorded(k), change.get("levels", 1)
+        noise = random.normal((levels, *batch.actions.shape))
+        level = random.integers(20, (levels, 8))
+        loss = 0
+        for own, at in zip(noise, level, strict=True):
+            noised = scheduler.add_noise(batch.actions, own, at)
+            answer = batch.actions if "predicts" in change else own
+            error = (model(batch.observations, noised, at.float()) - answer) ** 2
+            weight = batch.real[..., None] if "mask_ends" in change else torch.ones(8, 4, 1)
+            loss = loss + (error * weight).sum() / (weight.sum() * 2) / levels
+        rate = min(k / 2, 1) * 0.5 * (1 + np.cos(np.pi * max(k - 2, 0) / 18))
+        adam.param_groups[0]["lr"] = 1e-3 * rate
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        decay = 0 if k < 2 else 1 - k**-0.75
+        for slow, fast in zip(policy.parameters(), model.parameters(), strict=True):
+            slow.data.mul_(decay).add_(fast.data, alpha=1 - decay)
+    close(metrics["policy_loss"], loss)
+    for net, name in ((model, "model"), (policy, "policy")):
+        for key, value in net.state_dict().items():
+            assert (state.params[name][key] - value).abs().max() < 2e-6
+
+
+def forks(episodes: int = 20, length: int = 8) -> Dataset:
+    """From one place half of the episodes go left throughout and half go right."""
+    side = np.repeat(np.where(np.arange(episodes) % 2, 0.6, -0.6), length)[:, None]
+    zeros, ends = np.zeros((episodes * length, 1)), np.arange(episodes * length) % length
+    return Dataset.from_arrays(zeros, side, zeros[:, 0], ends < 0, ends == length - 1, zeros)
+
+
+def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
+    """The mean, which regression answers, is what nobody did."""
+    own = {"widths": (64, 64), "warm_up_updates": 10, "rounds": 10, "levels": 4, "batch_size": 64}
+    cfg = DiffusionPolicy.complete(Config(lr=3e-3, **(SMALL | own)), forks())
+    assert cfg.action_low + cfg.action_high == pytest.approx((-0.6, 0.6))
+    source = offline_source(DiffusionPolicy, cfg, forks())
+    engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg, 600), [0], source, batch_size=64)
+    engine.run(600)
+    policy = engine.stacked_policy(200)
+    chunks = []
+    for _ in range(2):  # both executed actions of a chunk
+        chunks.append(policy(torch.zeros(1, 200, 1))[0, :, 0])
+    answered = torch.stack(chunks, 1)
+    assert ((answered.abs() - 0.6).abs() < 0.2).float().mean() > 0.8
+    assert (answered.sign().sum(1).abs() == 2).float().mean() > 0.9
+    assert 0.25 < (answered[:, 0] > 0).float().mean() < 0.75
+
+
+@pytest.mark.parametrize(
+    "own", [{"network": "unet", "widths": (16, 16)}, {"network": "transformer"}]
+)
+def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own):
+    """Of perceptrons the contract tells."""
+    heads = {"widths": (8, 8), "heads": 2, "time_size": None} if len(own) == 1 else {}
+    cfg = Config(warm_up_updates=1, **(SMALL | {"executed": 3} | heads | own))
+    cfg, spec = DiffusionPolicy.complete(cfg, forks()), Spec((1,), 1)
+
+    def trained(seeds: list[int]) -> Engine:
+        source = offline_source(DiffusionPolicy, cfg, forks())
+        engine = Engine(lambda _: DiffusionPolicy(spec, cfg, 99), seeds, source, batch_size=16)
+        engine.run(8)
+        return engine
+
+    both, alone = trained([3, 5]), trained([5])
+    for name, value in alone.seed_state(0).items():
+        assert (value - both.seed_state(1)[name]).abs().max() < 2e-4
+
+
+def test_a_chunk_longer_than_every_episode_is_refused():
+    with pytest.raises(UserError, match="longest episode has 8 steps, and executed=9"):
+        DiffusionPolicy.complete(Config(executed=9), forks())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": 200}, "rounds=200 are more than noise_levels=100"),
+        ({"eta": 0.5}, "eta is not read by sampler=ddpm"),
+        ({"heads": 2}, "heads is not read by network=unet"),
+        ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
+        ({"network": "transformer", "time_size": 8}, "that of its tokens"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Config(**options)
+
+
+def test_large_networks_train_one_seed_after_another():
+    spec = Spec((3,), 2)
+    assert DiffusionPolicy(spec, Config(**SMALL)).stackable
+    large = SMALL | {"widths": (1024, 1024, 1024)}
+    assert not DiffusionPolicy(spec, Config(**large)).stackable
+
+
+def test_a_transformers_biases_norms_and_places_do_not_decay():
+    cfg = Config(network="transformer", widths=(8,), heads=2, weight_decay=0.5)
+    adam = DiffusionPolicy(Spec((3,), 2), cfg).optimisers()["model"]
+    names = [name for name, _ in DiffusionPolicy(Spec((3,), 2), cfg).head().named_parameters()]
+    decayed = {n for n in names if not any(part in n for part in adam.undecayed)}
+    assert all(".weights." in name for name in decayed)
+    assert {n for n in names if ".weights." in n} == decayed
+
+
+def test_seeds_of_a_large_network_train_one_after_another_and_say_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(chunk_cloning, "LARGE", 100)
+    hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
+    options = {"task": "none", "dataset": forks(), "seeds": 2, "num_updates": 3}
+    result = train(
+        algorithm="diffusion_policy", out=str(tmp_path), tracker="none", **options, **hyper
+    )
+    assert [one["seeds_stacked"] for one in result.results] == [1, 1]
+    assert "one seed after another" in capsys.readouterr().out
+    policy = policies.load(result.path / "seed_1" / "policy.bundle")
+    assert (policy.spec.history, policy.spec.horizon, policy.spec.executed) == (2, 3, 2)
+    assert policy.act(np.zeros(1))[0].shape == (3, 1)

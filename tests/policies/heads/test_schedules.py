@@ -1,0 +1,96 @@
+"""Samplers' tables against diffusers' own steps, and the loop that runs them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, DDPMScheduler
+
+from policies.heads.schedules import cosine_alphas, ddim, ddpm, draws, euler, sample
+
+LEVELS = 100
+KINDS = {"noise": "epsilon", "action": "sample"}
+
+
+def network(x, time: float):
+    """Anything that depends on both."""
+    return 0.7 * x - 0.3 + math.sin(time)
+
+
+def by_diffusers(scheduler, rounds: int, noise: torch.Tensor, **options) -> torch.Tensor:
+    """The loop of its documentation, with the noise handed in draw by draw."""
+    scheduler.set_timesteps(rounds)
+    x, later = noise[:, 0], iter(noise[:, 1:].unbind(1))
+    certain = isinstance(scheduler, DDIMScheduler) and not options["eta"]
+    for k in scheduler.timesteps.tolist():
+        fresh = torch.zeros_like(x) if certain or k == 0 else next(later)
+        word = "variance_noise" if isinstance(scheduler, DDIMScheduler) else "generator"
+        x = scheduler.step(network(x, k), k, x, **options, **{word: fresh}).prev_sample
+    assert next(later, None) is None
+    return x
+
+
+@pytest.fixture(autouse=True)
+def noise_is_handed_in(monkeypatch):
+    """DDPM's step draws its own, by a generator: here that is the noise."""
+    from diffusers.schedulers import scheduling_ddpm
+
+    monkeypatch.setattr(scheduling_ddpm, "randn_tensor", lambda shape, generator, **_: generator)
+
+
+def some_noise(count: int) -> torch.Tensor:
+    return torch.randn((6, count, 5, 2), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+@pytest.mark.parametrize("rounds", [100, 10, 7])
+def test_ddpm_is_that_of_diffusers(rounds: int, predicts: str):
+    table = ddpm(cosine_alphas(LEVELS), rounds, predicts)
+    noise = some_noise(draws(table))
+    scheduler = DDPMScheduler(
+        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=KINDS[predicts]
+    )
+    expected = by_diffusers(scheduler, rounds, noise)
+    assert (sample(table, network, noise) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+@pytest.mark.parametrize(("rounds", "eta"), [(10, 0.0), (16, 0.0), (10, 1.0), (5, 0.4)])
+def test_ddim_is_that_of_diffusers(rounds: int, eta: float, predicts: str):
+    table = ddim(cosine_alphas(LEVELS), rounds, predicts, eta)
+    assert draws(table) == (rounds if eta else 1)
+    noise = some_noise(draws(table))
+    scheduler = DDIMScheduler(
+        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=KINDS[predicts]
+    )
+    expected = by_diffusers(scheduler, rounds, noise, eta=eta)
+    assert (sample(table, network, noise) - expected).abs().max() < 2e-5
+
+
+def test_a_network_that_knows_the_chunk_leads_every_sampler_to_it():
+    """Its guess is right at each level, so that the last round, which adds nothing, is too."""
+    chunk = torch.full((1, 5, 2), 0.6)
+    alphas = cosine_alphas(LEVELS)
+
+    def knows(x, k):
+        return (x - alphas[int(k)] ** 0.5 * chunk) / (1 - alphas[int(k)]) ** 0.5
+
+    for table in (ddpm(alphas, 10, "noise"), ddim(alphas, 10, "noise"), ddim(alphas, 4, "noise")):
+        found = sample(table, knows, some_noise(draws(table)))
+        assert (found - chunk).abs().max() < 1e-5
+
+
+def test_euler_steps_along_the_true_velocity_end_in_the_chunk():
+    """x_t = t a + (1 - t) noise, so that dx/dt = a - noise: from the noise, forwards."""
+    noise = some_noise(1)
+    a = torch.linspace(-1, 1, 10).reshape(1, 5, 2)
+    found = sample(euler(7), lambda x, t: a - noise[:, 0], noise)
+    assert (found - a).abs().max() < 1e-5
+
+
+def test_the_loop_runs_on_numpys_arrays_as_on_tensors():
+    table = ddpm(cosine_alphas(LEVELS), 10, "noise")
+    noise = some_noise(draws(table))
+    by_torch = sample(table, network, noise).numpy()
+    np.testing.assert_allclose(sample(table, network, noise.numpy()), by_torch, atol=1e-5)

@@ -1,0 +1,88 @@
+"""The queue of policies that answer with chunks, and the noise that they are given."""
+
+import numpy as np
+
+from policies import noise
+from policies.chunks import Queue
+
+
+class Planner:
+    """Answers 100 times the oldest observation seen plus the present one, and counts from there."""
+
+    def __init__(self, horizon: int = 5) -> None:
+        self.horizon, self.asked = horizon, []
+
+    def __call__(self, observations, drawn, rows):
+        self.asked.append((observations[..., 0].tolist(), drawn, rows.tolist()))
+        start = 100 * observations[:, 0, 0] + observations[:, -1, 0]
+        return (start[:, None] + np.arange(self.horizon) / 10)[..., None].astype(np.float32)
+
+
+def queue(planner, **options):
+    made = Queue(planner, **({"history": 2, "executed": 3} | options))
+    made.reset(np.array([7, 8]))
+    return made
+
+
+def steps(made, *observations):
+    return [made.step(np.array(o, np.float32)[:, None])[:, 0].tolist() for o in observations]
+
+
+def test_history_begins_with_the_first_observation_repeated_and_then_slides():
+    planner = Planner()
+    steps(queue(planner, history=3, executed=1), [1, 2], [3, 4], [5, 6])
+    assert [asked[0] for asked in planner.asked] == [
+        [[1, 1, 1], [2, 2, 2]],
+        [[1, 1, 3], [2, 2, 4]],
+        [[1, 3, 5], [2, 4, 6]],
+    ]
+
+
+def test_of_each_chunk_so_many_actions_are_executed_before_the_next_is_planned():
+    planner = Planner()
+    taken = steps(queue(planner), [1, 2], [3, 4], [5, 6], [7, 8], [9, 9])
+    first = [[101, 202], [101.1, 202.1], [101.2, 202.2]]  # three of the first five
+    second = [[507, 608], [507.1, 608.1]]
+    np.testing.assert_allclose(taken, first + second, rtol=1e-5)
+    assert len(planner.asked) == 2
+
+
+def test_an_episode_that_begins_anew_is_planned_alone_and_forgets():
+    planner = Planner()
+    made = queue(planner)
+    steps(made, [1, 2], [3, 4])
+    made.reset(np.array([9]), np.array([1]))
+    assert steps(made, [5, 60])[0][1] == 6060
+    assert planner.asked[-1][2] == [1]
+    steps(made, [7, 70])
+    assert planner.asked[-1][2] == [0]  # each at its own time from then on
+
+
+def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_the_decision():
+    planner = Planner()
+    made = queue(planner, executed=1, noise_shape=(4, 3))
+    steps(made, [1, 2], [3, 4])
+    first, second = planner.asked[0][1], planner.asked[1][1]
+    assert first.shape == (2, 4, 3)
+    expected = np.random.Generator(np.random.Philox(key=[8, 1])).standard_normal((4, 3), np.float32)
+    np.testing.assert_array_equal(second[1], expected)
+    made.reset(np.array([8]), np.array([0]))
+    steps(made, [0, 0], [0, 0])
+    np.testing.assert_array_equal(planner.asked[-1][1][0], expected)  # in another row as well
+    everything = np.concatenate([first, second]).reshape(4, -1)
+    assert len(np.unique(everything.round(6))) == everything.size
+
+
+def test_where_no_noise_is_wanted_rows_are_empty():
+    assert noise.normal(np.array([1, 2]), np.array([0, 0]), (0,)).shape == (2, 0)
+
+
+def test_a_user_who_decides_gets_the_whole_chunk_at_any_time():
+    planner = Planner()
+    made = queue(planner)
+    made.see(np.array([[1.0], [2.0]]))
+    made.see(np.array([[3.0], [4.0]]))
+    chunk = made.decide(np.array([1]))
+    assert chunk.shape == (1, 5, 1)
+    assert chunk[0, 0, 0] == 204
+    assert made.decisions.tolist() == [0, 1]
