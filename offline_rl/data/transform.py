@@ -13,6 +13,8 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Range
+from policies import channels
+from policies.channels import Normalisers
 from policies.normaliser import Normaliser
 
 if TYPE_CHECKING:
@@ -49,20 +51,22 @@ def range_of_returns(dataset: Dataset) -> float:
 class Transform:
     """observations -> normaliser(observations); rewards -> affine; actions clipped."""
 
-    normaliser: Normaliser
+    normaliser: Normaliser | Normalisers
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     clip_actions: float = 1.0
 
     @classmethod
-    def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: tuple[int, ...]) -> Transform:
+    def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: Any) -> Transform:
         """Statistics from `dataset`; without data nothing is normalised.
 
+        shape: of what is observed, or of each channel.
         Raises UserError where returns are to be normalised and all are the same.
         """
-        normaliser, scale = Normaliser.identity(shape), cfg.reward_scale
+        normaliser, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
-            normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
+            rows = slice(dataset.num_rows)
+            normaliser = channels.fit(channels.take(dataset.observations, rows))
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
         return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
@@ -85,11 +89,17 @@ class Transform:
             actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
         )
 
+    @property
+    def parts(self) -> Any:
+        """The lone vector's normaliser, or that of each vector by its channel's name."""
+        made = self.normaliser
+        return made.of if isinstance(made, Normalisers) else made
+
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""
         return {
-            "mean": self.normaliser.mean.tolist(),
-            "scale": self.normaliser.scale.tolist(),
+            "mean": channels.each(lambda part: part.mean.tolist(), self.parts),
+            "scale": channels.each(lambda part: part.scale.tolist(), self.parts),
             "reward_scale": self.reward_scale,
             "reward_shift": self.reward_shift,
             "clip_actions": self.clip_actions,
@@ -98,6 +108,10 @@ class Transform:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Transform:
         """The inverse of `to_json`."""
-        mean, scale = (np.asarray(values[k], np.float32) for k in ("mean", "scale"))
+
+        def part(mean: list[Any], scale: list[Any]) -> Normaliser:
+            return Normaliser(np.asarray(mean, np.float32), np.asarray(scale, np.float32))
+
+        parts = channels.each(part, values["mean"], values["scale"])
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
-        return cls(Normaliser(mean, scale), **rest)
+        return cls(Normalisers(parts) if isinstance(parts, dict) else parts, **rest)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from offline_rl.data.formats.flat import jumps
 from offline_rl.data.formats.recognise import gather
 from offline_rl.data.read import check_options, scaled
 from offline_rl.utils.errors import UserError
+from policies import channels
 
 
 class Problem(NamedTuple):
@@ -53,14 +54,15 @@ def unreadable(path: Path) -> list[str]:
 
 
 def _columns(data: Dataset) -> dict[str, np.ndarray]:
-    columns = {
-        "observations": data.observations[: data.num_rows],
+    columns: dict[str, Any] = {
+        "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
         "rewards": data.rewards,
         "terminated": data.terminated,
         "truncated": data.truncated,
     }
-    return columns | ({"next_observations": data.next_observations} if data.usable.all() else {})
+    columns |= {"next_observations": data.next_observations} if data.usable.all() else {}
+    return channels.flat(columns)
 
 
 def _gather(
@@ -103,8 +105,10 @@ def _doubts(
             f"{(lengths > max_episode_steps).sum():,} episodes are longer than the limit of "
             f"{max_episode_steps:,} steps, the longest has {lengths.max():,}: ends are missing."
         )
-    for word in ("observations", "actions", "rewards"):
-        flat = columns[word].reshape(len(last), -1)
+    for word, array in columns.items():
+        if word.partition("/")[0] not in ("observations", "actions", "rewards") or array.ndim == 4:
+            continue  # pictures have margins
+        flat = array.reshape(len(last), -1)
         constant = np.flatnonzero((flat == flat[0]).all(axis=0))
         if len(constant) and len(flat) > 1:
             shown = ", ".join(map(str, constant[:8])) + (", ..." if len(constant) > 8 else "")
@@ -118,13 +122,14 @@ def _continuity(
     columns: Mapping[str, np.ndarray], names: Mapping[str, str], last: np.ndarray
 ) -> Iterator[str]:
     """Stored next observations against the next rows, where the flags say what to expect."""
-    if "final_observations" in columns:
-        found, expected = len(columns["final_observations"]), int(last.sum() + (not last[-1]))
+    if (final := channels.of(columns, "final_observations")) is not None:
+        found, expected = channels.size(final), int(last.sum() + (not last[-1]))
         if found != expected:
             yield f"final_observations has {found:,} rows for {expected:,} episodes."
-    if "next_observations" not in columns:
+    stored = channels.of(columns, "next_observations")
+    observations = channels.of(columns, "observations")
+    if stored is None:
         return
-    stored, observations = columns["next_observations"], columns["observations"]
     key = names.get("next_observations", "next_observations")
     jumped = jumps(observations, stored) & ~last
     if jumped.any():

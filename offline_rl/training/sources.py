@@ -45,7 +45,7 @@ def sources_of(
 
 def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
     """An empty buffer for what each seed will see."""
-    shape, actions = plan.spec.observation_shape, plan.spec.action_dim
+    shape, actions = plan.spec.seen, plan.spec.action_dim
     shapes = {"mc_returns": (), "timesteps": (), "costs": (), "next_actions": (actions,)}
     return ReplayBuffer(
         shape,

@@ -284,7 +284,7 @@ class Trainer:
             type(module).__name__,
             module.arguments,
             weights,
-            {channel.name: self.transform.normaliser for channel in engine.algorithm.spec.vectors},
+            self.transform.parts,
             provenance,
         )
 

@@ -98,6 +98,7 @@ class Algorithm:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: ClassVar[str] = "policy"  # the network that acts
+    vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
