@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
-from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction, Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.seeing import SeeingConfig, on
 from offline_rl.replay.batch import Batch
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.mlp import Activation
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(BaseConfig):
+class Config(SeeingConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
     top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to clone
@@ -42,6 +43,7 @@ class Config(BaseConfig):
 class BC(Algorithm):
     Config = Config
     follows_card = False  # it clones
+    vector_only = False
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:
@@ -57,8 +59,9 @@ class BC(Algorithm):
         return dataset.top_timesteps(fraction)
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        return {"policy": DeterministicActor(obs, act, cfg.hidden, activation=cfg.activation)}
+        spec, cfg = self.spec, self.cfg
+        layers = {"hidden": [*cfg.hidden], "activation": cfg.activation}
+        return {"policy": on(spec, cfg, DeterministicActor, actions=spec.action_dim, **layers)}
 
     def optimisers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
@@ -67,7 +70,8 @@ class BC(Algorithm):
         """One step of regression."""
 
         def policy_loss(policy):  # mean over batch and action dimensions
-            return (policy(batch.observations) - batch.actions).square().mean()
+            answer = policy(batch.observations, state.random)  # by which pictures are cut
+            return (answer - batch.actions).square().mean()
 
         state, policy_value = minimise(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}

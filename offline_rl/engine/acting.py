@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from offline_rl.algorithms.common.base import Network
 from offline_rl.engine.trace import traced
 from offline_rl.utils.random import Random
+from policies import channels
+from policies.channels import Observations
 from policies.chunks import Queue
 from policies.networks.precision import in_float32
 
@@ -35,19 +37,22 @@ class StackedPolicy:
         module: nn.Module,
         params: Any,
         seeds: Tensor,
-        observation_shape: tuple[int, ...],
+        observation_shape: Any,
         batch: int,
         *,
         explore: bool,
         device: torch.device,
     ) -> None:
-        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s."""
+        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s.
+
+        observation_shape: or one for each channel by name.
+        """
         self.module, self.device, self.batch = module, device, batch
         self.shape = (len(seeds), batch)
         self.live, form = tree_flatten(params)
         self.leaves = [x.to(device) for x in self.live]
         seed_of = seeds.to(device)
-        plans, own = hasattr(module, "plan"), observation_shape
+        plans, before = hasattr(module, "plan"), list[int]()
         told = torch.zeros(self.shape, device=device)  # what a policy takes beside observations
         self.queue: Queue | None = None
         if plans:
@@ -56,7 +61,7 @@ class StackedPolicy:
             self.queue = Queue(
                 self._plan, history=head.history, executed=head.executed, noise_shape=shape
             )
-            own, told = (head.history, *own), torch.zeros(*self.shape, *(shape or (0,)))
+            before, told = [head.history], torch.zeros(*self.shape, *(shape or (0,)))
         self.reset()
 
         def one(
@@ -83,7 +88,11 @@ class StackedPolicy:
                 return tree_map(lambda x: x[None], alone)
             return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
 
-        example = torch.zeros(*self.shape, *own, device=device)
+        def zeros(shape: tuple[int, ...]) -> Tensor:
+            dtype = torch.uint8 if channels.is_picture(shape) else torch.float32
+            return torch.zeros(*self.shape, *before, *shape, dtype=dtype, device=device)
+
+        example = channels.each(zeros, observation_shape)
         now = torch.tensor(0, device=device)
         with in_float32(module), torch.no_grad():
             self.graph = traced(act, self.leaves, now, example, told.to(device), self.context)
@@ -110,24 +119,27 @@ class StackedPolicy:
         """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""
         self.rewards = rewards
 
-    def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
+    def __call__(self, observations: Observations, step: int = 0) -> Tensor:
         if self.queue is None:
             return self._answer(observations, self.rewards, step)
-        actions = self.queue.step(observations.flatten(0, 1).cpu().numpy())
+        rows = channels.each(lambda x: x.flatten(0, 1).cpu().numpy(), observations)
+        actions = self.queue.step(rows)
         return torch.from_numpy(actions).unflatten(0, self.shape).to(self.device)
 
-    def _answer(self, observations: Tensor, told: Tensor, step: int = 0) -> Tensor:
+    def _answer(self, observations: Observations, told: Tensor, step: int = 0) -> Tensor:
         with torch.no_grad():
             now = torch.tensor(step, device=self.device)
             answer, self.context = self.graph(self.leaves, now, observations, told, self.context)
         return answer
 
-    def _plan(self, observations: np.ndarray, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _plan(self, observations: Observations, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """See `policies.chunks.Plan`. The graph is of all rows: those not asked for are zeros."""
 
         def whole(values: np.ndarray) -> Tensor:
-            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), np.float32)
+            kind = np.uint8 if values.dtype == np.uint8 else np.float32
+            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), kind)
             everywhere[rows] = values
             return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
 
-        return self._answer(whole(observations), whole(noise)).flatten(0, 1).cpu().numpy()[rows]
+        answer = self._answer(channels.each(whole, observations), whole(noise))
+        return answer.flatten(0, 1).cpu().numpy()[rows]
