@@ -1,17 +1,17 @@
 """Between Gymnasium's one environment at a time and our many."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Space
 
 from envs.vector import Step, Threads, VectorEnv
 
 
-class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+class SingleEnv(gymnasium.Env[Any, np.ndarray]):
     """A VectorEnv of one as a Gymnasium environment. The time limit is inside: `truncated`."""
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -23,28 +23,47 @@ class SingleEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             raise ValueError(f"render_mode '{render_mode}' is unknown; expected 'rgb_array'.")
         self.vector = vector
         self.render_mode = render_mode
-        self.observation_space = Box(-np.inf, np.inf, vector.observation_shape, np.float32)
+        self.observation_space = space(vector.observation_shape)
         self.action_space = Box(-1, 1, (vector.action_dim,), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
-        return self.vector.reset([seed])[0], {}
+        return first(self.vector.reset([seed])), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         step = self.vector.step(np.asarray(action)[None])
         infos = {name: values[0] for name, values in step.infos.items()}
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
-        return step.observations[0], float(step.rewards[0]), terminated, truncated, infos
+        return first(step.observations), float(step.rewards[0]), terminated, truncated, infos
 
     def render(self) -> np.ndarray | None:
         return self.vector.render() if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
         self.vector.close()
+
+
+def space(shape: Any) -> Space:
+    """Of observations of a shape, or of a mapping of channels' shapes."""
+    if isinstance(shape, Mapping):
+        return Dict(
+            {
+                name: Box(0, 255, s, np.uint8) if len(s) == 3 else space(s)
+                for name, s in shape.items()
+            }
+        )
+    return Box(-np.inf, np.inf, shape, np.float32)
+
+
+def first(observations: Any) -> Any:
+    """The first of B."""
+    if isinstance(observations, Mapping):
+        return {name: values[0] for name, values in observations.items()}
+    return observations[0]
 
 
 class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -102,9 +121,12 @@ class LoopVectorEnv(VectorEnv):
         self._envs = [make() for _ in range(num_envs)]
         observation_space = self._envs[0].observation_space
         action_space = self._envs[0].action_space
-        assert observation_space.shape is not None
         assert action_space.shape is not None
-        self.observation_shape = observation_space.shape
+        self.observation_shape = (
+            {name: part.shape for name, part in observation_space.items()}
+            if isinstance(observation_space, Dict)
+            else observation_space.shape
+        )
         self.action_dim = action_space.shape[0]
         low, high = own_bounds(self._envs[0])
         if np.isfinite(low).all() and np.isfinite(high).all():
@@ -113,13 +135,15 @@ class LoopVectorEnv(VectorEnv):
         if isinstance(period_s, float) and 0 < period_s < np.inf:
             self.rate_hz = 1 / period_s
 
-    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
-        return np.stack(
-            [
-                self._envs[index].reset(seed=seed)[0]
-                for seed, index in zip(seeds, indices, strict=True)
-            ]
-        )
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
+        pairs = zip(seeds, indices, strict=True)
+        return self._side_by_side([self._envs[index].reset(seed=seed)[0] for seed, index in pairs])
+
+    def _side_by_side(self, observations: Sequence[Any]) -> Any:
+        """B observations as one."""
+        if isinstance(self.observation_shape, Mapping):
+            return {k: np.stack([each[k] for each in observations]) for k in self.observation_shape}
+        return np.stack(observations)
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         shares = self._threads(self._step_some, actions, indices)
@@ -127,7 +151,7 @@ class LoopVectorEnv(VectorEnv):
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         told = HANDED_ON.keys() & set[str]().union(*infos)
         return Step(
-            np.stack(observations),
+            self._side_by_side(observations),
             np.array(rewards, np.float64),
             np.array(terminated, bool),
             np.array(truncated, bool),
@@ -164,7 +188,8 @@ def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
 def unit_box(env: gymnasium.Env) -> gymnasium.Env:
     """`env` with its actions mapped affinely from [-1, 1], by Gymnasium's RescaleAction.
 
-    Raises ValueError if its actions are no bounded vector or its observations no Box.
+    Raises ValueError if its actions are no bounded vector, or its observations neither a Box nor a
+    Dict of Boxes: the channels.
     """
     name = env.spec.id if env.spec else type(env).__name__
     actions, observations = env.action_space, env.observation_space
@@ -172,12 +197,25 @@ def unit_box(env: gymnasium.Env) -> gymnasium.Env:
         raise ValueError(f"{name} has actions {actions}; a vector of real numbers (Box) is needed.")
     if not actions.is_bounded():
         raise ValueError(f"{name} has actions without bounds, {actions}: wrap them to [-1, 1].")
-    if not isinstance(observations, Box):
+    if isinstance(observations, Dict):
+        for channel, part in observations.items():
+            if (problem := unfit(channel, part)) is not None:
+                raise ValueError(f"{name} observes {channel}: {part}; {problem}: wrap it.")
+    elif not isinstance(observations, Box):
         raise ValueError(f"{name} has observations {observations}; a Box is needed: wrap it.")
     if (actions.low == -1).all() and (actions.high == 1).all():
         return env
     one = np.ones(actions.shape, actions.dtype)
     return gymnasium.wrappers.RescaleAction(env, -one, one)
+
+
+def unfit(channel: str, part: Space) -> str | None:
+    """Why a member of a Dict is no channel; None where it is."""
+    if not isinstance(part, Box) or "/" in channel:
+        return "a Box is needed, and a name without a slash"
+    if len(part.shape) == 3 and (part.dtype != np.uint8 or part.shape[-1] not in (1, 3, 4)):
+        return "a picture is [height, width, colours] of uint8"
+    return None
 
 
 def imported(

@@ -1,7 +1,11 @@
-"""Many episodes side by side, numpy only: what evaluation and data generation step."""
+"""Many episodes side by side, numpy only: what evaluation and data generation step.
+
+What is observed is a vector, or by name a vector or a picture for each of several channels. Then
+`observation_shape` and every observation are mappings; pictures are [H, W, C] of uint8.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -11,7 +15,7 @@ import numpy as np
 class Step(NamedTuple):
     """What came of one action in each of B environments. Never both terminated and truncated."""
 
-    observations: np.ndarray  # [B, *obs] float32: true next ones, also where the episode ends
+    observations: Any  # [B, *obs] float32: true next ones, also where the episode ends
     rewards: np.ndarray  # [B] float64
     terminated: np.ndarray  # [B] bool: a true terminal state
     truncated: np.ndarray  # [B] bool: the time limit
@@ -25,7 +29,7 @@ class VectorEnv(ABC):
     run beside it, nor on the number of threads.
     """
 
-    observation_shape: tuple[int, ...]
+    observation_shape: Any  # a tuple, or one for each channel by name
     action_dim: int
     max_episode_steps: int
     # what the numbers mean, as far as it is known; bundles made here say it too
@@ -45,7 +49,7 @@ class VectorEnv(ABC):
         self._num_steps = np.zeros(num_envs, np.int64)  # since the reset
         self._running = np.zeros(num_envs, bool)
 
-    def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> Any:
         """Starts an episode in each environment of `indices` (all by default).
 
         seeds: one for each. Returns the first observations [B, *obs] float32.
@@ -55,7 +59,7 @@ class VectorEnv(ABC):
             raise ValueError(f"reset: {len(seeds)} seeds for {len(indices)} environments.")
         self._num_steps[indices] = 0
         self._running[indices] = True
-        return self._reset([int(seed) for seed in seeds], indices).astype(np.float32)
+        return typed(self._reset([int(seed) for seed in seeds], indices))
 
     def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
         """One action in each environment of `indices` (all by default).
@@ -80,7 +84,7 @@ class VectorEnv(ABC):
         )
         truncated = (truncated | (self._num_steps[indices] >= self.max_episode_steps)) & ~terminated
         self._running[indices] = ~(terminated | truncated)
-        return Step(observations.astype(np.float32), rewards, terminated, truncated, infos)
+        return Step(typed(observations), rewards, terminated, truncated, infos)
 
     def render(self, index: int = 0) -> np.ndarray:
         """A picture of one environment, [height, width, 3] uint8."""
@@ -90,12 +94,19 @@ class VectorEnv(ABC):
         """Frees threads and windows."""
 
     @abstractmethod
-    def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         """The first observations [B, *obs]."""
 
     @abstractmethod
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         """As `step`, but the time limit is the caller's."""
+
+
+def typed(observations: Any) -> Any:
+    """Vectors as float32, of channels pictures as they are."""
+    if not isinstance(observations, Mapping):
+        return observations.astype(np.float32)
+    return {k: v if v.ndim == 4 else v.astype(np.float32) for k, v in observations.items()}
 
 
 class Threads:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from policies import noise
+from policies import channels, noise
+from policies.channels import Observations
 
 # observations [R, history, *obs], noise [R, *noise_shape], which rows these are [R] -> chunks
 # [R, horizon, A] that begin with the present action
-Plan = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+Plan = Callable[[Observations, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Queue:
@@ -38,7 +39,8 @@ class Queue:
         self.decisions = np.zeros(0, np.int64)  # [B], made in them so far
         self._taken = np.zeros(0, np.int64)  # [B], actions of the running chunk
         self._new = np.zeros(0, bool)  # [B], nothing was seen yet
-        self._seen = self._chunks = np.zeros(0, np.float32)
+        self._seen: Observations | None = None
+        self._chunks = np.zeros(0, np.float32)
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Begins an episode from each of `seeds`: as many as there are, or anew in `rows` alone."""
@@ -47,25 +49,28 @@ class Queue:
             rows = np.arange(len(seeds))
             self.seeds, self.decisions = np.empty_like(seeds), np.empty_like(seeds)
             self._taken, self._new = np.empty_like(seeds), np.empty(len(seeds), bool)
-            self._seen = self._chunks = np.zeros((len(seeds), 0), np.float32)
+            self._seen, self._chunks = None, np.zeros((len(seeds), 0), np.float32)
         self.seeds[rows], self.decisions[rows] = seeds, 0
         self._taken[rows], self._new[rows] = self.executed, True
 
-    def see(self, observations: np.ndarray) -> None:
+    def see(self, observations: Observations) -> None:
         """Takes in the present ones, [B, *obs]; before an episode's first they were all like it."""
-        if self._seen.shape[1:] != (self.history, *observations.shape[1:]):
-            self._seen = np.repeat(observations[:, None], self.history, 1)
-        self._seen = np.concatenate([self._seen[:, 1:], observations[:, None]], 1)
-        self._seen[self._new] = observations[self._new, None]
+        now = channels.each(lambda x: x[:, None], observations)
+        if self._seen is None:
+            self._seen = channels.each(lambda x: np.repeat(x, self.history, 1), now)
+        self._seen = channels.each(
+            lambda seen, x: np.concatenate([seen[:, 1:], x], 1), self._seen, now
+        )
+        channels.put(self._seen, self._new, channels.take(now, self._new))
         self._new[:] = False
 
     def decide(self, rows: np.ndarray) -> np.ndarray:
         """New chunks [R, horizon, A] for `rows` [R], after what was seen last."""
         drawn = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
         self.decisions[rows] += 1
-        return self.plan(self._seen[rows], drawn, rows)
+        return self.plan(channels.take(self._seen, rows), drawn, rows)
 
-    def step(self, observations: np.ndarray) -> np.ndarray:
+    def step(self, observations: Observations) -> np.ndarray:
         """The present observations [B, *obs] -> the actions to take [B, A]."""
         self.see(observations)
         due = np.flatnonzero(self._taken >= self.executed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from policies import channels
 from policies.chunks import Queue
 from policies.policy import BundlePolicy, Observation
 
@@ -23,7 +24,6 @@ class Player:
     """
 
     def __init__(self, policy: BundlePolicy) -> None:
-        """Raises ValueError where a policy of several channels plans: that is not known yet."""
         self.policy, self._single, self._state = policy, True, None
         self._queue = None if policy.network.remembers else queue(policy)
         self.reset()
@@ -43,23 +43,20 @@ class Player:
             chunk, self._state = self.policy.act(observation, self._state, reward)
             action: np.ndarray = chunk[..., 0, :]
             return action
-        (seen,), single = self.policy.rows(observation)
-        if single is not self._single or len(seen) != len(self._queue.seeds):
+        seen, single = self.policy.rows(observation)
+        count_seen = channels.size(seen)
+        if single is not self._single or count_seen != len(self._queue.seeds):
             count = "one episode" if self._single else f"{len(self._queue.seeds)} episodes"
-            raise ValueError(f"{len(seen)} observations, but reset was for {count}")
+            raise ValueError(f"{count_seen} observations, but reset was for {count}")
         actions = self._queue.step(seen)
         return actions[0] if single else actions
 
 
 def queue(policy: BundlePolicy) -> Queue:
-    """Of a policy without a memory of its own. Raises ValueError for more than one vector."""
-    spec = policy.spec
-    if spec.lone is None:
-        names = ", ".join(channel.name for channel in spec.channels)
-        raise ValueError(f"histories of one vector are kept, and this policy observes {names}")
+    """Of a policy without a memory of its own."""
     return Queue(
         lambda seen, noise, _rows: policy.plan(seen, noise),
-        history=spec.history,
-        executed=spec.executed,
+        history=policy.spec.history,
+        executed=policy.spec.executed,
         noise_shape=policy.noise_shape,
     )

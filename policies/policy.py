@@ -102,10 +102,10 @@ class BundlePolicy:
         chunk = self.chunk(rows, noise)
         return self.spec.in_units(chunk) if self.units else chunk
 
-    def rows(self, observation: Observation) -> tuple[list[np.ndarray], bool]:
-        """Each channel as [B, *shape], checked, and whether it was a single observation."""
+    def rows(self, observation: Observation) -> tuple[Observation, bool]:
+        """[B, *obs], checked, and whether it was a single observation."""
         arrays, single = self._rows(observation, 0)
-        return list(arrays.values()), single
+        return (arrays if self.spec.lone is None else arrays[self.spec.lone.name]), single
 
     def chunk(
         self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None = None

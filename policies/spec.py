@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from policies.channels import is_picture
+
 VECTOR = "observation"  # the one channel of a task that sees but one vector
 
 
@@ -62,7 +64,7 @@ class Spec:
     Policies act in [-1, 1]; `action_low` and `action_high` are those in the environment's units.
     """
 
-    channels: tuple[Channel, ...]  # or a shape, for the one vector of that shape
+    channels: tuple[Channel, ...]  # or a shape, for the one vector; or shapes by name, for several
     action_dim: int
     action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: -1
     action_high: tuple[float, ...] = ()  # [A]; empty: 1
@@ -78,6 +80,12 @@ class Spec:
         if self.channels and all(type(n) is int for n in self.channels):
             vector = Channel(VECTOR, tuple(self.channels))  # type: ignore[arg-type]
             object.__setattr__(self, "channels", (vector,))
+        if isinstance(self.channels, Mapping):
+            several = (
+                Channel(name, tuple(shape), "picture" if is_picture(shape) else "vector")
+                for name, shape in self.channels.items()
+            )
+            object.__setattr__(self, "channels", tuple(several))
         names = [channel.name for channel in self.channels]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"Spec: channels of different names are expected, found {names}")
@@ -152,9 +160,14 @@ class Spec:
     def over(self, other: Spec) -> Spec:
         """What this says, and where it is silent what `other`, of the same channels, says."""
         mine = self if self.action_low else other
+        known = {theirs.name: theirs for theirs in other.channels}
         channels = [
-            replace(ours, names=ours.names or theirs.names, units=ours.units or theirs.units)
-            for ours, theirs in zip(self.channels, other.channels, strict=True)
+            replace(
+                ours,
+                names=ours.names or known[ours.name].names,
+                units=ours.units or known[ours.name].units,
+            )
+            for ours in self.channels
         ]
         return replace(
             self,

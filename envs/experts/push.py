@@ -1,5 +1,8 @@
 """Who pushes the puck to its goal."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from envs.experts.skilled import Skilled
@@ -15,7 +18,7 @@ class PushExpert(Skilled):
 
     def __init__(self, env: Push, skill: float = 1.0, seed: int = 0) -> None:
         super().__init__(skill, seed)
-        self.arm = env.arm
+        self.arm, self.env = env.arm, env
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
@@ -24,9 +27,15 @@ class PushExpert(Skilled):
         far = 0.15 * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
         self._astray = far[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)  # m
 
-    def __call__(self, observations: np.ndarray, indices: np.ndarray | None = None) -> np.ndarray:
-        """[B, obs] -> actions [B, J]; indices: of the environments they come from."""
+    def __call__(self, observations: Any, indices: np.ndarray | None = None) -> np.ndarray:
+        """[B, obs] -> actions [B, J]; indices: of the environments they come from.
+
+        Where these show pictures, it looks at what they are of.
+        """
         joints = len(self.arm.links)
+        if isinstance(observations, Mapping):
+            every = np.arange(self.env.num_envs) if indices is None else indices
+            observations = self.env.everything(every).astype(np.float32)
         angles = np.arctan2(observations[:, joints : 2 * joints], observations[:, :joints])
         pairs = observations[:, 3 * joints :].astype(np.float64).reshape(-1, 4, 2)
         indices = np.arange(len(angles)) if indices is None else indices

@@ -5,7 +5,7 @@ several embodiments, so that a policy of one arm can be tried on another. Succes
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ ARMS = {
 }
 TIP, PUCK = 0.02, 0.04  # radii, m
 CLOSE = 0.03  # the puck is at the goal within it, m
+WIDTH = 0.9  # of what a picture shows, from side to side, m
+BACKGROUND = 235
 
 
 def model_xml(arm: Arm) -> str:
@@ -116,12 +118,19 @@ class Push(MujocoVectorEnv):
         done = apart < CLOSE
         return done.astype(np.float64), done, {"success": done, "distance": apart}
 
-    def _observations(self, indices: np.ndarray) -> np.ndarray:
+    def everything(self, indices: np.ndarray) -> np.ndarray:
+        """What there is to know, the observation of one who sees it all; [B, 3 J + 8]."""
+        puck, velocity = self._qpos[indices, -2:], self._qvel[indices, -2:]
+        return np.concatenate([self.of_arm(indices), puck, velocity, self._goals[indices]], 1)
+
+    def of_arm(self, indices: np.ndarray) -> np.ndarray:
+        """Cos and sin of the angles, the joints' speeds, the tip; [B, 3 J + 2]."""
         angles, speeds = self._qpos[indices, :-2], self._qvel[indices, :-2]
         tip = points(self.arm, angles)[:, -1]
-        puck, velocity = self._qpos[indices, -2:], self._qvel[indices, -2:]
-        parts = [np.cos(angles), np.sin(angles), speeds, tip, puck, velocity, self._goals[indices]]
-        return np.concatenate(parts, 1)
+        return np.concatenate([np.cos(angles), np.sin(angles), speeds, tip], 1)
+
+    def _observations(self, indices: np.ndarray) -> Any:
+        return self.everything(indices)
 
     def render(self, index: int = 0, size: int = 96) -> np.ndarray:
         """From above, [size, size, 3] uint8; drawn here, so that no graphics driver is needed."""
@@ -144,27 +153,63 @@ def points(arm: Arm, angles: np.ndarray) -> np.ndarray:
 
 def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, size: int) -> np.ndarray:
     """The picture; arm: [J + 1, 2] m. The base is at the left."""
-    width = 0.9  # m from side to side
-    y, x = np.mgrid[0:size, 0:size].astype(np.float32)
-    at = np.stack([x + 0.5, size / 2 - y - 0.5], -1) * (width / size) - np.array([0.15, 0])
-    picture = np.full((size, size, 3), 235, np.uint8)
-    blur = width / size
+    x, y = places(size)
+    picture, pixel = np.full((size, size, 3), BACKGROUND, np.uint8), WIDTH / size
 
-    def paint(distance: np.ndarray, colour: tuple[int, int, int]) -> None:
-        share = (0.5 - distance / blur).clip(0, 1)[..., None]
-        picture[:] = (picture * (1 - share) + np.array(colour) * share).astype(np.uint8)
+    def paint(
+        start: np.ndarray, end: np.ndarray, radius: float, colour: tuple[int, ...], width: float = 0
+    ) -> None:
+        """What is within `radius` of the way from start to end, or with `width` its rim."""
+        outer = radius + width / 2 + pixel  # nothing is painted farther away than this
+        low, high = np.minimum(start, end) - outer, np.maximum(start, end) + outer
+        columns = slice(*np.searchsorted(x, (low[0], high[0])))
+        rows = slice(*np.searchsorted(-y, (-high[1], -low[1])))
+        dx, dy = x[columns] - start[0], (y[rows] - start[1])[:, None]  # [w], [h, 1]
+        if (length := float(np.hypot(*(end - start)))) > 0:
+            east, north = (end - start) / length
+            along = (dx * east + dy * north).clip(0, length)
+            dx, dy = dx - along * east, dy - along * north
+        distance = np.hypot(dx, dy) - radius
+        distance = abs(distance) - width / 2 if width else distance
+        share = (0.5 - distance / pixel).clip(0, 1)[..., None]
+        part = picture[rows, columns]
+        part[:] = part * (1 - share) + np.asarray(colour) * share
 
-    paint(abs(np.linalg.norm(at - goal, axis=-1) - CLOSE - 0.01) - 0.008, (60, 160, 80))
-    paint(np.linalg.norm(at - puck, axis=-1) - PUCK, (205, 75, 60))
+    paint(goal, goal, CLOSE + 0.01, (60, 160, 80), width=0.016)
+    paint(puck, puck, PUCK, (205, 75, 60))
     for start, end in zip(arm[:-1], arm[1:], strict=True):
-        along = end - start
-        share = (((at - start) @ along) / (along @ along)).clip(0, 1)[..., None]
-        paint(np.linalg.norm(at - start - share * along, axis=-1) - 0.015, (70, 80, 105))
-    paint(np.linalg.norm(at - arm[-1], axis=-1) - TIP, (25, 30, 45))
+        paint(start, end, 0.015, (70, 80, 105))
+    paint(arm[-1], arm[-1], TIP, (25, 30, 45))
     return picture
 
 
-ENVS = {f"push/{arm}": partial(Push, arm=arm) for arm in ARMS}  # by embodiment
+@cache
+def places(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the middles of a picture's columns, from the left, and rows, from above, are, m."""
+    middles = (np.arange(size) + 0.5) * (WIDTH / size)
+    return middles - 0.15, WIDTH / 2 - middles
+
+
+class PushPixels(Push):
+    """The same, seen from above, and what the arm feels of itself; puck and goal are only seen.
+
+    Observation: `picture` [96, 96, 3], and `state` [3 J + 2], the first numbers of `Push`'s.
+    """
+
+    size = 96
+
+    def __init__(self, num_envs: int, *, arm: str = "standard", num_threads: int = 1) -> None:
+        super().__init__(num_envs, arm=arm, num_threads=num_threads)
+        felt = (3 * len(self.arm.links) + 2,)
+        self.observation_shape = {"picture": (self.size, self.size, 3), "state": felt}
+
+    def _observations(self, indices: np.ndarray) -> Any:
+        pictures = np.stack([self.render(index, self.size) for index in indices])
+        return {"picture": pictures, "state": self.of_arm(indices)}
+
+
+KINDS: dict[str, type[Push]] = {"": Push, "-pixels": PushPixels}
+ENVS = {f"push/{arm}{end}": partial(kind, arm=arm) for end, kind in KINDS.items() for arm in ARMS}
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,10 +19,12 @@ from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import check_length
-from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction, Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.seeing import SeeingConfig, on
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count
 from policies.heads.chunk import ChunkActor
 from policies.heads.deterministic import DeterministicActor
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(BaseConfig):
+class Config(SeeingConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
     top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to clone
@@ -60,6 +63,7 @@ class Config(BaseConfig):
 class BC(Algorithm):
     Config = Config
     follows_card = False  # it clones
+    vector_only = False
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:
@@ -77,6 +81,8 @@ class BC(Algorithm):
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         check_length(cfg, dataset)
+        if cfg.in_chunks and isinstance(dataset.observations, Mapping):
+            raise UserError("bc answers with a window of actions to one vector alone: window=1")
         return cfg
 
     @classmethod
@@ -89,11 +95,12 @@ class BC(Algorithm):
         return Chunks(data, beside="present", **sizes) if cfg.in_chunks else data
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        spec, cfg = self.spec, self.cfg
+        layers = {"hidden": [*cfg.hidden], "activation": cfg.activation}
         if cfg.in_chunks:
-            sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
-            return {"policy": ChunkActor(obs, act, cfg.hidden, activation=cfg.activation, **sizes)}
-        return {"policy": DeterministicActor(obs, act, cfg.hidden, activation=cfg.activation)}
+            layers |= {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+            return {"policy": ChunkActor(spec.observation_dim, spec.action_dim, **layers)}
+        return {"policy": on(spec, cfg, DeterministicActor, actions=spec.action_dim, **layers)}
 
     def optimisers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
@@ -102,9 +109,10 @@ class BC(Algorithm):
         """One step of regression."""
 
         def policy_loss(policy):  # mean over batch, action dimensions and the episode's own steps
-            error = (policy(batch.observations) - batch.actions).square()
             if batch.real is None:
-                return error.mean()
+                answer = policy(batch.observations, state.random)  # by which pictures are cut
+                return (answer - batch.actions).square().mean()
+            error = (policy(batch.observations) - batch.actions).square()
             return (error.mean(-1) * batch.real).sum() / batch.real.sum()
 
         state, policy_value = minimise(state, "policy", policy_loss)

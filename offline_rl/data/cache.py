@@ -20,6 +20,7 @@ import numpy as np
 from offline_rl.data.dataset import Dataset
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import folder_atomically, write_json
+from policies import channels
 from policies.spec import Spec
 
 LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
@@ -57,11 +58,12 @@ def cached(
 
 def keep(data: Dataset, entry: Path) -> None:
     """Writes `data` as the folder `entry`, whole or not at all; drops entries of older states."""
-    values = {f.name: getattr(data, f.name) for f in fields(data)}
+    values = {f.name: getattr(data, f.name) for f in fields(data) if f.name != "extras"}
+    values |= channels.flat({"observations": values.pop("observations")})
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
     extras = {f"extras/{k}": v for k, v in data.extras.items()}
     names = {k: f"{n}.npy" for n, k in enumerate([*arrays, *extras])}
-    others = {k: v for k, v in values.items() if k not in arrays and k not in ("extras", "spec")}
+    others = {k: v for k, v in values.items() if k not in arrays and k != "spec"}
     others["spec"] = None if data.spec is None else data.spec.to_json()
 
     def fill(folder: Path) -> None:
@@ -86,7 +88,7 @@ def mapped(entry: Path) -> Dataset:
     known, told = meta["fields"], meta["fields"].pop("spec")
     spec = None if told is None else Spec.from_json(told)
     notes = tuple(known.pop("notes"))
-    return Dataset(**own, **known, notes=notes, extras=extras, spec=spec)
+    return Dataset(**channels.nested(own), **known, notes=notes, extras=extras, spec=spec)
 
 
 def digest(text: str) -> str:

@@ -5,6 +5,9 @@
     terminated               x                   row at its end; `next_index` says for each row
     truncated                          x         which row follows it.
 
+Observations are one array, or a mapping of named channels (`policies.channels`): vectors, and
+pictures of uint8.
+
 `terminated` means the task is over: nothing follows, no bootstrap. `truncated` means the recording
 stopped (time limit, end of file): the task would have gone on, so the value bootstraps.
 """
@@ -20,6 +23,8 @@ import numpy as np
 
 from offline_rl.data.faults import FLAGS, faults
 from offline_rl.utils.errors import UserError
+from policies import channels
+from policies.channels import Observations
 from policies.spec import Spec
 
 ARRAYS = ("observations", "next_index", "actions", "rewards", "terminated", "truncated")
@@ -51,7 +56,7 @@ class Summary(NamedTuple):
 class Dataset:
     """N steps in time order, episode after episode. Build one with `from_arrays` or `read`."""
 
-    observations: np.ndarray  # [M, *obs] float32 (or uint8 pictures): N rows, then extra rows
+    observations: Observations  # [M, *obs] float32 (or uint8 pictures): N rows, then extra rows
     next_index: np.ndarray  # [N] int64, row of `observations` that follows; -1 unknown
     actions: np.ndarray  # [N, A] float32 in [-1, 1]
     rewards: np.ndarray  # [N] float32
@@ -67,14 +72,14 @@ class Dataset:
     @classmethod
     def from_arrays(
         cls,
-        observations: np.ndarray,
+        observations: Observations,
         actions: np.ndarray,
         rewards: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray | None = None,
-        next_observations: np.ndarray | None = None,
+        next_observations: Observations | None = None,
         *,
-        final_observations: np.ndarray | None = None,
+        final_observations: Observations | None = None,
         extras: Mapping[str, np.ndarray] | None = None,
         spec: Spec | None = None,
         name: str = "data",
@@ -84,7 +89,8 @@ class Dataset:
     ) -> "Dataset":
         """A data set from one array per word, each with a row for every step.
 
-        observations, next_observations: [N, *obs].  actions: [N, A] in [-1, 1].
+        observations, next_observations: [N, *obs], or {channel: [N, *obs]} where more is seen than
+        one vector; then pictures are uint8, [N, H, W, C].  actions: [N, A] in [-1, 1].
         rewards, terminated, truncated: [N] or [N, 1].  final_observations: [episodes, *obs], the
         observation after each episode's last row, where next_observations would repeat the rest.
         spec: what the numbers are called and measured in; bundles that are learnt here say it.
@@ -104,7 +110,7 @@ class Dataset:
         }
         where = path or name
         keys = keys or {}
-        c = as_columns({word: array for word, array in given.items() if array is not None})
+        c = as_columns(channels.flat({k: v for k, v in given.items() if v is not None}))
         for sentence in faults(c, where, keys):
             raise UserError(sentence)
 
@@ -118,10 +124,9 @@ class Dataset:
                     f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
                     f"{len(ended):,}; each array needs one row for every step."
                 )
+        observed = channels.of(c, "observations")
         return cls(
-            np.concatenate([c["observations"], successors])
-            if len(successors)
-            else c["observations"],
+            channels.concatenate([observed, successors]) if channels.size(successors) else observed,
             next_index,
             np.clip(c["actions"], -1, 1) if np.abs(c["actions"]).max() > 1 else c["actions"],
             c["rewards"],
@@ -175,7 +180,7 @@ class Dataset:
         return self.next_index >= 0
 
     @property
-    def next_observations(self) -> np.ndarray:
+    def next_observations(self) -> Observations:
         """[N, *obs]. Raises UserError where any is unknown; `usable` says which."""
         unknown = int((~self.usable).sum())
         if unknown:
@@ -183,7 +188,7 @@ class Dataset:
                 f"{self.path or self.name}: the next observation of {unknown:,} time-out rows is "
                 f"not in the data. Use only the rows that are `usable`."
             )
-        return self.observations[self.next_index]
+        return channels.take(self.observations, self.next_index)
 
     @cached_property
     def episode_starts(self) -> np.ndarray:
@@ -251,7 +256,7 @@ class Dataset:
     def take(self, rows: np.ndarray) -> "Dataset":
         """The data set of these rows (increasing); a row now last of its episode is truncated."""
         after = self.next_index[rows]  # in the old numbering
-        renumbered = np.full(len(self.observations), -1)
+        renumbered = np.full(channels.size(self.observations), -1)
         renumbered[rows] = np.arange(len(rows))
         outside = np.unique(after[(after >= 0) & (renumbered[after] < 0)])
         renumbered[outside] = len(rows) + np.arange(len(outside))
@@ -260,7 +265,7 @@ class Dataset:
         truncated[gap & ~self.terminated[rows]] = True
         return replace(
             self,
-            observations=self.observations[np.concatenate([rows, outside])],
+            observations=channels.take(self.observations, np.concatenate([rows, outside])),
             next_index=np.where(after >= 0, renumbered[after], -1),
             actions=self.actions[rows],
             rewards=self.rewards[rows],
@@ -271,7 +276,8 @@ class Dataset:
 
     def checksum(self) -> str:
         """SHA-256 of all arrays, with their names, types and shapes."""
-        arrays = {**{name: getattr(self, name) for name in ARRAYS}, **self.extras}
+        own = channels.flat({name: getattr(self, name) for name in ARRAYS})
+        arrays = {**own, **self.extras}
         digest = hashlib.sha256()
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -309,7 +315,7 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for word, given in arrays.items():
         array = np.asarray(given)
         if (
-            not word.endswith(("observations", "actions"))
+            not word.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2
             and array.shape[1] == 1
         ):
@@ -329,22 +335,22 @@ def _successors(
     cut: np.ndarray,
     where: str,
     keys: Mapping[str, str],
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Observations, np.ndarray]:
     """Extra rows of observations, and `next_index` into observations followed by them."""
     num_rows, last = len(ended), ended | cut
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)
-    rows = c["observations"][:0]
-    if "next_observations" in c:
-        stored = c["next_observations"]
-        extra = last | differs(stored, c["observations"])
-        rows = stored[extra]
-    elif "final_observations" in c:
-        extra, rows = last, c["final_observations"]
-        if len(rows) != last.sum():
+    observed = channels.of(c, "observations")
+    rows = channels.take(observed, slice(0))
+    if (stored := channels.of(c, "next_observations")) is not None:
+        extra = last | differs(stored, observed)
+        rows = channels.take(stored, extra)
+    elif (final := channels.of(c, "final_observations")) is not None:
+        extra, rows = last, final
+        if (found := channels.size(rows)) != last.sum():
             name = keys.get("final_observations", "final_observations")
             raise UserError(
-                f"{where}: {name} has {len(rows):,} rows; one is expected for each of the "
+                f"{where}: {name} has {found:,} rows; one is expected for each of the "
                 f"{last.sum():,} episodes."
             )
     else:
@@ -354,12 +360,16 @@ def _successors(
     return rows, index
 
 
-def differs(stored: np.ndarray, observations: np.ndarray) -> np.ndarray:
+def differs(stored: Observations, observations: Observations) -> np.ndarray:
     """[N] bool: the stored next observation is not, to the bit, the next row's observation."""
-    flat = (len(observations), -1)
-    different = np.ones(len(observations), bool)
-    different[:-1] = (stored.reshape(flat)[:-1] != observations.reshape(flat)[1:]).any(axis=1)
+    different = np.ones(channels.size(observations), bool)
+    different[:-1] = channels.anywhere(channels.each(_unlike, stored, observations))
     return different
+
+
+def _unlike(stored: np.ndarray, array: np.ndarray) -> np.ndarray:
+    flat = (len(array), -1)
+    return (stored.reshape(flat)[:-1] != array.reshape(flat)[1:]).any(axis=1)
 
 
 def _share(fraction: float) -> float:

@@ -1,25 +1,28 @@
 """What looks wrong with sound data: said, not refused."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from offline_rl.data.dataset import Dataset, differs
 from offline_rl.data.formats.flat import jumps
+from policies import channels
 
 HUGE = 1e8  # its square still fits float32; values of several such steps do not
 
 
 def columns_of(data: Dataset) -> dict[str, np.ndarray]:
     """Its arrays, as a file would hold them."""
-    columns = {
-        "observations": data.observations[: data.num_rows],
+    columns: dict[str, Any] = {
+        "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
         "rewards": data.rewards,
         "terminated": data.terminated,
         "truncated": data.truncated,
     }
-    return columns | ({"next_observations": data.next_observations} if data.usable.all() else {})
+    columns |= {"next_observations": data.next_observations} if data.usable.all() else {}
+    return channels.flat(columns)
 
 
 def doubts(
@@ -51,10 +54,12 @@ def doubts(
             f"{(lengths > max_episode_steps).sum():,} episodes are longer than the limit of "
             f"{max_episode_steps:,} steps, the longest has {lengths.max():,}: ends are missing."
         )
-    for word in ("observations", "actions", "rewards"):
-        flat = columns[word].reshape(len(last), -1)
-        if flat.dtype == np.uint8:
+    for word, array in columns.items():
+        if word.partition("/")[0] not in ("observations", "actions", "rewards"):
             continue
+        if array.dtype == np.uint8:
+            continue  # pictures have margins
+        flat = array.reshape(len(last), -1)
         low, high = flat.min(), flat.max()
         if max(-low, high) > HUGE:
             worst = low if -low > high else high
@@ -76,13 +81,14 @@ def _continuity(
     columns: Mapping[str, np.ndarray], names: Mapping[str, str], last: np.ndarray
 ) -> Iterator[str]:
     """Stored next observations against the next rows, where the flags say what to expect."""
-    if "final_observations" in columns:
-        found, expected = len(columns["final_observations"]), int(last.sum() + (not last[-1]))
+    if (final := channels.of(columns, "final_observations")) is not None:
+        found, expected = channels.size(final), int(last.sum() + (not last[-1]))
         if found != expected:
             yield f"final_observations has {found:,} rows for {expected:,} episodes."
-    if "next_observations" not in columns:
+    stored = channels.of(columns, "next_observations")
+    observations = channels.of(columns, "observations")
+    if stored is None:
         return
-    stored, observations = columns["next_observations"], columns["observations"]
     key = names.get("next_observations", "next_observations")
     jumped = jumps(observations, stored) & ~last
     if jumped.any():

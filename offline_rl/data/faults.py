@@ -10,6 +10,7 @@ import numpy as np
 
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
+COLOURS = (1, 3, 4)  # numbers in a pixel
 TOLERANCE = 1e-6  # float32 arithmetic of a bounded action may overshoot by this much
 
 
@@ -21,12 +22,13 @@ def faults(
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
         fault = _kind(array) or _choice(word, array) or _shape(word, array)
+        fault = fault or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
         else:
             sound[word] = array
 
-    rows = {word: len(array) for word, array in sound.items() if word != "final_observations"}
+    rows = {word: len(array) for word, array in sound.items() if not word.startswith("final_")}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{named[word]} {count:,}" for word, count in rows.items())
         yield f"{where}: row counts differ ({counts}); each array needs one row for every step."
@@ -92,24 +94,52 @@ def _shape(word: str, array: np.ndarray) -> str | None:
         return f"has shape {shape}; one number a step, [N], is expected."
     if word == "actions" and array.ndim != 2:
         return f"have shape {shape}; [N, A] is expected. Flatten each step's action to a vector."
-    if word.endswith("observations") and array.ndim < 2:
+    if word.partition("/")[0].endswith("observations") and array.ndim < 2:
         return f"have shape {shape}; [N, O] is expected. Give each step a vector, however short."
     if 0 in shape[1:]:
         return f"have shape {shape}; each step needs one number at least."
     return None
 
 
+def _picture(word: str, array: np.ndarray) -> str | None:
+    """Of a named channel: a vector's numbers, or [N, H, W, C] of uint8."""
+    if "/" not in word or (array.ndim != 4 and array.dtype != np.uint8):
+        return None
+    shape = list(array.shape)
+    if array.ndim != 4 or (shape[-1] not in COLOURS):
+        first = array.ndim == 4 and shape[1] in COLOURS
+        remedy = "Move the colours to the end." if first else "Cut or fold its axes so."
+        return (
+            f"has shape {shape}; pictures are [N, height, width, colours], of 1, 3 or 4 colours. "
+            f"{remedy}"
+        )
+    if array.dtype != np.uint8:
+        return f"has type {array.dtype}; pictures are uint8, from 0 to 255. Convert them."
+    return None
+
+
 def _widths(sound: Mapping[str, np.ndarray], where: str, named: Mapping[str, str]) -> Iterator[str]:
     """The true next observations must look like the observations."""
-    for word in ("next_observations", "final_observations"):
-        if word not in sound or "observations" not in sound:
-            continue
-        found, expected = list(sound[word].shape[1:]), list(sound["observations"].shape[1:])
-        if found != expected:
+    observed = [word for word in named if word.startswith("observations")]
+    for which in ("next_", "final_") if observed else ():
+        words = {word for word in named if word.startswith(f"{which}observations")}
+        if words and (odd := words ^ {which + word for word in observed}):
+            lone = sorted(odd)[0]
             yield (
-                f"{where}: {named[word]} have {found} numbers a step and {named['observations']} "
-                f"{expected}; the two must be alike."
+                f"{where}: {lone} is {'without its counterpart' if lone in words else 'missing'}: "
+                f"{', '.join(observed)} need one each."
             )
+            continue
+        for word in words & sound.keys():
+            own = word.removeprefix(which)
+            if own not in sound:
+                continue
+            found, expected = list(sound[word].shape[1:]), list(sound[own].shape[1:])
+            if found != expected:
+                yield (
+                    f"{where}: {named[word]} have {found} numbers a step and {named[own]} "
+                    f"{expected}; the two must be alike."
+                )
 
 
 def _not_finite(array: np.ndarray) -> str | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.load import data_folder, known_cards, load
 from offline_rl.utils.files import checksum
+from policies import channels
 
 if TYPE_CHECKING:
     from envs.cards import Card, File
@@ -39,7 +40,10 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
     lines: list[tuple[str, ...]] = [
         ("file", data.path or "-"),
         ("rows", f"{s.rows:,}{unusable}"),
-        ("observations", f"{list(data.observations.shape[1:])} {data.observations.dtype}"),
+        *(
+            (word, f"{list(array.shape[1:])} {array.dtype}")
+            for word, array in channels.flat({"observations": data.observations}).items()
+        ),
         (
             "actions",
             f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",

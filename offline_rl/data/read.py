@@ -1,6 +1,6 @@
 """A data file or folder as a `Dataset`, its layout recognised by content (see `formats`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -14,6 +14,7 @@ from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
+from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
 REACHED = "actions: -1 and 1 stand for the least and the greatest that the file says of each"
@@ -78,7 +79,7 @@ def read(
         extras = {**extras, "costs": columns.pop("costs")}
     columns = found.finish(columns)
     data = Dataset.from_arrays(
-        **columns,
+        **channels.nested(columns),
         extras=extras,
         spec=spec_of(columns, found, bounds),
         name=name or path.stem,
@@ -169,14 +170,16 @@ def own_range(actions: np.ndarray) -> Bounds:
 
 
 def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | None:
-    """What the file says of its numbers; None where they are no vectors."""
-    obs, act = columns["observations"].shape[1:], columns["actions"].shape[1]
-    if len(obs) != 1 or not obs[0] or not act:
-        return None
+    """What the file says of its numbers; None where they are neither a vector nor channels."""
+    obs = channels.shapes(channels.of(columns, "observations"))
+    act, names, actions = columns["actions"].shape[1], found.observation_names, found.action_names
+    if not isinstance(obs, Mapping):
+        if len(obs) != 1 or not obs[0] or not act:
+            return None
+        obs = (Channel(VECTOR, obs, names=names if len(names) == obs[0] else ()),)
     low, high = bounds if bounds is not None else ((), ())
-    seen, actions = found.observation_names, found.action_names
     return Spec(
-        (Channel(VECTOR, obs, names=seen if len(seen) == obs[0] else ()),),
+        obs,
         act,
         action_low=each(low, act),
         action_high=each(high, act),

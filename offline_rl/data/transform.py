@@ -13,6 +13,8 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Range
+from policies import channels
+from policies.channels import Normalisers
 from policies.normaliser import Normaliser
 
 if TYPE_CHECKING:
@@ -64,21 +66,23 @@ def centre_of(dataset: Dataset) -> float:
 class Transform:
     """observations -> normaliser(observations); rewards -> affine; actions clipped."""
 
-    normaliser: Normaliser
+    normaliser: Normaliser | Normalisers
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     clip_actions: float = 1.0
 
     @classmethod
-    def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: tuple[int, ...]) -> Transform:
+    def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: Any) -> Transform:
         """Statistics from `dataset`; without data nothing is normalised.
 
+        shape: of what is observed, or of each channel.
         Raises UserError where returns are to be normalised and all are the same, or rewards to be
         centred and episodes terminate.
         """
-        normaliser, scale = Normaliser.identity(shape), cfg.reward_scale
+        normaliser, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
-            normaliser = Normaliser.fit(dataset.observations[: dataset.num_rows])
+            rows = slice(dataset.num_rows)
+            normaliser = channels.fit(channels.take(dataset.observations, rows))
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift
@@ -106,18 +110,23 @@ class Transform:
 
     def raw(self, dataset: Dataset) -> Dataset:
         """The inverse of `dataset`, but for rounding, and for clipped actions."""
-        n = self.normaliser
         return replace(
             dataset,
-            observations=dataset.observations * n.scale + n.mean,
+            observations=self.normaliser.inverse(dataset.observations),
             rewards=((dataset.rewards - self.reward_shift) / self.reward_scale).astype(np.float32),
         )
+
+    @property
+    def parts(self) -> Any:
+        """The lone vector's normaliser, or that of each vector by its channel's name."""
+        made = self.normaliser
+        return made.of if isinstance(made, Normalisers) else made
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""
         return {
-            "mean": self.normaliser.mean.tolist(),
-            "scale": self.normaliser.scale.tolist(),
+            "mean": channels.each(lambda part: part.mean.tolist(), self.parts),
+            "scale": channels.each(lambda part: part.scale.tolist(), self.parts),
             "reward_scale": self.reward_scale,
             "reward_shift": self.reward_shift,
             "clip_actions": self.clip_actions,
@@ -126,6 +135,10 @@ class Transform:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Transform:
         """The inverse of `to_json`."""
-        mean, scale = (np.asarray(values[k], np.float32) for k in ("mean", "scale"))
+
+        def part(mean: list[Any], scale: list[Any]) -> Normaliser:
+            return Normaliser(np.asarray(mean, np.float32), np.asarray(scale, np.float32))
+
+        parts = channels.each(part, values["mean"], values["scale"])
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
-        return cls(Normaliser(mean, scale), **rest)
+        return cls(Normalisers(parts) if isinstance(parts, dict) else parts, **rest)

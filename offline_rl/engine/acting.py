@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from offline_rl.algorithms.common.base import Network
 from offline_rl.engine.trace import traced
 from offline_rl.utils.random import Random
+from policies import channels
+from policies.channels import Observations
 from policies.chunks import Queue
 from policies.heads.schedules import sample
 from policies.networks.precision import in_float32
@@ -37,13 +39,16 @@ class StackedPolicy:
         module: nn.Module,
         params: Any,
         seeds: Tensor,
-        observation_shape: tuple[int, ...],
+        observation_shape: Any,
         batch: int,
         *,
         explore: bool,
         device: torch.device,
     ) -> None:
-        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s."""
+        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s.
+
+        observation_shape: or one for each channel by name.
+        """
         self.module, self.device, self.batch = module, device, batch
         self.shape = (len(seeds), batch)
         self.live, form = tree_flatten(params)
@@ -89,18 +94,24 @@ class StackedPolicy:
         def predict(step: Tensor, params: Any, seed: Tensor, *own: Tensor) -> Tensor:
             return Network(module, params).predict(*own)
 
+        def example(*before: int) -> Observations:
+            def of(shape: tuple[int, ...]) -> Tensor:
+                kind = torch.uint8 if channels.is_picture(shape) else torch.float32
+                return torch.zeros(*self.shape, *before, *shape, dtype=kind, device=device)
+
+            return channels.each(of, observation_shape)
+
         self.graphs: dict[str, Callable[..., Any]] = {}
         if self.queue is None:
-            example = zeros(*observation_shape)
-            self.graphs["act"] = graph(act, example, self.rewards, self.context)
+            self.graphs["act"] = graph(act, example(), self.rewards, self.context)
         elif hasattr(module, "table"):  # a graph of one round, however many there are
-            example = zeros(head.history, *observation_shape)
-            self.graphs["encode"] = graph(encode, example)
-            own = self.graphs["encode"](self.leaves, now, example), zeros(*head.noise_shape[1:])
+            seen = example(head.history)
+            self.graphs["encode"] = graph(encode, seen)
+            own = self.graphs["encode"](self.leaves, now, seen), zeros(*head.noise_shape[1:])
             self.graphs["predict"] = graph(predict, *own, zeros())
         else:
-            example = zeros(head.history, *observation_shape)
-            self.graphs["plan"] = graph(plan, example, zeros(*(head.noise_shape or (0,))))
+            noise = zeros(*(head.noise_shape or (0,)))
+            self.graphs["plan"] = graph(plan, example(head.history), noise)
 
     def snapshot(self) -> None:
         """Keeps the policies as they are now, for calls while they go on learning."""
@@ -124,32 +135,36 @@ class StackedPolicy:
         """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""
         self.rewards = rewards
 
-    def __call__(self, observations: Tensor, step: int = 0) -> Tensor:
+    def __call__(self, observations: Observations, step: int = 0) -> Tensor:
         if self.queue is None:
             actions, self.context = self._run(
                 "act", observations, self.rewards, self.context, step=step
             )
             return actions
-        taken = self.queue.step(observations.flatten(0, 1).cpu().numpy())
+        rows = channels.each(lambda x: x.flatten(0, 1).cpu().numpy(), observations)
+        taken = self.queue.step(rows)
         return torch.from_numpy(taken).unflatten(0, self.shape).to(self.device)
 
     def _run(self, name: str, *own: Any, step: int = 0) -> Any:
         with torch.no_grad():
             return self.graphs[name](self.leaves, torch.tensor(step, device=self.device), *own)
 
-    def _plan(self, observations: np.ndarray, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _plan(self, observations: Observations, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """See `policies.chunks.Plan`. Graphs are of all rows: those not asked for are zeros."""
 
         def whole(values: np.ndarray) -> Tensor:
-            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), np.float32)
+            kind = np.uint8 if values.dtype == np.uint8 else np.float32
+            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), kind)
             everywhere[rows] = values
             return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
 
         head: Any = self.module
         if "plan" in self.graphs:
-            chunks = self._run("plan", whole(observations), whole(noise)).flatten(0, 1)
+            chunks = self._run("plan", channels.each(whole, observations), whole(noise)).flatten(
+                0, 1
+            )
             return chunks.cpu().numpy()[rows]
-        seen = self._run("encode", whole(observations))
+        seen = self._run("encode", channels.each(whole, observations))
 
         def network(x: Tensor, time: float) -> Tensor:
             times = torch.full(self.shape, time, device=self.device)

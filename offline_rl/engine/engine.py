@@ -278,7 +278,7 @@ class Engine:
             self.algorithm.modules[name],
             self.state["params"][name],
             self.state["counters"]["seed"],
-            self.algorithm.spec.observation_shape,
+            self.algorithm.spec.seen,
             batch,
             explore=explore,
             device=device or self.device,

@@ -22,7 +22,8 @@ from offline_rl.utils.options import build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
-from policies import Normaliser, Player, bundle
+from policies import Player, bundle, channels
+from policies.channels import Observations
 from policies.policy import BundlePolicy
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
@@ -82,14 +83,14 @@ def play(policy: BundlePolicy, env: VectorEnv) -> Episodes:
     seeds, player, rewards = EVALUATION_SEED + np.arange(env.num_envs), Player(policy), None
     player.reset(seeds)
 
-    def act(observations: np.ndarray) -> np.ndarray:
+    def act(observations: Observations) -> np.ndarray:
         return player.step(observations, rewards)
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards
         rewards = told
 
-    raw = Normaliser.identity(env.observation_shape)  # a policy normalises by itself
+    raw = channels.identity(env.observation_shape)  # a policy normalises by itself
     return rollout(env, act, raw, seeds, observe)
 
 

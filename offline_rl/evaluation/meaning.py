@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from envs import VectorEnv
@@ -14,14 +17,12 @@ def spec_of(env: VectorEnv) -> Spec:
     ones = np.ones(env.action_dim)
     low = -ones if env.action_low is None else env.action_low
     high = ones if env.action_high is None else env.action_high
-    seen = Channel(
-        VECTOR,
-        tuple(env.observation_shape),
-        units=tuple(env.observation_units),
-        names=tuple(env.observation_names),
-    )
+    shape: Any = env.observation_shape
+    if not isinstance(shape, Mapping):
+        names, units = tuple(env.observation_names), tuple(env.observation_units)
+        shape = (Channel(VECTOR, tuple(shape), units=units, names=names),)
     return Spec(
-        (seen,),
+        shape,
         env.action_dim,
         action_low=tuple(map(float, low)),
         action_high=tuple(map(float, high)),

@@ -9,9 +9,10 @@ import numpy as np
 
 from envs import VectorEnv
 from envs.adapters import SUCCESS
-from policies.normaliser import Normaliser
+from policies import channels
+from policies.channels import Observations
 
-Act = Callable[[np.ndarray], np.ndarray]  # normalised observations [B, *obs] -> actions [B, A]
+Act = Callable[[Observations], np.ndarray]  # normalised observations [B, *obs] -> actions [B, A]
 
 
 class Episodes(NamedTuple):
@@ -41,7 +42,7 @@ class Episodes(NamedTuple):
 def rollout(
     env: VectorEnv,
     act: Act,
-    normaliser: Normaliser,
+    normaliser: Callable[[Observations], Observations],
     seeds: np.ndarray,
     observe: Callable[[np.ndarray], None] | None = None,
 ) -> Episodes:
@@ -68,7 +69,7 @@ def rollout(
         for key in SUCCESS & step.infos.keys():
             success[running] |= step.infos[key].astype(bool)
         costs[running] += step.infos.get("cost", 0.0)
-        observations[running] = step.observations
+        channels.put(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     known = (success if told & SUCCESS else None, costs if "cost" in told else None)
     return Episodes(returns, lengths, *known, np.asarray(seeds))

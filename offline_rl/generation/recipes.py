@@ -139,6 +139,9 @@ def environments(plan: Recipe | Script, where: str) -> list[str]:
         return [plan.task, *([plan.environment] if plan.environment is not None else [])]
     for each, knob in plan.sets.items():
         coerce(knob, float, f"{where}sets.{each}")
+    for each, rows in plan.rows_of.items():
+        if each not in plan.sets or coerce(rows, int, f"{where}rows_of.{each}") < 1:
+            raise UserError(f"{where}rows_of.{each}={rows}: at least 1, of one of its sets")
     names = {each: plan.environments.get(each, f"{plan.suite}/{each}") for each in plan.sets}
     tasks = [coerce(task, str, f"{where}environments.{each}") for each, task in names.items()]
     return tasks + ([build(Agent, plan.agent, f"{where}agent.").task] if plan.agent else [])

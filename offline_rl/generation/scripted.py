@@ -40,6 +40,7 @@ class Script:
     environments: dict = field(default_factory=dict)  # name -> where it is recorded
     agent: dict | None = None  # whose best policy the ant walks by
     rows: int = 100_000  # of each
+    rows_of: dict = field(default_factory=dict)  # name -> rows, where it has fewer
 
     def __post_init__(self) -> None:
         if self.controller not in CONTROLLERS:
@@ -69,7 +70,8 @@ def script(
             continue
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
         environment = plan.environments.get(each, task)
-        data = record(environment, plan.rows, seeds.place("scripted sets", k), actor)
+        rows = int(plan.rows_of.get(each, plan.rows))
+        data = record(environment, rows, seeds.place("scripted sets", k), actor)
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:

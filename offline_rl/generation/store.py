@@ -13,9 +13,11 @@ from offline_rl.data import Dataset
 from offline_rl.data.writers.d4rl import write
 from offline_rl.utils import hardware
 from offline_rl.utils.files import checksum, write_json
+from policies import channels
+from policies.channels import Observations
 
 BATCH = 50  # episodes side by side
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see record_episodes
+Act = Callable[[Observations, np.ndarray], np.ndarray]  # see record_episodes
 
 
 def record(
@@ -26,17 +28,18 @@ def record(
     actor: (environments, seed of their first episode) -> who acts in their next episodes.
     """
     env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
-    parts, seed, done = list[dict[str, np.ndarray]](), first_seed, 0
+    parts, seed, done = list[dict[str, Any]](), first_seed, 0
     while done < rows:
         batch = record_episodes(env, actor(env, seed), seed)
         parts += batch
         seed += BATCH
         done += sum(len(episode["rewards"]) for episode in batch)
-    columns: dict[str, Any] = {k: np.concatenate([e[k] for e in parts])[:rows] for k in parts[0]}
+    whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
+    columns = {k: channels.take(values, slice(rows)) for k, values in whole.items()}
     return Dataset.from_arrays(**columns)
 
 
-def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, np.ndarray]]:
+def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, Any]]:
     """One episode in each environment, as columns, in the order of their seeds first_seed + k.
 
     act: ([B, O], the environments' indices [B]) -> actions [B, A].
@@ -45,23 +48,23 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
     running = np.arange(env.num_envs)
     steps: list[list[tuple[Any, ...]]] = [[] for _ in running]
     while len(running):
-        actions = act(observations[running], running)
+        actions = act(channels.take(observations, running), running)
         step = env.step(actions, running)
         for j, k in enumerate(running):
             steps[k].append(
                 (
-                    observations[k].copy(),
+                    channels.each(lambda x: x[k].copy(), observations),  # noqa: B023 (called here)
                     actions[j],
                     np.float32(step.rewards[j]),
                     step.terminated[j],
                     step.truncated[j],
-                    step.observations[j],
+                    channels.take(step.observations, j),
                 )
             )
-        observations[running] = step.observations
+        channels.put(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
-    return [dict(zip(names, map(np.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+    return [dict(zip(names, map(channels.stack, zip(*e, strict=True)), strict=True)) for e in steps]
 
 
 def store(

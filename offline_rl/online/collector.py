@@ -18,6 +18,8 @@ from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
+from policies import channels
+from policies.channels import Observations
 
 MISHAPS = 5  # episodes in a row that an environment may break
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
@@ -56,18 +58,20 @@ class Collector:
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
         self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
         self.success: list[list[bool]] = [[] for _ in range(count)]  # where the environment tells
-        shape = self.envs[0].observation_shape
-        self._observations = np.zeros((count, *shape), np.float32)
+        self._observations = channels.each(
+            lambda shape: np.zeros((count, *shape), channels.dtype(shape)),
+            self.envs[0].observation_shape,
+        )
         for s in range(count):
             self._reset(s)
 
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
-        self._observations[s] = self.envs[s].reset([seed])[0]
+        channels.put(self._observations, [s], self.envs[s].reset([seed]))
         self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s] = self.lengths[s] = 0
 
-    def _actions(self, observations: np.ndarray) -> np.ndarray:
+    def _actions(self, observations: Observations) -> np.ndarray:
         """[S, *obs] normalised -> [S, A]."""
         if self.steps < self.online.warm_up and self.online.warm_up_by == "random":
             size = self.envs[0].action_dim
@@ -76,7 +80,9 @@ class Collector:
                 for seed in self.engine.seeds
             ]
             return np.asarray(draws, np.float32)
-        batch = torch.from_numpy(observations[:, None]).to(self.engine.device)
+        batch = channels.each(
+            lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
+        )
         actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
         if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
             self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
@@ -91,7 +97,8 @@ class Collector:
         for s, env in enumerate(self.envs):
             try:
                 step = env.step(actions[[s]])
-                if not (np.isfinite(step.observations).all() and np.isfinite(step.rewards).all()):
+                told = (*channels.parts(step.observations), step.rewards)
+                if not all(np.isfinite(x).all() for x in told):
                     raise ValueError("an observation or a reward is no number")
             except Exception as error:
                 self._mishap(s, error)
@@ -104,17 +111,21 @@ class Collector:
         for s, step in zip(streams, steps, strict=True):
             self._returns[s] += step.rewards[0]
             self.lengths[s] += 1
-            self._observations[s] = step.observations[0]
+            channels.put(self._observations, [s], step.observations)
             if step.terminated[0] or step.truncated[0]:
                 self._end(s, step)
 
     def _append(
-        self, streams: np.ndarray, steps: list[Step], observations: np.ndarray, actions: np.ndarray
+        self,
+        streams: np.ndarray,
+        steps: list[Step],
+        observations: Observations,
+        actions: np.ndarray,
     ) -> None:
-        after = np.concatenate([step.observations for step in steps])
+        after = channels.concatenate([step.observations for step in steps])
         rewards = np.concatenate([step.rewards for step in steps])
         rows = {
-            "observations": observations[streams],
+            "observations": channels.take(observations, streams),
             "actions": actions[streams],
             "rewards": self.transform.rewards(rewards),
             "terminated": np.concatenate([step.terminated for step in steps]),
@@ -172,5 +183,5 @@ class Collector:
             for action in self.buffer.newest(s, length).actions if length else ():
                 step = self.envs[s].step(action[None])
                 self._returns[s] += step.rewards[0]
-                self._observations[s] = step.observations[0]
+                channels.put(self._observations, [s], step.observations)
             self.lengths[s] = length

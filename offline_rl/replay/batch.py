@@ -14,14 +14,15 @@ from offline_rl.utils.random import Random
 class Batch:
     """B transitions. `discount` is gamma, 0 where the episode terminated, gamma**n for n steps.
 
+    Observations are a tensor, or one for each channel by name, pictures in uint8.
     Or B windows of H steps (`sequences.Windows`): every column is [B, H, …], and `real` is given.
     """
 
-    observations: Tensor  # [B, O]
+    observations: Any  # [B, O]
     actions: Tensor  # [B, A]
     rewards: Tensor  # [B]
     discount: Tensor  # [B]
-    next_observations: Tensor  # [B, O]
+    next_observations: Any  # [B, O]
     mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
     costs: Tensor | None = None  # [B]
     next_actions: Tensor | None = None  # [B, A]; at an episode's end the row's own action

@@ -6,6 +6,8 @@ following row, a row of its own where an episode ends.
     observations  | o0 o1 o2 | o0' o1' | … rows in time order … | extra rows: ends of episodes
     next_index    |  1  2  x |   4   y | …
 
+Where channels are observed they are tensors `observations/<channel>`, pictures in uint8.
+
 Sampling is a tensor program over `tensors()`, so that it runs inside the compiled update.
 """
 
@@ -23,6 +25,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
+from policies import channels
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -39,7 +42,7 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        observation_shape: tuple[int, ...],
+        observation_shape: Any,
         action_dim: int,
         capacity: int,
         *,
@@ -47,15 +50,22 @@ class ReplayBuffer:
         columns: Mapping[str, tuple[int, ...]] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """columns: the shape of a row of further batch columns."""
+        """observation_shape: or one for each channel by name.
+
+        columns: the shape of a row of further batch columns.
+        """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((streams, *shape), dtype=dtype, device=device)
 
+        def seen(shape: tuple[int, ...]) -> Tensor:
+            picture = channels.is_picture(shape)
+            return zeros(2 * capacity, *shape, dtype=torch.uint8 if picture else torch.float32)
+
+        observed = channels.each(seen, observation_shape)
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
         self.n_step, self.columns = 1, dict(columns or {})  # n_step: see `after`
-        self.data: Tensors = {
-            "observations": zeros(2 * capacity, *observation_shape),
+        self.data: Tensors = channels.flat({"observations": observed}) | {
             "next_index": zeros(capacity, dtype=torch.int32),
             "actions": zeros(capacity, action_dim),
             "rewards": zeros(capacity),
@@ -87,7 +97,8 @@ class ReplayBuffer:
         # a dropped row's observation may still be its predecessor's next: all observations are
         # kept, those of usable rows first, and for the predecessor the episode is cut
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
-        order = np.concatenate([rows, np.setdiff1d(np.arange(len(dataset.observations)), rows)])
+        every = np.arange(channels.size(dataset.observations))
+        order = np.concatenate([rows, np.setdiff1d(every, rows)])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         self = cls.__new__(cls)
@@ -99,9 +110,13 @@ class ReplayBuffer:
         def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
 
+        def seen(x: np.ndarray) -> Tensor:
+            picture = x.dtype == np.uint8
+            return put(x if same else x[order], torch.uint8 if picture else torch.float32)
+
         same = len(rows) == dataset.num_rows
-        self.data = {
-            "observations": put(dataset.observations if same else dataset.observations[order]),
+        observed = channels.each(seen, dataset.observations)
+        self.data = channels.flat({"observations": observed}) | {
             "next_index": put(place[dataset.next_index[rows]], torch.int32),
             "actions": put(dataset.actions[rows]),
             "rewards": put(dataset.rewards[rows]),
@@ -118,19 +133,22 @@ class ReplayBuffer:
     @staticmethod
     def bytes_for(dataset: Dataset) -> int:
         """What `from_dataset` keeps, further columns left out."""
-        observations = dataset.observations[0].size * len(dataset.observations)
+        parts = channels.parts(dataset.observations)
+        observations = sum(x.size * (1 if x.dtype == np.uint8 else 4) for x in parts)
         row = 4 * (dataset.actions.shape[1] + 2) + 2  # actions, reward, next index, two flags
-        return 4 * observations + row * dataset.num_rows
+        return observations + row * dataset.num_rows
 
-    def append(self, streams: int | np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+    def append(self, streams: int | np.ndarray, rows: Mapping[str, Any]) -> None:
         """Transitions, [T, …] by the names of a batch's columns: T of one stream, or one of each.
 
         streams: a number, or T different ones. Further columns may be left out: then the rows stay
         hidden until `release` gives them. Raises ValueError where a column is missing or unknown,
         or more is appended than fits.
         """
-        names = {"observations", "actions", "rewards", "terminated", "truncated"}
-        names.add("next_observations")
+        rows = channels.flat(rows)
+        names = {"actions", "rewards", "terminated", "truncated"}
+        for name in channels.flat({"observations": channels.of(self.data, "observations")}):
+            names |= {name, f"next_{name}"}
         hide = bool(self.columns) and rows.keys() == names
         if not hide and rows.keys() != names | self.columns.keys():
             expected = sorted(names | self.columns.keys())
@@ -145,8 +163,8 @@ class ReplayBuffer:
         place = (self.added[stream] + later) % self.capacity
         at, first, end = map(torch.from_numpy, (stream, place, place + self.capacity))
         for name, values in rows.items():
-            ends = name == "next_observations"
-            column = self.data["observations" if ends else name]
+            ends = name.startswith("next_observations")
+            column = self.data[name.removeprefix("next_") if ends else name]
             fresh = torch.from_numpy(np.ascontiguousarray(values))
             column[at, end if ends else first] = fresh.to(column)
         own = np.unique(stream)
@@ -194,11 +212,16 @@ class ReplayBuffer:
 
         end = int(self.added[stream])
         place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
-        after = self.data["observations"][stream, place + self.capacity].cpu().numpy()
-        names = ("observations", "actions", "rewards", "terminated", "truncated")
+        seen = channels.of(self.data, "observations")
+
+        def at(rows: Tensor) -> Any:
+            return channels.each(lambda x: x[stream, rows].cpu().numpy(), seen)
+
+        names = ("actions", "rewards", "terminated", "truncated")
         rows: dict[str, Any] = {n: self.data[n][stream, place].cpu().numpy() for n in names}
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
+        rows["observations"], after = at(place), at(place + self.capacity)
         return Dataset.from_arrays(**rows, next_observations=after)
 
     def everything(self, stream: int) -> Dataset:
@@ -210,9 +233,13 @@ class ReplayBuffer:
         rows = min(int(self.added[stream]), self.capacity)
         left_out = ("size", "oldest", "newest", "next_index")
         kept = {k: v[stream, :rows] for k, v in self.data.items() if k not in left_out}
-        ends = self.data["observations"][stream, self.capacity : self.capacity + rows]
+        ends = {
+            f"next_{k}": v[stream, self.capacity : self.capacity + rows]
+            for k, v in self.data.items()
+            if k.startswith("observations")
+        }
         counts = torch.tensor([c[stream] for c in (self.added, self.sizes, self.hidden)])
-        return kept | {"next_observations": ends, "added": counts}
+        return kept | ends | {"added": counts}
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
         """Puts back what `filled` gave for one stream."""
@@ -221,8 +248,9 @@ class ReplayBuffer:
         counts = added if len(added) == 3 else [added[0], count, 0]
         self.added[stream], self.sizes[stream], self.hidden[stream] = counts
         for name, value in rows.items():
-            if name == "next_observations":
-                self.data["observations"][stream, self.capacity : self.capacity + count] = value
+            if name.startswith("next_observations"):
+                column = self.data[name.removeprefix("next_")]
+                column[stream, self.capacity : self.capacity + count] = value
             elif name != "added":
                 self.data[name][stream, :count] = value
         self._count()
@@ -248,13 +276,18 @@ class ReplayBuffer:
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         rewards, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(
-            observations=data["observations"][rows],
+            observations=observed(data, rows),
             actions=data["actions"][rows],
             rewards=rewards,
             discount=factor,
-            next_observations=data["observations"][data["next_index"][last]],
+            next_observations=observed(data, data["next_index"][last]),
             **columns,
         )
+
+
+def observed(data: Tensors, rows: Tensor) -> Any:
+    """What is seen in `rows`: a tensor, or one for each channel by name."""
+    return channels.take(channels.of(data, "observations"), rows)
 
 
 def n_step(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.buffer import Tensors
+from offline_rl.replay.buffer import Tensors, observed
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
@@ -68,11 +68,11 @@ class Chunks:
         after = following if before is None else torch.cat([before, following], 1)
         columns: dict[str, Any] = {name: data[name][present] for name in COLUMNS if name in data}
         return Batch(
-            observations=data["observations"][seen],
+            observations=observed(data, seen),
             actions=data["actions"][rows],
             rewards=rewards,
             discount=discount**count * (1 - data["terminated"][last]),
-            next_observations=data["observations"][after],
+            next_observations=observed(data, after),
             real=real,
             **columns,
         )

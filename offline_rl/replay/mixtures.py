@@ -14,6 +14,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import ReplayBuffer, Tensors
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
+from policies import channels
 
 
 class WithExpert:
@@ -96,7 +97,7 @@ class Mixture:
 def columns_of(parts: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
     """A batch of the columns that all of `parts` have, each joined."""
     columns: dict[str, Any] = {
-        name: join(*(getattr(part, name) for part in parts))
+        name: channels.each(join, *(getattr(part, name) for part in parts))
         for name in parts[0].__dataclass_fields__
         if all(getattr(part, name) is not None for part in parts)
     }

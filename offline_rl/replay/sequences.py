@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.buffer import Tensors, steps
+from offline_rl.replay.buffer import Tensors, observed, steps
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
@@ -67,11 +67,11 @@ class Windows:
         _, rows, real = windows(data, start, 1, self.length)
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         return Batch(
-            observations=data["observations"][rows],
+            observations=observed(data, rows),
             actions=data["actions"][rows],
             rewards=data["rewards"][rows],
             discount=discount * (1 - data["terminated"][rows]),
-            next_observations=data["observations"][data["next_index"][rows]],
+            next_observations=observed(data, data["next_index"][rows]),
             real=real,
             **columns,
         )

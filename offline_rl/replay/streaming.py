@@ -21,6 +21,8 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
+from policies import channels
+from policies.channels import Observations
 
 AHEAD = 64  # updates, about, whose batches are on the device at a time
 
@@ -34,7 +36,7 @@ class Stream:
         seeds: Sequence[int],
         batch_size: int,
         *,
-        normalise: Callable[[np.ndarray], np.ndarray],
+        normalise: Callable[[Observations], Observations],
         columns: Mapping[str, np.ndarray],
         period: int = 1,
         device: torch.device | str = "cpu",
@@ -66,10 +68,11 @@ class Stream:
             drawn = vmap(vmap(draw, (None, 0)), (0, None))(seeds, updates)  # [S, ahead, B]
         rows, data = self.rows[drawn.numpy()], self.dataset
         host = {name: values[rows] for name, values in self.columns.items()}
-        host["observations"] = self.normalise(data.observations[rows])
-        host["next_observations"] = self.normalise(data.observations[data.next_index[rows]])
+        for word, at in (("observations", rows), ("next_observations", data.next_index[rows])):
+            host |= channels.flat({word: self.normalise(channels.take(data.observations, at))})
         host["going_on"] = 1 - data.terminated[rows].astype(np.float32)
-        tensors = {k: torch.from_numpy(np.asarray(v, np.float32)) for k, v in host.items()}
+        kinds = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
+        tensors = {k: torch.from_numpy(np.asarray(v, kinds[k])) for k, v in host.items()}
         return {k: v.pin_memory() if torch.cuda.is_available() else v for k, v in tensors.items()}
 
     def ready(self, update: int) -> None:
@@ -96,4 +99,4 @@ class Stream:
         random.site += 1  # that of the rows, drawn by `gather`
         row = (random.update % self.ahead)[None]  # an index of no axes would ask for its value
         now: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
-        return Batch(discount=discount * now.pop("going_on"), **now)
+        return Batch(discount=discount * now.pop("going_on"), **channels.nested(now))

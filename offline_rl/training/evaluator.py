@@ -14,7 +14,8 @@ from envs import VectorEnv
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies.normaliser import Normaliser
+from policies import channels
+from policies.channels import Observations
 
 Moment = dict[str, Any]  # the counts of updates and environment steps, and the clock
 
@@ -31,7 +32,13 @@ class Evaluator:
     """Runs at most one evaluation at a time; `begin` it, `finish` it later."""
 
     def __init__(
-        self, engine: Engine, env: VectorEnv, normaliser: Normaliser, episodes: int, *, beside: bool
+        self,
+        engine: Engine,
+        env: VectorEnv,
+        normaliser: Callable[[Observations], Observations],
+        episodes: int,
+        *,
+        beside: bool,
     ) -> None:
         """env: `episodes` environments of each seed. beside: in a thread of its own."""
         self.env, self.normaliser, self.episodes = env, normaliser, episodes
@@ -79,11 +86,13 @@ class Evaluator:
         torch.set_flush_denormal(True)  # a thread's own setting
         env, count, groups, broken = self.env, self.episodes, self.groups, set[int]()
 
-        def act(observations: np.ndarray) -> np.ndarray:
+        def of_seeds(x: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(x).reshape(groups, count, *x.shape[1:])
+
+        def act(observations: Observations) -> np.ndarray:
             if self._abandoned.is_set():
                 raise InterruptedError("the training has stopped")
-            batch = torch.from_numpy(observations).reshape(groups, count, *env.observation_shape)
-            actions = self._policies(batch)
+            actions = self._policies(channels.each(of_seeds, observations))
             broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
             return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).numpy()
 

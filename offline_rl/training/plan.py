@@ -11,6 +11,8 @@ import torch
 import envs
 from envs import Task
 from offline_rl.algorithms.common.registry import (
+    algorithm_class,
+    algorithm_names,
     prepared,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
@@ -25,7 +27,7 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
-from policies import Spec
+from policies import Spec, channels
 from policies.heads.head import kinds
 
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
@@ -129,6 +131,13 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     spec = specification(chosen.task, env, dataset, expert)
     if env is not None:
         env.close()
+    if spec.lone is None and algorithm.vector_only:
+        able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
+        raise UserError(
+            f"{options.algorithm} sees one vector only, and what is observed here is "
+            f"{seen(spec)}: choose vectors with observation_keys=, or take "
+            f"{' or '.join(able) or 'another algorithm'}"
+        )
     learner = algorithm(spec, next(iter(settings.values())), interaction=how)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
         raise UserError(
@@ -191,18 +200,17 @@ def specification(
     if env is not None:
         told.append((f"task {task.name}", spec_of(env)))
     first, spec = told[0]
-    obs, act = spec.observation_shape, spec.action_dim
-    if len(obs) != 1:
+    if spec.lone is not None and len(spec.observation_shape) != 1:
         raise UserError(
-            f"{first} has observations {list(obs)} and {act} actions: what is learnt from are "
-            "vectors of at least one number; choose arrays with observation_keys=, or flatten them"
+            f"{first} has observations {seen(spec)} and {spec.action_dim} actions: what is learnt "
+            "from are vectors of at least one number, or named channels; choose arrays with "
+            "observation_keys=, or flatten them"
         )
     for name, own in told[1:]:
-        own_obs, own_act = own.observation_shape, own.action_dim
-        if (obs, act) != (own_obs, own_act):
+        if (spec.seen, spec.action_dim) != (own.seen, own.action_dim):
             raise UserError(
-                f"{first} has observations {list(obs)} and {act} actions, {name} has "
-                f"{list(own_obs)} and {own_act}: data of another "
+                f"{first} has observations {seen(spec)} and {spec.action_dim} actions, {name} has "
+                f"{seen(own)} and {own.action_dim}: data of another "
                 "task? Use its own task, or task=none to train only"
             )
         if spec.rate_hz and own.rate_hz and abs(own.rate_hz / spec.rate_hz - 1) > 0.01:
@@ -217,14 +225,21 @@ def specification(
 
 def described(data: Dataset) -> Spec:
     """What a data set's file says of its numbers. Raises UserError where there are none."""
-    obs, act = data.observations.shape[1:], data.actions.shape[1]
-    if not obs or not min(obs) or not act:
+    obs, act = channels.shapes(data.observations), data.actions.shape[1]
+    if not act or not all(shape and min(shape) for shape in channels.parts(obs)):
         raise UserError(
-            f"{data.path or data.name} has observations {list(obs)} and {act} actions: what is "
-            "learnt from are vectors of at least one number; choose arrays with "
+            f"{data.path or data.name} has observations {channels.each(list, obs)} and {act} "
+            "actions: what is learnt from are vectors of at least one number; choose arrays with "
             "observation_keys=, or flatten them"
         )
     return data.spec or Spec(obs, act)
+
+
+def seen(spec: Spec) -> str:
+    """The shape of what is observed, in words."""
+    if spec.lone is not None:
+        return str(list(spec.lone.shape))
+    return ", ".join(f"{channel.name} {list(channel.shape)}" for channel in spec.channels)
 
 
 def description(plan: Plan, name: str) -> dict[str, Any]:

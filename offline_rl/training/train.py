@@ -47,7 +47,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
 from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
-from policies import Spec
+from policies import Spec, channels
 
 
 def train(
@@ -133,7 +133,7 @@ def train_group(
     device = hardware.device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     if plan.start is None:
-        transform = Transform.fit(plan.cfg, data, plan.spec.observation_shape)
+        transform = Transform.fit(plan.cfg, data, plan.spec.seen)
     else:
         transform = begun_with(plan.start, seeds, plan.spec)
     sources = sources_of(plan, data, transform, seeds, device)
@@ -250,13 +250,19 @@ def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
     """The transform of the run that is gone on from. Raises UserError where it does not fit."""
     _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
     transform = Transform.from_json(progress["transform"])
-    shape = transform.normaliser.mean.shape
-    if shape != spec.observation_shape:
-        raise UserError(
-            f"{start.run} learnt from observations {list(shape)}, the task has "
-            f"{list(spec.observation_shape)}: fine-tune it on its own task"
-        )
-    return transform
+    if fits(transform, spec):
+        return transform
+    learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
+    raise UserError(
+        f"{start.run} learnt from observations {learnt}, the task has "
+        f"{channels.each(list, spec.seen)}: fine-tune it on its own task"
+    )
+
+
+def fits(transform: Transform, spec: Spec) -> bool:
+    """Whether it normalises what `spec` says is seen."""
+    shape = channels.each(lambda part: part.mean.shape, transform.parts)
+    return shape == (spec.seen if spec.lone else {c.name: c.shape for c in spec.vectors})
 
 
 def go_on(engine: Engine, start: Start) -> None:

@@ -378,6 +378,5 @@ def bundled(
     module: Any = algorithm.modules[algorithm.policy]
     names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
     spec = replace(algorithm.spec, **{name: getattr(module, name) for name in names})
-    normalisers = {channel.name: transform.normaliser for channel in spec.vectors}
     kind, arguments = type(module).__name__, module.arguments
-    return Bundle(spec, kind, arguments, dict(weights), normalisers, dict(provenance))
+    return Bundle(spec, kind, arguments, dict(weights), transform.parts, dict(provenance))

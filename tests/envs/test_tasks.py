@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 
 import envs
 from envs import tasks
@@ -66,7 +66,7 @@ def test_the_suites_are_complete() -> None:
         assert all(f"{runner}-{quality}-v2" in cards for quality in [*qualities, "full-replay"])
 
 
-SUITES = {"d4rl": 183, "neorl2": 8, "gym": 26, "d5rl": 3, "push": 10, "fetch": 6, "ogbench": 2}
+SUITES = {"d4rl": 183, "neorl2": 8, "gym": 26, "d5rl": 3, "push": 11, "fetch": 6, "ogbench": 2}
 
 
 def test_cards_state_what_was_published() -> None:
@@ -315,3 +315,63 @@ def test_an_environment_in_a_file_is_a_task(
     (tmp_path / "json.py").write_text(OWN)
     with pytest.raises(ValueError, match="another module's name"):
         envs.task("env:json.py:Point")
+
+
+class Seeing(Line):
+    """The same line with a picture of where the point is, and its place beside it."""
+
+    observation_space = Dict(
+        {"picture": Box(0, 255, (4, 6, 3), np.uint8), "place": Box(-np.inf, np.inf, (1,))}
+    )
+
+    def reset(self, **keys: Any) -> tuple:
+        place, info = super().reset(**keys)
+        return self.seen(place), info
+
+    def step(self, action: np.ndarray) -> tuple:
+        place, *rest = super().step(action)
+        return self.seen(place), *rest
+
+    def seen(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        picture = np.full((4, 6, 3), int(10 * place[0]), np.uint8)
+        return {"place": place.astype(np.float64), "picture": picture}
+
+
+def test_a_dict_of_boxes_is_named_channels_pictures_in_bytes(line: str) -> None:
+    envs.register("seeing", Seeing, max_episode_steps=4)
+    env, alone = envs.make_vector("seeing", 2), envs.make_vector("line", 2)
+    assert env.observation_shape == {"picture": (4, 6, 3), "place": (1,)}
+    seen, places = env.reset([3, 4]), alone.reset([3, 4])
+    for _ in range(4):
+        assert seen["place"].dtype == np.float32
+        np.testing.assert_array_equal(seen["place"], places)
+        assert seen["picture"].dtype == np.uint8
+        assert seen["picture"].shape == (2, 4, 6, 3)
+        np.testing.assert_array_equal(seen["picture"][:, 0, 0, 0], (10 * places[:, 0]).astype(int))
+        actions = np.array([[-1.0], [-0.5]])
+        seen, places = env.step(actions).observations, alone.step(actions).observations
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (Box(0, 255, (3, 4, 6), np.uint8), r"picture is \[height, width, colours\]"),
+        (Box(0, 1, (4, 6, 3), np.float32), "of uint8"),
+        (Discrete(3), "a Box is needed"),
+    ],
+)
+def test_a_dict_with_a_member_that_is_no_channel_is_refused(
+    line: str, space: Any, sentence: str
+) -> None:
+    made = type("Odd", (Seeing,), {"observation_space": Dict({"view": space})})
+    envs.register("odd", made, max_episode_steps=4)
+    with pytest.raises(ValueError, match=sentence):
+        envs.make_vector("odd", 1)
+
+
+def test_a_single_environment_of_channels_says_its_space_and_keeps_to_it() -> None:
+    env = envs.make("push/standard-pixels")
+    seen, _ = env.reset(seed=0)
+    assert env.observation_space.contains(seen)
+    assert env.observation_space.contains(env.step(env.action_space.sample())[0])
+    assert env.observation_space["picture"].dtype == np.uint8

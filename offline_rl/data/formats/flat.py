@@ -5,7 +5,8 @@
               episode_terminals mark ends of either kind
     DSRL      the same and costs; github.com/liuzuxin/DSRL
     NeoRL-2   NPZ: obs action reward done truncated next_obs [index]; github.com/polixir/NeoRL2
-    plain     any of these words, terminated and truncated for terminals and timeouts
+    plain     any of these words, terminated and truncated for terminals and timeouts; where there
+              are several channels, observations/<channel> and so on
 
 Stored next observations are used, so that a time-out row stays a transition and bootstraps; D4RL's
 own loader ignores them and drops the row (`d4rl_compatible=True` does the same). Two suites' flags
@@ -26,6 +27,8 @@ from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
 from offline_rl.data.formats.common import Columns, Found, ReadOptions, flag
 from offline_rl.utils.errors import UserError
+from policies import channels
+from policies.channels import Observations
 
 WORDS = {  # ours -> what files call it, the first one found is meant
     "observations": ("observations", "obs"),
@@ -101,8 +104,11 @@ def recognise(raw: Raw) -> tuple[str, dict[str, str], list[str]]:
     keys = {}
     for word, candidates in words.items():
         found = [key for key in candidates if key in raw.keys]
+        groups = [key for key in raw.keys if key.startswith(f"{candidates[0]}/")]
         if found:
             keys[word] = found[0]
+        elif groups and word.endswith("observations"):
+            keys |= {key: key for key in groups}
         elif word in REQUIRED:
             sentences.append(f"{raw.where}: {_missing(candidates, raw)}")
     name = "NeoRL-2" if neorl2 else "unknown" if sentences else _suite(raw, keys)
@@ -143,8 +149,12 @@ def qlearning_rows(
     return kept
 
 
-def jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
+def jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
     """[N] bool: the next observation is further than JUMP from the next row's; the last is not."""
+    return channels.anywhere(channels.each(_jumps, observations, next_observations))
+
+
+def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
     num_rows = len(observations)
     found = np.zeros(num_rows, bool)
     after = observations.reshape(num_rows, -1)[1:]
@@ -192,7 +202,7 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
 def _suite(raw: Raw, keys: Mapping[str, str]) -> str:
     if "infos/goal" in raw.keys and "truncated" in keys:
         return "maze"
-    if "truncated" not in keys and "next_observations" not in keys:
+    if keys.keys() & {"truncated", "next_observations"} == set() and "observations" in keys:
         widths = tuple(raw.shape(keys[word])[-1:] for word in ("observations", "actions"))
         if widths == ((KITCHEN[0],), (KITCHEN[1],)):
             return "kitchen"
@@ -224,6 +234,6 @@ def _time_outs(columns: Mapping[str, np.ndarray], max_episode_steps: int | None)
         for end in [*np.flatnonzero(ended), len(ended)]:
             truncated[start + max_episode_steps - 1 : end : max_episode_steps] = True
             start = end + 1
-    elif "next_observations" in columns:
-        truncated = jumps(columns["observations"], columns["next_observations"]) & ~ended
+    elif (stored := channels.of(columns, "next_observations")) is not None:
+        truncated = jumps(channels.of(columns, "observations"), stored) & ~ended
     return truncated

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from offline_rl.data.dataset import Dataset
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
+from policies import channels
+from policies.channels import Observations
 
 Scalar = str | int | float | bool
 Following = Literal["all", "final", "none"]
@@ -59,8 +61,8 @@ def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]
     """The data set in D4RL's words."""
     if next_observations not in ("all", "final", "none"):
         raise UserError(f"next_observations={next_observations!r}: all, final or none is expected.")
-    found = {
-        "observations": data.observations[: data.num_rows],
+    found: dict[str, Any] = {
+        "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
         "rewards": data.rewards,
         "terminals": data.terminated,
@@ -71,10 +73,10 @@ def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]
         found["next_observations"] = data.next_observations
     elif next_observations == "final":
         found["final_observations"] = final_observations(data)
-    return found
+    return channels.flat(found)
 
 
-def final_observations(data: Dataset) -> np.ndarray:
+def final_observations(data: Dataset) -> Observations:
     """[E, *obs]: what follows each episode's last row. Raises UserError if that is not all."""
     inside = ~(data.terminated | data.truncated)
     if (data.next_index != np.arange(1, data.num_rows + 1))[inside].any():
@@ -82,4 +84,4 @@ def final_observations(data: Dataset) -> np.ndarray:
             f"{data.path or data.name}: a next observation inside an episode is not the next row's "
             f"observation, which only a column of all next observations keeps."
         )
-    return data.next_observations[data.episode_ends]
+    return channels.take(data.next_observations, data.episode_ends)

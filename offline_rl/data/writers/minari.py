@@ -19,6 +19,8 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.writers.d4rl import Scalar, final_observations
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import folder_atomically, write_atomically, write_text
+from policies import channels
+from policies.channels import Observations
 
 IDENTITY = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
 FORMAT, WITH_RAW_PICTURES = "0.5.0", "0.5.4"  # the version that can read it; 0.5.4 knows raw ones
@@ -52,18 +54,18 @@ def write_minari(
             f"{path}: Minari looks for {name} in a folder of that name: end the path so."
         )
     final = final_observations(data)
-    pictures = data.observations.dtype == np.uint8
+    pictures = any(part.dtype == np.uint8 for part in channels.parts(data.observations))
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=("earliest", "v110"), track_order=True) as file:
         spans = zip(data.episode_starts, data.episode_ends + 1, strict=True)
         for number, (start, stop) in enumerate(spans):
-            observations = np.concatenate(
-                [data.observations[start:stop], final[number : number + 1]]
+            inside, after = slice(start, stop), slice(number, number + 1)
+            observations = channels.concatenate(
+                (channels.take(data.observations, inside), channels.take(final, after))
             )
             group = file.create_group(f"episode_{number}")
             group.attrs.update({"id": number, "total_steps": stop - start})
-            arrays = {
-                "observations": observations,
+            arrays = channels.flat({"observations": observations}) | {
                 "actions": data.actions[start:stop],
                 "rewards": data.rewards[start:stop],
                 "terminations": data.terminated[start:stop],
@@ -81,7 +83,7 @@ def write_minari(
         "total_steps": data.num_rows,
         "data_format": "hdf5",
         "jpeg_encoding": False,
-        "observation_space": json.dumps(_observation_space(data)),
+        "observation_space": json.dumps(_observation_space(data.observations)),
         "action_space": json.dumps(_box((data.actions.shape[1],), "float32", -1.0, 1.0)),
         "dataset_id": name,
         "minari_version": WITH_RAW_PICTURES if pictures else FORMAT,
@@ -99,9 +101,12 @@ def write_minari(
     return path
 
 
-def _observation_space(data: Dataset) -> dict[str, object]:
-    shape = data.observations.shape[1:]
-    if data.observations.dtype == np.uint8:
+def _observation_space(observations: Observations) -> dict[str, object]:
+    if isinstance(observations, Mapping):
+        inner = {name: _observation_space(part) for name, part in sorted(observations.items())}
+        return {"type": "Dict", "subspaces": inner}
+    shape = observations.shape[1:]
+    if observations.dtype == np.uint8:
         return _box(shape, "uint8", 0, 255)
     return _box(shape, "float32", -np.inf, np.inf)
 

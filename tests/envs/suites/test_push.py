@@ -1,5 +1,7 @@
 """The pushed puck: arms by hand, the expert's successes, and what its skill does."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,53 @@ def test_the_picture_shows_puck_and_goal_where_they_are():
     np.testing.assert_allclose([x, y], env._qpos[0, -2:], atol=0.01)
     env._goals[0] += [0.1, 0]
     assert (env.render() != picture).any()
+
+
+@pytest.mark.parametrize("arm", ["standard", "three"])
+def test_pictures_and_the_arms_own_state_are_of_the_same_world_as_the_vector(arm: str):
+    seen, known = envs.make_vector(f"push/{arm}-pixels", 3), envs.make_vector(f"push/{arm}", 3)
+    pictures, vectors = seen.reset(range(3)), known.reset(range(3))
+    actor, watcher = PushExpert(known, 0.4, seed=5), PushExpert(seen, 0.4, seed=5)
+    for _ in range(8):
+        felt = pictures["state"].shape[1]
+        np.testing.assert_array_equal(pictures["state"], vectors[:, :felt])
+        np.testing.assert_array_equal(pictures["picture"], [known.render(k) for k in range(3)])
+        actions = actor(vectors)
+        np.testing.assert_array_equal(watcher(pictures), actions)
+        vectors, pictures = known.step(actions).observations, seen.step(actions).observations
+    assert felt == seen.observation_shape["state"][0] == 3 * (2 if arm == "standard" else 3) + 2
+
+
+def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
+    """By hand: a pixel's share of a disc or a ring grows over one pixel's width at its rim."""
+    env = Push(1)
+    env.reset([7])
+    x, y = np.meshgrid(
+        (np.arange(96) + 0.5) * 0.9 / 96 - 0.15, 0.45 - (np.arange(96) + 0.5) * 0.9 / 96
+    )
+    arm, puck, goal = points(env.arm, env._qpos[:, :-2])[0], env._qpos[0, -2:], env._goals[0]
+    expected = np.full((96, 96, 3), 235.0)
+
+    def paint(distance: np.ndarray, colour: tuple[int, int, int]) -> None:
+        share = (0.5 - distance / (0.9 / 96)).clip(0, 1)[..., None]
+        expected[:] = np.floor(expected * (1 - share) + np.array(colour) * share)
+
+    paint(abs(np.hypot(x - goal[0], y - goal[1]) - 0.04) - 0.008, (60, 160, 80))
+    paint(np.hypot(x - puck[0], y - puck[1]) - 0.04, (205, 75, 60))
+    for start, end in zip(arm[:-1], arm[1:], strict=True):
+        way = np.stack([x, y], -1) - start
+        share = ((way @ (end - start)) / ((end - start) @ (end - start))).clip(0, 1)[..., None]
+        paint(np.linalg.norm(way - share * (end - start), axis=-1) - 0.015, (70, 80, 105))
+    paint(np.hypot(x - arm[-1, 0], y - arm[-1, 1]) - 0.02, (25, 30, 45))
+    assert abs(env.render() - expected).max() <= 1  # rounding of the last digit
+
+
+@pytest.mark.slow
+def test_a_core_draws_two_thousand_pictures_a_second():
+    env = Push(50)
+    env.reset(range(50))
+    started = time.process_time()
+    for _ in range(10):
+        for k in range(50):
+            env.render(k)
+    assert 500 / (time.process_time() - started) > 2000

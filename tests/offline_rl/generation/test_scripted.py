@@ -52,6 +52,21 @@ def test_without_noise_every_goal_is_reached():
     assert min(map(len, visited)) >= 12
 
 
+def test_a_set_may_have_pictures_and_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, name = module.load_recipe, "standard-pixels-expert"
+    assert whole("push").rows_of == {name: 10_000}
+    monkeypatch.setattr(module, "load_recipe", lambda n: replace(whole(n), rows_of={name: 60}))
+    monkeypatch.setattr(roll, "BATCH", 2)
+    generate(recipe="push", out=str(tmp_path / "push"), qualities=[name], show=False)
+    data = load(f"push/{name}", tmp_path)
+    assert data.num_rows == 60
+    assert data.observations["picture"].dtype == np.uint8
+    assert data.observations["picture"].shape[1:] == (96, 96, 3)
+    assert data.observations["state"].shape[1:] == (8,)
+    ink = (data.observations["picture"] < 200).any(-1).mean((1, 2))  # arm, puck and goal
+    assert ((ink > 0.01) & (ink < 0.3)).all()
+
+
 def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
     folder = tmp_path / "push"
     wanted = ["standard-expert", "standard-medium"]

@@ -1,0 +1,34 @@
+"""What algorithms share that may be shown pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from torch import nn
+
+from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction
+from offline_rl.utils.options import Count
+from policies.heads.seeing import Seeing
+from policies.networks.encoders import Kind
+from policies.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeeingConfig(BaseConfig):
+    """How pictures are looked at, where there are any; each camera has an encoder of its own."""
+
+    encoder: Kind = "conv"  # three convolutions, or ResNet18 with GroupNorm
+    keypoints: Count = 32  # places in a picture that are told on
+    crop: Annotated[Fraction, BUILT] = 0.875  # share of its sides cut out, at random while learning
+
+
+def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
+    """`head` on the one vector, or on what `cfg`'s encoders make of all channels.
+
+    arguments: of `head`, as JSON takes them, but for the size of its observation.
+    """
+    if spec.lone is not None:
+        return head(spec.observation_dim, **arguments)
+    encoder = {"kind": cfg.encoder, "keypoints": cfg.keypoints, "crop": cfg.crop}
+    return Seeing(spec.seen, head.__name__, arguments, encoder)

@@ -1,0 +1,129 @@
+"""Named channels on their way into a batch: pictures stay bytes, rows stay together."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offline_rl.data import Dataset
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.chunks import Chunks
+from offline_rl.replay.mixtures import Mixture
+from offline_rl.replay.sequences import Windows
+from offline_rl.replay.streaming import Stream
+from offline_rl.utils.random import Random
+
+ROWS = 12
+SHAPES = {"picture": (2, 2, 3), "state": (1,)}
+
+
+def seen(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Observations that say their number in every channel."""
+    pictures = np.broadcast_to(numbers[:, None, None, None], (len(numbers), 2, 2, 3))
+    return {
+        "picture": pictures.astype(np.uint8),
+        "state": numbers[:, None].astype(np.float32),
+    }
+
+
+def data(start: int = 0) -> Dataset:
+    """Row k shows start + k, what follows an episode 100 + k; episodes of four rows."""
+    rows = np.arange(ROWS)
+    following = np.where(rows % 4 == 3, 100 + rows, start + rows + 1)
+    return Dataset.from_arrays(
+        seen(start + rows),
+        np.zeros((ROWS, 1)),
+        rows.astype(float),
+        np.zeros(ROWS, bool),
+        rows % 4 == 3,
+        seen(following),
+    )
+
+
+def draw(source: Any, size: int = 64) -> Any:
+    tensors = source.tensors()
+    one = torch.utils._pytree.tree_map(lambda x: x[0], tensors)
+    random = Random(torch.tensor(0), torch.tensor(0))
+    return source.sample(one, random, size, 0.9)
+
+
+def check(batch: Any) -> None:
+    """Both channels of an observation show the same number, the next one's the one after it."""
+    for observations in (batch.observations, batch.next_observations):
+        assert list(observations) == ["picture", "state"]
+        assert observations["picture"].dtype == torch.uint8
+        assert observations["picture"].shape[-3:] == (2, 2, 3)
+        shown = observations["picture"].flatten(-3).float()
+        assert (shown == observations["state"]).all()
+
+
+def test_a_batch_has_both_channels_of_the_same_rows() -> None:
+    batch = draw(ReplayBuffer.from_dataset(data()))
+    check(batch)
+    now, after = batch.observations["state"][:, 0], batch.next_observations["state"][:, 0]
+    expected = torch.where(now % 4 == 3, 100 + now, now + 1)
+    torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.parametrize("ratio", [0.25, None])
+def test_a_mixture_keeps_the_channels_of_a_row_together(ratio: float | None) -> None:
+    first, second = (ReplayBuffer.from_dataset(data(start)) for start in (0, 50))
+    batch = draw(Mixture(first, second, ratio))
+    check(batch)
+    assert (batch.observations["state"] < 50).any()
+    assert (batch.observations["state"] >= 50).any()
+
+
+def test_windows_and_chunks_have_every_step_in_every_channel() -> None:
+    buffer = ReplayBuffer.from_dataset(data())
+    windows = draw(Windows(buffer, 3))
+    assert windows.observations["picture"].shape == (64, 3, 2, 2, 3)
+    check(windows)
+    chunks = draw(Chunks(buffer, history=2, window=4, executed=2))
+    assert chunks.observations["picture"].shape == (64, 2, 2, 2, 3)
+    check(chunks)
+
+
+def test_a_stream_gives_the_buffers_batches() -> None:
+    stream = Stream(data(), [0], 64, normalise=lambda x: x, columns={})
+    streamed, held = draw(stream), draw(ReplayBuffer.from_dataset(data()))
+    for name in SHAPES:
+        assert streamed.observations[name].dtype == held.observations[name].dtype
+        torch.testing.assert_close(streamed.observations[name], held.observations[name])
+        torch.testing.assert_close(streamed.next_observations[name], held.next_observations[name])
+
+
+def test_appended_rows_and_a_checkpoint_keep_pictures_as_bytes() -> None:
+    buffer = ReplayBuffer(SHAPES, 1, 8)
+    for k in range(3):
+        rows = {
+            "observations": seen(np.array([k])),
+            "next_observations": seen(np.array([k + 1])),
+            "actions": np.zeros((1, 1)),
+            "rewards": np.array([k]),
+            "terminated": np.array([False]),
+            "truncated": np.array([k == 2]),
+        }
+        buffer.append(0, rows)
+    stored, other = buffer.filled(0), ReplayBuffer(SHAPES, 1, 8)
+    assert stored["next_observations/picture"].dtype == torch.uint8
+    other.load(0, stored)
+    for each in (buffer, other):
+        check(draw(each))
+        newest = each.newest(0, 3)
+        assert newest.observations["state"][:3, 0].tolist() == [0, 1, 2]
+        assert newest.next_observations["picture"][:, 0, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_a_channel_that_is_missing_from_appended_rows_is_refused() -> None:
+    rows = {"observations": {"state": np.zeros((1, 1))}, "rewards": np.zeros(1)}
+    with pytest.raises(ValueError, match="observations/picture"):
+        ReplayBuffer(SHAPES, 1, 8).append(0, rows)
+
+
+def test_a_picture_takes_a_byte_a_number() -> None:
+    counted = ReplayBuffer.bytes_for(data())
+    made = ReplayBuffer.from_dataset(data()).data
+    held = sum(x.nbytes for name, x in made.items() if name not in ("size", "oldest", "newest"))
+    assert counted == held

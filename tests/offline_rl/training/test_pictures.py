@@ -1,0 +1,95 @@
+"""From an environment's pictures to a policy that sees: data, training, bundle, evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import envs
+import policies
+from envs.experts.push import PushExpert
+from envs.suites.push import Push
+from offline_rl import Dataset, train
+from offline_rl.data.writers.d4rl import write
+from offline_rl.evaluation.evaluate import evaluate
+from offline_rl.generation.store import record_episodes
+from offline_rl.utils.errors import UserError
+from policies import channels
+
+TASK = "push/standard-pixels"
+SMALL: dict[str, Any] = {"algorithm.hidden": [16], "algorithm.keypoints": 4, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    env = envs.make_vector(TASK, 2)
+    episodes = record_episodes(env, PushExpert(env, seed=0), 0)
+    whole = {k: channels.concatenate([e[k] for e in episodes]) for k in episodes[0]}
+    return Dataset.from_arrays(**whole)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Push, "max_episode_steps", 10)
+
+
+def learn(out: Path, data: Any, **keys: Any) -> Any:
+    given = {"algorithm": "bc", "task": TASK, "dataset": data, "num_updates": 4, "seeds": 1}
+    given |= SMALL | {"eval_episodes": 2, "compile": "never", "device": "cpu", "out": str(out)}
+    return train(**(given | keys), show=False)
+
+
+def test_a_policy_is_cloned_from_pictures_evaluated_and_leaves_as_a_bundle(
+    tmp_path: Path, data: Dataset
+) -> None:
+    path = write(data, tmp_path / "data.hdf5", next_observations="final")
+    result = learn(tmp_path / "runs", str(path))
+    played = result.results[0]["returns"]
+    assert len(played) == 2
+    file = result.path / "seed_0" / "policy.bundle"
+    policy = policies.load(file)
+    assert policy.spec.seen == {"picture": (96, 96, 3), "state": (8,)}
+    assert policy.bundle.normalisers.keys() == {"state"}
+    seen = channels.take(data.observations, slice(3))
+    chunk, _ = policy.act(seen)
+    assert chunk.shape == (3, 1, 2)
+    dark = {**seen, "picture": seen["picture"] // 2}
+    assert (policy.act(dark)[0] != chunk).any()
+    told = json.loads(evaluate(run=str(file), episodes=2, json=True))
+    assert told["bundles"][0]["returns"] == played
+
+
+def test_stacked_seeds_learn_from_pictures_what_single_ones_learn(
+    tmp_path: Path, data: Dataset
+) -> None:
+    keys = {"task": "none"}
+    both = learn(tmp_path / "both", data, seeds=[0, 1], **keys)
+    for seed in (0, 1):
+        alone = learn(tmp_path / f"alone{seed}", data, seeds=[seed], **keys)
+        first, second = (
+            policies.load(each.path / f"seed_{seed}" / "policy.bundle").bundle.weights
+            for each in (both, alone)
+        )
+        for name, weight in first.items():
+            np.testing.assert_allclose(second[name], weight, atol=1e-5, err_msg=name)
+
+
+def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data: Dataset) -> None:
+    with pytest.raises(UserError, match=r"td3_bc sees one vector only.*picture \[96, 96, 3\]") as e:
+        train(algorithm="td3_bc", task=TASK, dataset=data, num_updates=2, out=str(tmp_path))
+    assert "bc" in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data: Dataset) -> None:
+    part = channels.take(data.observations, slice(data.num_rows))
+    rest = (data.actions, data.rewards, data.terminated, data.truncated)
+    for seen in (
+        {"front": part["picture"], "state": part["state"]},
+        {**part, "picture": part["picture"][:, ::2]},
+    ):
+        other = Dataset.from_arrays(seen, *rest)
+        with pytest.raises(UserError, match="data of another task"):
+            learn(tmp_path, other)
