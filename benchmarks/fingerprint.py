@@ -40,6 +40,7 @@ SMALL: dict[str, Any] = {key: [16, 16] for key in SIZES}
 SMALL |= {"samples": 3, "critics": 3, "batch_size": 32, "policy_samples": 2, "window": 4, "size": 8}
 SMALL |= {"layers": 2, "heads": 2, "episode_steps": 20, "warm_up_updates": 5}
 SMALL |= {"target_return": 3.0, "return_scale": 2.0}
+SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
 
 
 def data(rows: int = 300, seed: int = 0) -> Dataset:
@@ -71,6 +72,10 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
     small = {k: v for k, v in SMALL.items() if k in known}
     if "critics" in small:  # no more than it has by itself
         small["critics"] = min(small["critics"], known["critics"].default)
+    if name == "bc":  # single actions
+        del small["window"], small["executed"]
+    if "widths" in small:  # no transformer
+        del small["heads"]
     cfg = build(cls.Config, small)
     source = offline_source(cls, cfg, data(), data(100, seed=1) if "expert" in cls.needs else None)
     engine = Engine(
