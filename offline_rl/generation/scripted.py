@@ -20,7 +20,7 @@ from envs.experts.cube import CubeExpert
 from envs.experts.fetch import FetchExpert
 from envs.experts.push import Expert
 from envs.experts.walkers import AntWalk, Waypoints
-from offline_rl.generation.store import Act, record, store
+from offline_rl.generation.store import Act, record, store, store_lerobot
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from policies import Policy
@@ -55,10 +55,14 @@ def script(
     wanted: list[str],
     show: bool,
     learnt: tuple[Policy, Any] | None = None,
+    *,
+    lerobot: bool = False,
+    video: bool = False,
 ) -> None:
     """Makes the sets in `folder`. Raises UserError for a bad recipe.
 
-    learnt: the agent's policy and its learning curve.
+    learnt: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
+    video: with its pictures as videos.
     """
     kind: Any = CONTROLLERS[plan.controller]
     if kind is AntWalk:
@@ -73,6 +77,9 @@ def script(
         environment = plan.environments.get(each, task)
         rows = int(plan.rows_of.get(each, plan.rows))
         data = record(environment, rows, seeds.place("scripted sets", k), actor)
+        if lerobot:
+            store_lerobot(data, folder / each, f"{plan.suite}: {each}", show, video=video)
+            continue
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:
