@@ -20,10 +20,10 @@ from typing import Any
 
 import envs
 from offline_rl.report import compact
-from offline_rl.report.cells import Cell, cell
 from offline_rl.report.curves import draw
 from offline_rl.report.report import hardware, progress, success
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.report.standing import Standing, standing
 from offline_rl.report.statistics import FORMED
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
@@ -85,7 +85,7 @@ def notes(folder: Path) -> tuple[str, str]:
 def section(seeds: Sequence[Seed]) -> str:
     """A task's table, and what was cut off too early to have a row."""
     task, key = seeds[0].task, key_of(seeds)
-    found = cells(seeds)
+    found = standings(seeds)
     shown = [c for c in found if kept(c[1])]
     shown.sort(key=lambda c: (not c[1].finished, -(c[1].mean or 0)))
     comparable = seeds[0].config.get("dataset") is None or measured(seeds[0]) is not None
@@ -104,18 +104,18 @@ def section(seeds: Sequence[Seed]) -> str:
     return text
 
 
-def cells(seeds: Sequence[Seed]) -> list[tuple[str, Cell]]:
+def standings(seeds: Sequence[Seed]) -> list[tuple[str, Standing]]:
     """Each algorithm's, by label."""
     key = key_of(seeds)
-    return [(label, cell(own, key)) for label, own in groups(seeds).items()]
+    return [(label, standing(own, key)) for label, own in groups(seeds).items()]
 
 
-def kept(c: Cell) -> bool:
+def kept(c: Standing) -> bool:
     """Whether values formed far enough for a row."""
     return c.formed is None or c.formed >= SHOWN
 
 
-def row(label: str, c: Cell) -> list[str]:
+def row(label: str, c: Standing) -> list[str]:
     """An algorithm's, without what is published."""
     done = [seed.outcome for seed in c.seeds if seed.outcome]
     lost = len(done) - len(c.values)
@@ -234,7 +234,7 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
         constant = max(r["score"] for r in own["rows"].values() if "action" in r)
         cells_of = [task, *map(number, (*bars, constant)), f"{best[top]:.1f} ({top})"]
         for bar in (*bars, best[top]):
-            names = [label.split(" ")[0] for label, c in cells(seeds) if c.above(bar)]
+            names = [label.split(" ")[0] for label, c in standings(seeds) if c.above(bar)]
             cells_of.append(", ".join(names) or "none")
         body.append(cells_of)
     if not body:

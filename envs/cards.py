@@ -1,9 +1,10 @@
 """Dataset cards: which files there are, where they come from, and what a score of 0 and 100 is.
 
-`datasets/<suite>.yaml` holds the suite's `source`, `licence`, `layout` and what its `reference`s
-share, and under `cards` the rest of each Card's fields. In `reference.environment`, {env} and
-{mujoco} stand for the card's environment and the installed MuJoCo's version. Where a suite names
-`hosts`, a file is its path there; a host with `only` has the files of these names (`*`: anything).
+`datasets/<suite>.yaml` holds the suite's `title` in docs/datasets.md, its `source`, `licence` and
+`layout`, what its `reference`s share, and under `cards` the rest of each Card's fields. In
+`reference.environment`, {env} and {mujoco} stand for the card's environment and the installed
+MuJoCo's version. Where a suite names `hosts`, a file is its path there; a host with `only` has the
+files of these names (`*`: anything).
 What is damaged or misspelled is a CardError that names file and card.
 """
 
@@ -62,8 +63,8 @@ class File:
 @dataclass(frozen=True)
 class Card:
     name: str
-    suite: str  # d4rl | neorl2 | gym
-    layout: str  # of the files: d4rl | neorl2
+    suite: str  # the name of its file
+    layout: str  # of the files, in a word
     files: dict[str, File]  # by split: train, val
     source: str
     licence: str

@@ -2,13 +2,18 @@
 
 import importlib
 import pkgutil
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from envs import suites
 from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, unit_box
@@ -51,7 +56,8 @@ def task(name: str) -> Task:
     `gym/hopper-medium`, `neorl2/DMSD`); of our environments alone (`Hopper-v4`, `fetch/push`); what
     `register` was given; `none` (data without an environment); and `env:<id>` or
     `env:<module>:<id>`: any environment that Gymnasium knows (after importing the module), with the
-    physics as installed. `d4rl:<id>`: the same data and score as `<id>`, evaluated in the d4rl
+    physics as installed; `env:<file>.py:<id>`: one that a file of yours registers, or a class in
+    it. `d4rl:<id>`: the same data and score as `<id>`, evaluated in the d4rl
     package's own environment, where that is installed.
     """
     if name == "none":
@@ -114,7 +120,7 @@ def make(
         own = _registered[env_id]
         return gymnasium.wrappers.TimeLimit(unit_box(own.make(**kwargs)), own.max_episode_steps)
     try:
-        return unit_box(gymnasium.make(env_id.removeprefix("env:"), **kwargs))
+        return unit_box(gymnasium.make(_gymnasium_spec(env_id), **kwargs))
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise ValueError(f"{env_id} needs a package that is not installed: {error}.") from error
 
@@ -174,11 +180,37 @@ def _old_gym() -> Any:
 def _gymnasium_spec(name: str) -> Any:
     module, _, env_id = name.removeprefix("env:").rpartition(":")
     try:
-        if module:
-            importlib.import_module(module)
+        own = _imported(module) if module else None
+        kind = getattr(own, env_id, None)
+        if isinstance(kind, type) and env_id not in gymnasium.registry:
+            steps = getattr(kind, "max_episode_steps", None)
+            return EnvSpec(env_id, partial(kind), max_episode_steps=steps)
         return gymnasium.spec(env_id)
     except ModuleNotFoundError as error:
         raise ValueError(f"{name}: {error}; install the package that registers it.") from error
     except gymnasium.error.Error as error:
-        remedy = "A package that registers its own is named first: env:<module>:<id>."
+        remedy = "One that registers its own is named first: env:<module or file>:<id>."
         raise UnknownName("environment", env_id, gymnasium.registry, remedy=remedy) from error
+
+
+def _imported(name: str) -> ModuleType:
+    """A module, of the working folder too; or that of a file. Raises ValueError naming its line."""
+    path = Path(name).expanduser().resolve()
+    folder, module = str(path.parent), path.stem
+    if path.suffix != ".py":
+        folder, module = str(Path.cwd()), name
+    elif not path.is_file():
+        raise ValueError(f"env:{name}: there is no such file.")
+    if folder not in sys.path:
+        sys.path.append(folder)  # after all others, so that it hides nothing
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise ValueError(f"{where}: {type(error).__name__}: {error}.") from error
+    if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
+        raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")
+    return found

@@ -12,11 +12,13 @@ policy = policies.load(sys.argv[1])  # checks the whole file and runs nothing th
 task = sys.argv[2] if len(sys.argv) > 2 else policy.bundle.provenance["task"]
 env = envs.make(task)
 
+player = policies.Player(policy)  # keeps what an episode needs
 observation, _ = env.reset(seed=0)
-state, reward, total, over = None, None, 0.0, False
+player.reset(seed=0)
+reward, total, over = None, 0.0, False
 while not over:
-    # actions in [-1, 1], [horizon, A]; here [1, A]; the reward is for policies that aim at a return
-    chunk, state = policy.act(observation, state, reward)
-    observation, reward, terminated, truncated, _ = env.step(chunk[0])
+    # an action in [-1, 1]; the reward is for policies that aim at a return
+    action = player.step(observation, reward)
+    observation, reward, terminated, truncated, _ = env.step(action)
     total, over = total + float(reward), terminated or truncated
 print(f"{task}: return {total:.1f}")

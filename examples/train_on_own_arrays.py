@@ -9,7 +9,6 @@ import numpy as np
 
 import envs
 import offline_rl
-from offline_rl.data.writers.d4rl import write
 
 TASK = "env:Pendulum-v1"  # any Gymnasium environment; "none" trains without evaluation
 WORDS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
@@ -38,11 +37,10 @@ def log(episodes: int) -> dict[str, np.ndarray]:
 
 
 data = offline_rl.Dataset.from_arrays(**log(episodes=50))  # refuses what cannot be right
-file = write(data, "runs/pendulum.hdf5")  # HDF5 as D4RL has it
 result = offline_rl.train(
     algorithm="iql",
     task=TASK,
-    dataset=str(file),
+    dataset=data,
     num_updates=4_000,
     eval_every=1_000,
     algorithm__hidden=[64, 64],

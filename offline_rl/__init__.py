@@ -2,6 +2,7 @@
 
 offline_rl.train(algorithm="iql", task="gym/hopper-medium-replay", seeds=3, num_updates=20_000)
 offline_rl.Dataset.from_arrays(observations, actions, rewards, terminated, truncated)
+offline_rl.load("runs/gym_hopper-medium-replay/iql/default").q_values(observations, actions)
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from offline_rl.trained import Trained, load
+    from offline_rl.training.finetune import finetune
     from offline_rl.training.result import Result
     from offline_rl.training.train import train
 
-__all__ = ["Dataset", "Result", "UserError", "__version__", "finetune", "train"]
+__all__ = ["Dataset", "Result", "Trained", "UserError", "__version__", "finetune", "load", "train"]
 
 _LAZY = {
     "train": "offline_rl.training.train",
     "finetune": "offline_rl.training.finetune",
     "Result": "offline_rl.training.result",
     "Dataset": "offline_rl.data",
+    "load": "offline_rl.trained",
+    "Trained": "offline_rl.trained",
 }
 
 
@@ -49,3 +54,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'offline_rl' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What is for users; what is loaded when it is asked for, too."""
+    return sorted(__all__)

@@ -122,10 +122,13 @@ class Normalisers:
 
     def __call__(self, observations: Observations) -> Observations:
         """{channel: [..., *obs]} -> the same, the vectors normalised."""
-        return {name: self._one(name, values) for name, values in observations.items()}
+        of = self.of
+        return {k: of[k](v) if k in of else v for k, v in observations.items()}
 
-    def _one(self, name: str, values: np.ndarray) -> np.ndarray:
-        return self.of[name](values) if name in self.of else values
+    def inverse(self, observations: Observations) -> Observations:
+        """What `__call__` makes them of."""
+        of = self.of
+        return {k: of[k].inverse(v) if k in of else v for k, v in observations.items()}
 
     @property
     def is_identity(self) -> bool:

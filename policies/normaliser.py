@@ -63,3 +63,9 @@ class Normaliser:
     def is_identity(self) -> bool:
         """True where nothing changes."""
         return bool((self.mean == 0).all() and (self.scale == 1).all())
+
+
+def centre_and_extent(low: float, high: float) -> tuple[float, float]:
+    """Of a number's range; one that hardly moves is shifted alone, and not scaled up."""
+    half = (high - low) / 2
+    return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0

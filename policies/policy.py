@@ -92,7 +92,7 @@ class BundlePolicy:
         else:
             state = self._history(rows, state)
             first, decisions = np.zeros(count, int), np.full(count, state.decisions - 1)
-            chunk = self.chunk(state.seen, normal(first, decisions, self.noise_shape))
+            chunk = self.chunk(state.seen, normal(first, decisions, self.noise_shape or (0,)))
         chunk = self.spec.in_units(chunk) if self.units else chunk
         return (chunk[0] if single else chunk), state
 

@@ -27,7 +27,6 @@ from real_robot.safety.limits import faults, limits_from, tightest
 READINGS = 50  # of the dry run
 AGES_OVER = 0.2  # of them may be too old: the rest of this is not real time
 HALF_TURN_RAD = 7.0  # limits beyond are degrees, or a joint that winds up
-RATES = 0.25  # least control rate over the policy's: else nothing is interpolated
 
 
 @dataclass(frozen=True)

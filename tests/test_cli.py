@@ -155,6 +155,26 @@ def test_help_is_there_at_once(arguments: list[str]) -> None:
 
 
 MISTAKES = {
+    "a hyper-parameter without its group": (
+        train(algorithm="iql", expectile=0.9),
+        ["'expectile'; did you mean algorithm.expectile?"],
+    ),
+    "another library's word": (
+        train(algorithm__gamma=0.9),
+        ["'algorithm.gamma'; did you mean algorithm.discount?"],
+    ),
+    "another library's word without a group": (
+        train(lr=0.1),
+        ["'lr'; did you mean algorithm.actor_lr or algorithm.critic_lr?"],
+    ),
+    "a seed": (train(seed=7), ["'seed'; did you mean seeds?"]),
+    "steps": (train(steps=7), ["'steps'; did you mean num_updates?"]),
+    "a word that is no other's": (train(xyzzy=7), ["'xyzzy'; --help tells"]),
+    "a flag of another verb": (
+        ["evaluate", "run=nowhere", "--cfg", "job"],
+        ["evaluate takes no --cfg", "key=value"],
+    ),
+    "a flag of another verb's words": (["data", "list", "-m"], ["data takes no -m"]),
     "verb": (["trian"], ["'trian'", "train"]),
     "algorithm": (train(algorithm="td3bc"), ["'td3bc'", "td3_bc"]),
     "task": (train(task="neorl2/DMSB"), ["neorl2/DMSB", "neorl2/DMSD"]),
@@ -172,6 +192,9 @@ MISTAKES = {
     "stack of the same": (train(algorithm__alpha="[1,1.0]"), ["algorithm.alpha", "different"]),
     "choice": (train(tracker="tensorbord"), ["tracker", "tensorboard, wandb, none"]),
     "device": (train(device="gpu"), ["device=gpu", "cuda"]),
+    "device of another kind": (train(device="mps"), ["device=mps", "cpu, cuda"]),
+    "no folder for runs": (train(out=""), ["out= is no name"]),
+    "package": ([*train(algorithm=None), "algorithm@a=iql"], ["'algorithm@a=iql'"]),
     "range": (train(eval_episodes=0), ["eval_episodes=0", "at least 1"]),
     "range of a hyper-parameter": (train(algorithm__policy_delay=0), ["policy_delay"]),
     "half a period": (train(num_updates=21), ["num_updates=21", "2"]),
@@ -339,7 +362,7 @@ def test_a_finished_run_is_left_alone(run: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 40}], ids=str
+    "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 10}], ids=str
 )
 def test_another_value_on_an_existing_run_is_refused_by_name(
     changes: dict[str, Any], run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -483,13 +506,17 @@ def test_a_service_that_nobody_logged_in_to_is_named(
     assert "wandb login" in refused(train(tracker="wandb"), capsys, folder)
 
 
-def test_a_reader_may_stop_reading() -> None:
+def test_a_reader_may_stop_reading(run: Path) -> None:
     """As `offline-rl data list | head -1` does."""
     reader, writer = os.pipe()
     os.close(reader)
     listing = subprocess.run([*LAUNCH, "data", "list"], stdout=writer, stderr=subprocess.PIPE)
-    training = subprocess.run([*LAUNCH, *train()], stdout=writer, stderr=subprocess.PIPE)
+    training = subprocess.run([*LAUNCH, *train(name="new")], stdout=writer, stderr=subprocess.PIPE)
+    evaluating = subprocess.run(
+        [*LAUNCH, "evaluate", f"run={RUN}", "episodes=1"], stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
+    assert (evaluating.stderr, evaluating.returncode) == (b"", 0)
     assert (listing.stderr, listing.returncode) == (b"", 0)
     assert (b"BrokenPipeError" in training.stderr, training.returncode) == (True, 1)
 

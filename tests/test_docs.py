@@ -42,7 +42,8 @@ def test_kept_runs_are_those_of_the_suite_of_their_name(study: str):
     """Algorithm, task, name and lengths, so that the page's command makes these runs again."""
     wanted: dict[str, dict[str, Any]] = {}
     for cell in cells(read_suite(study), "runs"):
-        options = TrainOptions(**{k: v for k, v in cell.keys.items() if "." not in k})
+        own = {k: v for k, v in cell.keys.items() if "." not in k and k != "run"}
+        options = TrainOptions(**own)
         wanted[f"{options.task}/{options.algorithm}/{options.name}"] = vars(options)
     for record in compact.read(pages.RESULTS / study):
         asked, given = wanted[record.run], record.config

@@ -27,7 +27,10 @@ REPOSITORIES = {  # the command's key: repository, commit
         "e2d82e68f330c00f763507b3b01d774740bee53f",
     ),
     "rlpd": ("ikostrikov/rlpd", "c90fd4baf28c9c9ef40a81460a2e395092844f88"),
+    "chunks": ("real-stanford/diffusion_policy", "5ba07ac6661db573af695b419a7947ecb704690f"),
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
+    "corl_team": ("corl-team/CORL", "eeeeef2671235fcce3a3eb255576a207d78840e6"),
+    "wsrl": ("zhouzypaul/wsrl", "891ee353afe5303835da421c60d4ac35f6e2ef10"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
 
@@ -69,7 +72,31 @@ TRAINER = "lifelong_rl/trainers/q_learning/sac.py"
 NEWEST = "losses at the old parameters -> each at what is new by then"
 SEQUENCE = {"window": 6, "size": 8, "layers": 2, "heads": 2, "episode_steps": 12}
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
+DENOISING = {"history": 2, "window": 4, "executed": 2, "noise_levels": 20, "rounds": 5}
+DENOISING |= {"warm_up_updates": 3}
+LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
 CASES = (
+    Case(
+        "diffusion_policy",
+        "chunks",
+        LOWDIM.format("unet"),
+        ("noise", "level"),
+        DENOISING | {"widths": [16, 16], "time_size": 4},
+        variant="unet",
+        aims=("actions",),
+        updates=4,
+    ),
+    Case(
+        "diffusion_policy",
+        "chunks",
+        LOWDIM.format("transformer"),
+        ("noise", "level"),
+        DENOISING
+        | {"network": "transformer", "widths": [8, 8], "heads": 2}
+        | {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95},
+        variant="transformer",
+        aims=("actions",),
+    ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
     Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
@@ -228,6 +255,83 @@ CASES = (
         updates=6,
     ),
     Case(
+        "wsrl",
+        "wsrl",
+        "wsrl/agents/sac.py",
+        ("next", "subset", "policy", "entropy"),
+        online={"utd": 2.0},
+        adapted=(
+            NORM,
+            "the temperature's softplus -> exp",
+            "a deviation without scale and shift -> with",
+            "critics share their output layer -> each its own",
+            "networks that a step leaves out go on by momentum -> stay",
+            "the actor's batch is all of a block's -> the last",
+        ),
+        updates=6,
+    ),
+    Case(
+        "iql",
+        "iql",
+        "learner.py",
+        phase="online",
+        variant="online",
+        updates=6,
+    ),
+    Case(
+        "awac",
+        "corl",
+        "algorithms/finetune/awac.py",
+        ("next", "policy"),
+        phase="online",
+        variant="online",
+    ),
+    Case(
+        "cql",
+        "corl",
+        "algorithms/finetune/cql.py",
+        PENALTY,
+        {"max_target_backup": True, "clip_diff_min": -0.5},
+        phase="online",
+        variant="online",
+    ),
+    Case(
+        "spot",
+        "corl",
+        "algorithms/finetune/spot.py",
+        ("noise", "latent"),
+        {"dropout": 0.0},
+        phase="online",
+        variant="online",
+        adapted=("online updates are counted from 1 -> from 0",),
+        updates=14,
+    ),
+    Case(
+        "rebrac",
+        "corl_team",
+        "algorithms/finetune/rebrac.py",
+        ("noise",),
+        {"policy_bc": 0.5},
+        phase="online",
+        variant="online",
+        adapted=(
+            NORM,
+            "the policy's target follows the policy before the step -> after it",
+            "the actor learns in the first of two updates -> in the second",
+        ),
+        updates=14,
+    ),
+    Case(
+        "ro2o",
+        "ro2o",
+        "algorithms/finetune/ro2o_ft_mujoco.py",
+        ROBUST,
+        {"q_smoothness": 0.0, "policy_smoothness": 0.0, "uncertainty": 0.0},
+        phase="online",
+        variant="online",
+        adapted=(EPSILON,),
+    ),
+    Case(
         "cal_ql",
         "cal_ql",
         "JaxCQL/conservative_sac.py",
@@ -260,5 +364,8 @@ CASES = (
 )
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
+    "act": "huggingface/lerobot was not run: tests hold layers and loss to torch's and the paper's",
+    "consistency": "Aaditya-Prasad/consistency-policy's policy was not run: it needs robomimic",
+    "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -181,4 +181,4 @@ def kind(quantity: str) -> str:
         return "temperatures"
     if quantity.endswith("_target"):
         return "targets"
-    return "networks" if quantity in ("policy", "critic", "value", "vae") else "losses"
+    return "networks" if quantity in ("policy", "model", "critic", "value", "vae") else "losses"

@@ -62,6 +62,14 @@ def windows(update: int, *, whole: bool) -> Arrays:
     return columns | {"timesteps": first + steps, "real": steps < count}
 
 
+def chunks(update: int, history: int, window: int) -> Arrays:
+    """A batch of chunks: observations [BATCH, history, OBS], actions [BATCH, window, ACT]."""
+    columns = windows(update, whole=False)
+    for name, count in (("observations", history), ("actions", window), ("real", window)):
+        columns[name] = columns[name][:, :count]
+    return columns
+
+
 class Tape:
     """Random numbers of one update: drawn and named by our side, read by name by the other."""
 

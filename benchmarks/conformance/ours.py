@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,22 @@ from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, parse
 from offline_rl.utils.text import table
 from policies.networks.mlp import MLP
+from policies.networks.transformer import Attention
+from policies.networks.unet import Conv, Upsample
 from policies.spec import Spec
 
 __all__ = ["UserError", "algorithm_names", "build", "parse", "table", "write_atomically"]
 __all__ += ["write_text"]
+BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # that have products
 NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
 SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
 
@@ -42,18 +47,25 @@ class Recorder:
     def uniform(self, shape: Sequence[int]) -> Tensor:
         return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
 
+    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
+        """Whole parts of uniform numbers times `high`."""
+        return (self.uniform(shape) * high).long()
+
 
 @contextmanager
 def doubles() -> Iterator[None]:
     """Float64 wherever our code says float32."""
-    before = torch.float32, torch.Tensor.float, MLP.compute_dtype, torch.get_default_dtype()
+    before = torch.float32, torch.Tensor.float, torch.get_default_dtype()
     torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
-    MLP.compute_dtype = torch.float64
+    for block in BLOCKS:
+        block.compute_dtype = torch.float64
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.Tensor.float, MLP.compute_dtype, default = before
+        torch.float32, torch.Tensor.float, default = before
+        for block in BLOCKS:
+            block.compute_dtype = torch.float32
         torch.set_default_dtype(default)
 
 
@@ -65,10 +77,12 @@ def make(case: Case) -> Algorithm:
         if f.name.endswith("hidden"):
             sizes[f.name] = (inputs.WIDTH,) * len(f.default)
         elif f.name in SIZES:
-            sizes[f.name] = SIZES[f.name]
+            sizes[f.name] = min(f.default, SIZES[f.name])
     cfg = cls.Config(**sizes | case.config)
-    interaction = Interaction(cls.Online(**case.online), cfg)
-    return cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    then = replace(cfg, **cls.Online.changes)
+    interaction = Interaction(cls.Online(**case.online), then, NUM_UPDATES)
+    algorithm = cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    return algorithm.at(case.phase)
 
 
 def parameters(algorithm: Algorithm) -> Arrays:
@@ -83,6 +97,8 @@ def parameters(algorithm: Algorithm) -> Arrays:
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if isinstance(algorithm, ChunkCloning):
+        return inputs.chunks(update, algorithm.cfg.history, algorithm.cfg.window)
     if "timesteps" in algorithm.needs:
         return inputs.windows(update, whole=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)
@@ -122,7 +138,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             done = torch.tensor(update)
             state = State(algorithm, params, optimiser, Recorder(tape), done)
             now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
-            method = getattr(algorithm, case.phase)
+            method = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
             params, optimiser = dict(state.params), dict(state.optimiser)

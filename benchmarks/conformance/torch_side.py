@@ -124,6 +124,21 @@ def link(name: str, tensor: Tensor, index: Any = ..., *, transposed: bool = Fals
     return Link(name, index, lambda: turned(tensor.detach()).numpy().copy(), write, moment)
 
 
+def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor], index: Any = ...) -> Link:
+    """A view of their tensor, whose numbers in their order are ours, or a part of ours."""
+
+    def write(values: np.ndarray) -> None:
+        with torch.no_grad():
+            part = view(tensor)
+            part.copy_(torch.from_numpy(np.array(values)).reshape(part.shape))
+
+    def moment() -> np.ndarray | None:
+        states = [o.state[tensor] for o in optimisers if tensor in o.state]
+        return view(states[0]["exp_avg"]).numpy() if states and states[0] else None
+
+    return Link(name, index, lambda: view(tensor.detach()).numpy().copy(), write, moment)
+
+
 def linears(module: nn.Module) -> list[nn.Linear]:
     """Its linear layers in their order."""
     return [m for m in module.modules() if isinstance(m, nn.Linear)]

@@ -41,8 +41,8 @@ algorithm in turns; what compares algorithms are their ratios.
 which is ours as a plain sequence of operations.
 × JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
 matrix products counted on the update's graph. Of products: that rate as a share of bare products of
-2048 x 256 by 256 x 256 in the same precision in the same run: {rates} GFLOP/s. First call:
-compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
+2048 x 256 by 256 x 256 in the same precision in the same run, {rates}.
+First call: compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
 
 Measured in blocks, at a commit: {measured}.
 """
@@ -245,9 +245,13 @@ def publish(
     for precision in dict.fromkeys(row["precision"] for row in products):
         blocks = [b for row in products if row["precision"] == precision for b in row["blocks"]]
         rates[precision] = round(statistics.median(blocks) * products[0]["flops"] / 1e9)
-    facts = f"torch {machine['torch']}, bf16 units {machine['bf16_units']}, GPU {machine['gpu']}"
+    units = " ".join(machine["bf16_units"]) or "none"
+    facts = f"torch {machine['torch']}, bf16 units: {units}, GPU: {machine['gpu'] or 'none'}"
     note = NOTE.format(
-        rates=rates, cores=machine["cores"], facts=facts, measured="; ".join(measured(rows))
+        rates=", ".join(f"{rate:,} GFLOP/s in {precision}" for precision, rate in rates.items()),
+        cores=machine["cores"],
+        facts=facts,
+        measured="; ".join(measured(rows)),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"machine": machine, "product_gflop_per_second": rates, "rows": rows}

@@ -16,8 +16,6 @@ from offline_rl.training.sources import offline_source
 from offline_rl.utils import hardware
 from policies import Spec
 
-PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)
-
 
 def waiting(device: str) -> Any:
     """The call that waits for the device."""

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import cells, kept, studies
+from benchmarks.pages import kept, standings, studies
 from benchmarks.speed.bench import per_second
 from offline_rl.algorithms.common.registry import (
     PACKAGE,
@@ -85,11 +85,12 @@ def header(cls: Any) -> tuple[str, dict[str, str]]:
 
 
 def code_lines(path: Path) -> int:
-    """Lines that are neither blank nor comment nor docstring."""
+    """Lines that are neither blank nor comment nor docstring nor import."""
     text = path.read_text()
     silent = set[int]()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        text_alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text_alone or isinstance(node, ast.Import | ast.ImportFrom):
             silent |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(text.splitlines(), 1)
     return sum(bool(x.strip()) and x.strip()[0] != "#" and n not in silent for n, x in lines)
@@ -114,7 +115,7 @@ def shared_lines(path: Path) -> int:
 
 def learns_from(cls: Any) -> str:
     """In words."""
-    if cls.online:
+    if cls.online and cls.Online().warm_up_by == "random":  # it begins with nothing
         return "an environment"
     words = {
         "mc_returns": "returns to go",
@@ -124,7 +125,8 @@ def learns_from(cls: Any) -> str:
         "costs": "costs",
     }
     further = [words.get(name, name.replace("_", " ")) for name in cls.needs]
-    return "data" + ("" if not further else f" ({', '.join(further)})")
+    data = "data" + ("" if not further else f" ({', '.join(further)})")
+    return f"{data}, then an environment" if cls.online else data
 
 
 def scores() -> list[str]:
@@ -136,7 +138,7 @@ def scores() -> list[str]:
         for task, seeds in tasks.items():
             score = next(s.outcome.behaviour_score for s in seeds if s.outcome)
             found["data"][task] = "" if score is None else f"{score:.1f}"
-            for label, c in cells(seeds):
+            for label, c in standings(seeds):
                 if kept(c) and c.values:
                     # where data stands in, every run is named by it
                     own = label if c.seeds[0].config["dataset"] is None else label.split(" ")[0]

@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 
 from envs import Card, cards, task
+from offline_rl.utils.files import read_yaml
 
-PAGE = Path("docs/datasets.md")
+CARDS, PAGE = Path("datasets"), Path("docs/datasets.md")
 HEAD = """# Datasets and environments
 
 *Made by `python -m docs.generate.datasets` from the cards in `datasets/`, not by hand.*
@@ -26,15 +27,6 @@ MADE = """An agent's recipe gives the same bytes again on the same processor wit
 which the card's `made_with` names. Another processor rounds differently, and its agent lives
 another life: with AMX units the walker's expert came to 3,612, without them to 4,570.
 """
-ABOUT = {
-    "d4rl": "D4RL (Fu et al., arXiv:2004.07219)",
-    "d5rl": "D5RL's binary hands, as in RLPD (arXiv:2302.02948)",
-    "fetch": "Fetch, by scripted experts",
-    "ogbench": "OGBench's cube, by a scripted expert",
-    "gym": "Our own data of D4RL's kinds",
-    "neorl2": "NeoRL-2 (Gao et al., arXiv:2503.19267)",
-    "push": "Our own pushing arm",
-}
 
 
 def number(x: float) -> str:
@@ -56,7 +48,7 @@ def row(card: Card) -> str:
 def made() -> list[str]:
     """What our recipes made on one machine: the committed cards of the files."""
     lines = ["| set | rows | episodes | mean return | score | bytes | SHA-256 |", "|---" * 7 + "|"]
-    for path in sorted(Path("datasets").glob("*/*.json")):
+    for path in sorted(CARDS.glob("*/*.json")):
         card = json.loads(path.read_text())
         name, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", ""
         if (known := task(name)).reference is not None:
@@ -72,7 +64,8 @@ def page() -> str:
     parts = [HEAD]
     for suite, group in groupby(cards().values(), key=lambda card: card.suite):
         own = list(group)
-        parts += [f"## {ABOUT[suite]}", "", f"{len(own)} sets. Licence: {own[0].licence}.", ""]
+        title = read_yaml(CARDS / f"{suite}.yaml")["title"]
+        parts += [f"## {title}", "", f"{len(own)} sets. Licence: {own[0].licence}.", ""]
         parts += [f"Layout: {own[0].layout}. Source: {own[0].source}.", ""]
         if any(c.env for c in own):
             kinds = sorted({c.env.split("-")[0] for c in own if c.env})

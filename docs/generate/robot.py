@@ -1,4 +1,7 @@
-"""Draws the state machine of docs/robot.md from the code: python docs/generate/robot.py."""
+"""Draws the state machine of docs/robot.md from the code.
+
+python -m docs.generate.robot
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from real_robot.safety.states import FAULTS, TRANSITIONS, Event, Reason, State, event_of
 
 PAGE = Path("docs/robot.md")
-BEGIN, END = "<!-- made by docs/generate/robot.py: {} -->", "<!-- end -->"
+BEGIN, END = "<!-- made by python -m docs.generate.robot: {} -->", "<!-- end -->"
 
 
 def diagram() -> str:

@@ -108,3 +108,6 @@ def tip_velocity(tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndar
 
 def _unit(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)
+
+
+EXPERTS = {"arm": ArmExpert}  # by their names in recipes

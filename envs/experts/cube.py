@@ -57,3 +57,6 @@ class CubeExpert(Skilled):
             place, opening = goal + above, self.CLOSED
         move = 12 * (place - grip)
         return np.array([*move, 3 * turn, opening]).clip(-1, 1)
+
+
+EXPERTS = {"cube": CubeExpert}  # by their names in recipes

@@ -74,3 +74,6 @@ class FetchExpert(Skilled):
 def towards(grip: np.ndarray, place: np.ndarray, opening: float) -> np.ndarray:
     """A move of the gripper to a place, [4]."""
     return np.array([*(12 * (place - grip)), opening])
+
+
+EXPERTS = {"fetch": FetchExpert}  # by their names in recipes

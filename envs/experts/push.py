@@ -9,7 +9,7 @@ from envs.experts.skilled import Skilled
 from envs.suites.push import PUCK, TIP, Push, points, unit
 
 
-class Expert(Skilled):
+class PushExpert(Skilled):
     """Goes around the puck to its far side and pushes it along the line to the goal.
 
     skill: in [0, 1]; below 1 it takes the goal to be up to 0.15 (1 - skill) m elsewhere, a whole
@@ -74,3 +74,6 @@ class Expert(Skilled):
         share = speeds / self.arm.max_speed
         share /= np.maximum(abs(share).max(1, keepdims=True), 1)  # slower, in the same direction
         return self.noisy(share)
+
+
+EXPERTS = {"push": PushExpert}  # by their names in recipes

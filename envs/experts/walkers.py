@@ -106,3 +106,6 @@ class AntWalk(Walk):
         seen = np.concatenate([observations[:, 2:], ways], 1).astype(np.float32)
         actions = self.policy(seen)
         return actions + self.noise * self._rng.standard_normal(actions.shape)
+
+
+EXPERTS = {"waypoints": Waypoints, "ant": AntWalk}  # by their names in recipes

@@ -7,7 +7,7 @@ improves without ever being led to actions that the data does not have.
 Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
 Differs: weights are capped and not normalised, the baseline is one action, the policy's deviation
          does not depend on the state: all as in tinkoff-ai/CORL (algorithms/offline/awac.py), whose
-         settings are used.
+         settings are used, also online.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic, regress
@@ -45,6 +46,8 @@ class Config(BaseConfig):
 
 class AWAC(Algorithm):
     Config = Config
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
+    online = True
     targets: ClassVar = {"critic_target": "critic"}
 
     def networks(self) -> dict[str, nn.Module]:

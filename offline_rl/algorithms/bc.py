@@ -1,7 +1,8 @@
 """Behaviour cloning (BC): do what the data does; with `top_fraction`, what its best part does.
 
-The policy regresses on the data's actions with a squared error. The baseline to beat, and with the
-best tenth of the trajectories (10%-BC) a strong one where the data is mixed.
+The policy regresses on the data's actions with a squared error, or on chunks of them: the mean of a
+Gaussian. The baseline to beat, and with the best tenth of the trajectories (10%-BC) a strong one
+where the data is mixed.
 
 Paper:   Pomerleau, 1991, for the idea; 10%-BC: Chen et al., NeurIPS 2021, arXiv:2106.01345.
 Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/any_percent_bc.py),
@@ -16,10 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
-from offline_rl.replay.batch import Batch
+from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.options import Count
+from policies.heads.chunk import ChunkActor
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.mlp import Activation
 
@@ -36,8 +41,21 @@ class Config(SeeingConfig):
     lr: Rate = 3e-4  # learning rate
     hidden: Sizes = (256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # between layers
+    history: Count = 1  # observations seen at once
+    window: Count = 1  # actions answered at once, from the present one on
+    executed: Count = 1  # of these, taken before the next decision
     normalise_observations: bool = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.executed > self.window:
+            raise ValueError(f"executed={self.executed} of a window of {self.window} actions")
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether it is more than from one observation to one action."""
+        return (self.history, self.window) != (1, 1)
 
 
 class BC(Algorithm):
@@ -58,10 +76,28 @@ class BC(Algorithm):
             return dataset.top_episodes(fraction)
         return dataset.top_timesteps(fraction)
 
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        check_length(cfg, dataset)
+        return cfg
+
+    @classmethod
+    def streams(cls, cfg: Any) -> bool:
+        return not cfg.in_chunks
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        cfg, data = self.cfg, super().source(phase, sources)
+        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        return Chunks(data, beside="present", **sizes) if cfg.in_chunks else data
+
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
-        layers = {"hidden": [*cfg.hidden], "activation": cfg.activation}
-        return {"policy": on(spec, cfg, DeterministicActor, actions=spec.action_dim, **layers)}
+        made: dict[str, Any] = {"actions": spec.action_dim, "hidden": [*cfg.hidden]}
+        made["activation"] = cfg.activation
+        if cfg.in_chunks:
+            sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+            return {"policy": on(spec, cfg, ChunkActor, **made, **sizes)}
+        return {"policy": on(spec, cfg, DeterministicActor, **made)}
 
     def optimisers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
@@ -69,9 +105,12 @@ class BC(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of regression."""
 
-        def policy_loss(policy):  # mean over batch and action dimensions
+        def policy_loss(policy):  # mean over batch, action dimensions and the episode's own steps
             answer = policy(batch.observations, state.random)  # by which pictures are cut
-            return (answer - batch.actions).square().mean()
+            error = (answer - batch.actions).square()
+            if batch.real is None:
+                return error.mean()
+            return (error.mean(-1) * batch.real).sum() / batch.real.sum()
 
         state, policy_value = minimise(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}

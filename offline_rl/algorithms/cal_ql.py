@@ -2,7 +2,8 @@
 
 CQL pushes the values of its policy's actions down without end, so that fine-tuning begins with an
 unlearning. Cal-QL stops at the return that followed in the data: a value already below it is left
-alone, and is on the scale of true returns when learning continues in an environment.
+alone, and is on the scale of true returns when learning continues in an environment. There half of
+each batch is data, and an episode is learnt from when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses share one set of
@@ -16,7 +17,7 @@ Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses sha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms import cql
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.config import Rate, Sizes
-from offline_rl.data.transform import ActionClip
+from offline_rl.data.transform import ActionClip, Transform
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative
+from offline_rl.utils.options import NonNegative, Number
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
 
@@ -41,6 +43,7 @@ class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
     tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
+    failure_reward: Number | None = None  # as learnt from, of tail=failures; default: data's least
     weight: NonNegative = 5.0
     max_target_backup: bool = True
     policy_lr: Rate = 1e-4
@@ -49,10 +52,24 @@ class Config(cql.Config):
     normalise_observations: bool = False
     clip_actions: ActionClip = 0.99999
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.failure_reward is not None and self.tail != "failures":
+            raise ValueError(f"failure_reward is not read by tail={self.tail}: leave it out")
+
 
 class CalQL(cql.CQL):
     Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = schedule.HalfAndHalf
     needs: ClassVar = ("mc_returns",)
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """With the reward of failing, which an online episode alone does not tell."""
+        if cfg.tail != "failures" or cfg.failure_reward is not None:
+            return cfg
+        transform = Transform.fit(replace(cfg, normalise_observations=False), dataset, ())
+        return replace(cfg, failure_reward=float(transform.rewards(dataset.rewards).min()))
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
@@ -60,7 +77,7 @@ class CalQL(cql.CQL):
 
         tail: what a cut episode would have earned after its last row.
         zero:         nothing. A lower bound only where rewards are not negative.
-        failures:     if its last reward is the data's least, that reward for ever. For sparse
+        failures:     if its last reward is that of failing, that reward for ever. For sparse
                       rewards, where a failure that was cut short would else seem better than one
                       that was watched for longer. All of a mere failure has G = r / (1 - discount).
         last_reward:  its last reward for ever. For rewards that stay once earned (kitchen).
@@ -68,14 +85,16 @@ class CalQL(cql.CQL):
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
         for_ever = last / (1 - cfg.discount)
         if cfg.tail == "failures":
-            for_ever = np.where(last == dataset.rewards.min(), for_ever, 0.0)
+            least = dataset.rewards.min() if cfg.failure_reward is None else cfg.failure_reward
+            for_ever = np.where(last == least, for_ever, 0.0)
         tail = None if cfg.tail == "zero" else for_ever
         return dataset.monte_carlo_returns(cfg.discount, tail)
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        init, affine = orthogonal_init(last_gain=1e-2), (1.0, -1.0)
-        policy = TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=init)
+        head: dict[str, Any] = {"affine": (1.0, -1.0), "layer_norm": cfg.layer_norm}
+        init = orthogonal_init(last_gain=1e-2)
+        policy = TanhGaussianActor(obs, act, cfg.policy_hidden, init=init, **head)
         return super().networks() | {"policy": policy}
 
     def pushed(self, q: Tensor, batch: Batch) -> Tensor:

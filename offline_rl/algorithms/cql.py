@@ -13,7 +13,9 @@ Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py
          losses that use it, the penalty's bounds and the initial weights. From the defaults'
          source, tinkoff-ai/CORL, in that its second critic always has three hidden layers. CORL's
          cloning phase raises the density of the policy's own samples, not of the data's actions;
-         here it is young-geng's.
+         here it is young-geng's. Online as tinkoff-ai/CORL:algorithms/finetune/cql.py. `critics`,
+         `subset` and `layer_norm` are zhouzypaul/wsrl's (wsrl/agents/cql.py), as WSRL goes on from:
+         algorithm.critics=10 algorithm.subset=2 algorithm.layer_norm=true.
 """
 
 from __future__ import annotations
@@ -22,40 +24,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from math import inf, log
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
-from offline_rl.algorithms.common.config import BaseConfig, Bound, Discount, Rate, Sizes, Tau
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.config import (
+    BUILT,
+    Bound,
+    Discount,
+    EnsembleConfig,
+    Preliminary,
+    Rate,
+    Sizes,
+    Switch,
+    Tau,
+)
+from offline_rl.algorithms.common.critics import Critic, drawn
 from offline_rl.algorithms.common.entropy import temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, NonNegative, Positive
+from offline_rl.utils.options import Count, NonNegative, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
 
 Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty
+Gap = Annotated[NonNegative | None, BUILT]
 
 
 @dataclass(frozen=True)
-class Config(BaseConfig):
+class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
 
     weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
     variant: Variant = "H"  # see soft_maximum below
     samples: Count = 10  # actions drawn from each proposal in each state (N)
     temperature: Positive = 1.0  # of the soft maximum
-    gap: NonNegative | None = None  # a factor on `weight`, learnt, keeps the penalty here
-    gap_after_weight: bool = False  # see `excess`; only with a gap
+    gap: Gap = None  # a factor on `weight`, learnt, keeps the penalty here
+    gap_after_weight: Switch = False  # see `excess`; only with a gap
     clip_diff_min: Bound = -inf  # least penalty of one sample
     clip_diff_max: Bound = inf  # and its greatest
     max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
     backup_entropy: bool = False  # entropy in the target, as in SAC
-    bc_updates: Amount = 0  # preliminary updates in which the policy clones while the critics learn
+    bc_updates: Preliminary = 0  # updates before, in which the policy clones and critics learn
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critic that enters its target each update
     policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
@@ -72,6 +86,8 @@ class Config(BaseConfig):
 
 class CQL(Algorithm):
     Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
+    online = True
     targets: ClassVar = {"critic_target": "critic"}
 
     @property
@@ -80,10 +96,12 @@ class CQL(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        affine, init = (1.0, -1.0), small_output_init(1e-2)
+        norm: dict[str, Any] = {"layer_norm": cfg.layer_norm}
+        head: dict[str, Any] = {"affine": (1.0, -1.0), "init": small_output_init(1e-2)} | norm
+        init = orthogonal_init(last_gain=1e-2)
         networks: dict[str, nn.Module] = {
-            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=affine, init=init),
-            "critic": Critic(obs, act, cfg.critic_hidden, init=orthogonal_init(last_gain=1e-2)),
+            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, **head),
+            "critic": Critic(obs, act, cfg.critic_hidden, ensemble=cfg.critics, init=init, **norm),
             "log_alpha": Scalar(0),
         }
         multiplier = {"log_multiplier": Scalar(0 if cfg.gap_after_weight else 1)}
@@ -108,16 +126,18 @@ class CQL(Algorithm):
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
         state = temper(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
-        drawn, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
-        actions = torch.cat([drawn, a[None]])
+        others, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
+        actions = torch.cat([others, a[None]])
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
-            q = critic(s.expand(len(actions), *s.shape), actions)  # [2, M + 1, B]
-            td = (q[:, -1] - y).square().mean(1)  # [2]
+            q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
+            td = (q[:, -1] - y).square().mean(1)  # [E]
+            q = drawn(old, q, cfg.subset)
             z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            return (td + factor * self.excess(bounded.mean(1))).sum(), (td.sum(), bounded.mean(1))
+            paid = cfg.critics * (factor * excess(bounded.mean(1), cfg)).mean()
+            return td.sum() + paid, (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
@@ -127,7 +147,7 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(log_multiplier().exp().clamp(0, 1e6) * self.excess(penalty)).mean(), ()
+            return -(log_multiplier().exp().clamp(0, 1e6) * excess(penalty, cfg)).mean(), ()
 
         state, _, _ = minimise_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
@@ -138,23 +158,15 @@ class CQL(Algorithm):
         """What the critics regress on, [B]; one next action, or the best of `samples`."""
         s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        q, best = state.critic_target(s.expand(count, *s.shape), pi).amin(0).max(0)  # [B]
+        q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
+        q, best = drawn(state, q, self.cfg.subset).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 
     def pushed(self, q: Tensor, batch: Batch) -> Tensor:
-        """The values of which the penalty takes the soft maximum, [2, M + 1, B], data's last."""
+        """The values of which the penalty takes the soft maximum, [E, M + 1, B], data's last."""
         return q
-
-    def excess(self, penalty: Tensor) -> Tensor:
-        """What the critics pay, [2] -> [2]: the weighted penalty, less the gap where there is one.
-
-        weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
-        `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
-        """
-        weight, gap = self.cfg.weight, self.cfg.gap or 0.0
-        return weight * penalty - (gap if self.cfg.gap_after_weight else weight * gap)
 
 
 def proposals(state: State, batch: Batch, samples: int, variant: Variant) -> tuple[Tensor, Tensor]:
@@ -189,3 +201,13 @@ def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: 
         return ((drawn.detach() / t).softmax(1) * drawn).sum(1)
     logits = q if variant == "H-raw" else drawn - log_density
     return t * (logits / t).logsumexp(1)
+
+
+def excess(penalty: Tensor, cfg: Any) -> Tensor:
+    """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
+
+    weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
+    `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
+    """
+    weight, gap = cfg.weight, cfg.gap or 0.0
+    return weight * penalty - (gap if cfg.gap_after_weight else weight * gap)

@@ -17,27 +17,41 @@ from typing import Literal
 
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.base import Loss, Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.algorithms.common.edm import (
+    Distance,
+    distance,
+    guess,
+    karras_weight,
+    log_normal,
+    wide,
+)
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Share
-from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm
+from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
 
 
 @dataclass(frozen=True)
 class Config(DenoisingConfig):
     """Defaults: the authors' for states, with a U-Net; they train for 4,500 epochs."""
 
-    noise_levels: Count = 100  # of the cosine schedule
-    predicts: Literal["noise", "action"] = "noise"  # what the network tells
-    sampler: Literal["ddpm", "ddim"] = "ddpm"  # ddim needs fewer rounds
-    rounds: Count = 100  # of the sampler, at most noise_levels
+    process: Literal["ddpm", "edm"] = "ddpm"  # the noise; edm: Karras et al., a teacher for distill
+    noise_levels: Count = 100  # of ddpm's cosine schedule
+    predicts: Literal["noise", "action"] = "noise"  # what ddpm's network tells
+    sampler: Literal["ddpm", "ddim"] = "ddpm"  # where process=ddpm; ddim needs fewer rounds
+    rounds: Count = 100  # from noise to a chunk; at most noise_levels
     eta: Share = 0.0  # of ddim: 0 adds no noise on the way, 1 as much as ddpm
+    distance: Distance = "elements"  # of edm's loss: their code's, or the norm of the paper
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rounds > self.noise_levels:
             raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+        if self.process == "edm":
+            self.refuse_unread("process", "noise_levels", "predicts", "eta")
+            return
+        self.refuse_unread("process", "distance")
         if self.sampler == "ddpm":
             self.refuse_unread("sampler", "eta")
 
@@ -47,12 +61,20 @@ class DiffusionPolicy(Denoising):
 
     def table(self) -> Table:
         cfg, alphas = self.cfg, cosine_alphas(self.cfg.noise_levels)
+        if cfg.process == "edm":
+            return karras(cfg.rounds)
         if cfg.sampler == "ddpm":
             return ddpm(alphas, cfg.rounds, cfg.predicts)
         return ddim(alphas, cfg.rounds, cfg.predicts, cfg.eta)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of denoising regression at `levels` noise levels of each chunk."""
+        loss = self.edm_loss if self.cfg.process == "edm" else self.ddpm_loss
+        state, policy_value = minimise(state, "model", loss(state, batch))
+        return self.averaged(state), {"policy_loss": policy_value}
+
+    def ddpm_loss(self, state: State, batch: Batch) -> Loss:
+        """Of the noise that was added (Ho et al., arXiv:2006.11239, eq. 14), or of the chunk."""
         cfg, random = self.cfg, state.random
         a = self.unit(batch.actions)  # [B, T, A]
         noise = random.normal((cfg.levels, *a.shape))  # [K, B, T, A]
@@ -65,5 +87,18 @@ class DiffusionPolicy(Denoising):
             told = model(batch.observations, noised, k.float(), random)
             return self.mean((told - answer).square(), batch)
 
-        state, policy_value = minimise(state, "model", policy_loss)
-        return self.averaged(state), {"policy_loss": policy_value}
+        return policy_loss
+
+    def edm_loss(self, state: State, batch: Batch) -> Loss:
+        """Of the chunk, weighted so that all noise counts alike (arXiv:2206.00364, eq. 8)."""
+        cfg, random = self.cfg, state.random
+        a = self.unit(batch.actions)
+        deviation = log_normal(random, (cfg.levels, len(a)))  # [K, B]
+        noised = a + wide(deviation) * random.normal((cfg.levels, *a.shape))
+
+        def policy_loss(model) -> Tensor:
+            found = guess(model, batch.observations, noised, deviation, random)
+            far = distance(found, a, karras_weight(deviation), cfg.distance)
+            return self.mean(far, batch)
+
+        return policy_loss

@@ -6,20 +6,28 @@ clones the data's actions weighted by exp(beta * advantage). No unseen action is
 Paper:   Kostrikov, Nair, Levine, ICLR 2022, arXiv:2110.06169. Equation numbers are the paper's;
          the order of the steps, eq. 6 and eq. 7 are in common/in_sample.py.
 Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:learner.py).
-         `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py).
+         `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py); online it explores with a
+         deviation of 0.1, there 0.03. `critics`, `subset` and `squashed` are zhouzypaul/wsrl's
+         (wsrl/agents/iql.py), as WSRL goes on from, but that its policy is not squashed there:
+         algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Network, State
-from offline_rl.algorithms.common.config import Expectile
+from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
+from offline_rl.algorithms.common.critics import Critic, drawn
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count
 from policies.heads.deterministic import DeterministicActor
+from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
 
 
@@ -28,26 +36,52 @@ class Config(DualConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
     expectile: Expectile = 0.7  # 0.5 is the data's average action, towards 1 its best
-    deterministic: bool = False  # a policy without deviation, trained by a weighted squared error
+    deterministic: Switch = False  # a policy without deviation, trained by a weighted squared error
+    squashed: Switch = False  # CQL's policy, and layer normalisation in it and in the critics
+    critics: Ensemble = 2  # E
+    subset: Count | None = None  # critics of which Q is the least; default: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.squashed and (self.deterministic or self.dropout):
+            raise ValueError("squashed=true needs deterministic=false and dropout=0")
 
 
 class IQL(DualV):
-    Config = Config
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
+    online = True
+
+    def least(self, state: State, q: Tensor) -> Tensor:
+        """Of all critics, or of those drawn, [E, B] -> [B]."""
+        return drawn(state, q, self.cfg.subset).amin(0)
 
     def value_loss(self, u: Tensor) -> Tensor:  # eq. 5
         """The expectile loss of Q - V."""
         return expectile_loss(u, self.cfg.expectile).mean()
 
     def actor(self) -> nn.Module:
-        """A Gaussian, or tanh of a network."""
-        if not self.cfg.deterministic:
-            return super().actor()
+        """A Gaussian, tanh of one, or tanh of a network."""
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
-        return DeterministicActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
+        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
+        if cfg.squashed:
+            head: dict[str, Any] = {"affine": (1.0, -1.0), "layer_norm": True}
+            return TanhGaussianActor(obs, act, cfg.hidden, **head, **options)
+        if cfg.deterministic:
+            return DeterministicActor(obs, act, cfg.hidden, dropout_rate=cfg.dropout, **options)
+        return super().actor()
+
+    def critic(self) -> nn.Module:
+        """As many as there are to be."""
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        shape: dict[str, Any] = {"ensemble": cfg.critics, "layer_norm": cfg.squashed}
+        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
+        return Critic(obs, act, cfg.hidden, **shape, **options)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch, weight: Tensor) -> Tensor:
         """Eq. 7, or the squared error with the same weights."""
+        if self.cfg.squashed:
+            return -(weight * policy.log_prob(batch.observations, batch.actions)).mean()
         if not self.cfg.deterministic:
             return super().policy_loss(policy, state, batch, weight)
         error = policy(batch.observations, state.random) - batch.actions

@@ -9,23 +9,25 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in 
          target follows the new policy, not the one before; the actor learns in the second of two
          updates, there in the first; layer normalisation has torch's eps (1e-5, there 1e-6). Rows
          cut by a time limit are left out, there as in D4RL's `qlearning_dataset`: the data has no
-         next action for them.
+         next action for them. Online as corl-team/CORL:algorithms/finetune/rebrac.py; an episode
+         is learnt from when it has ended, with its next actions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
-from offline_rl.algorithms.common.base import Metrics, Network, State
-from offline_rl.algorithms.common.config import Rate, Sizes
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Metrics, Network, State, falling
+from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative
+from offline_rl.utils.options import Count, NonNegative, Share
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import uniform_output_init
 
@@ -38,17 +40,30 @@ class Config(td3.OfflineConfig):
     """Defaults: the paper's for locomotion; the two weights are tuned for each data set."""
 
     policy_bc: NonNegative = 0.01  # beta 1: weight of the squared distance in the policy's loss
+    policy_bc_end: Share = 1.0  # share of policy_bc that is left when it has fallen; see Online
     critic_bc: NonNegative = 0.01  # beta 2: and in the critics' target
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.0  # deviation of that on actions, online
     actor_lr: Rate = 1e-3
     critic_lr: Rate = 1e-3
     batch_size: Count = 1024
     hidden: Sizes = (256, 256, 256)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.HalfAndHalf):
+    """Defaults: corl-team/CORL:algorithms/finetune/rebrac.py and its configs.
+
+    Half of each batch is data, critics pay for no distance any more, and the policy's weight falls
+    with the updates done, linearly to a share of itself.
+    """
+
+    changes: ClassVar = {"critic_bc": 0.0, "policy_bc_end": 0.5}
+
+
 class ReBRAC(td3.TD3):
-    Config = Config
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
     follows_card = True  # unlike TD3 it learns from data
-    online = False
     needs = ("next_actions",)
 
     def prepare(self, dataset: Dataset) -> Dataset:
@@ -59,9 +74,10 @@ class ReBRAC(td3.TD3):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         policy, critic = (uniform_output_init(bound, hidden_bias=0.1) for bound in (1e-3, 3e-3))
         options: dict[str, Any] = {"activation": cfg.activation}
+        noise = cfg.exploration_noise
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True}
         return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, init=policy, **options),
+            "policy": DeterministicActor(obs, act, cfg.hidden, init=policy, noise=noise, **options),
             "critic": Critic(obs, act, cfg.hidden, init=critic, **norm, **options),
         }
 
@@ -75,4 +91,5 @@ class ReBRAC(td3.TD3):
         pi = policy(batch.observations)
         q = state.critic(batch.observations, pi).amin(0)  # [B]
         distance = (pi - batch.actions).square().sum(-1)
-        return self.cfg.policy_bc * distance.mean() - q.mean() / q.detach().abs().mean(), {}
+        weight = self.cfg.policy_bc * falling(state, self.cfg.policy_bc_end)
+        return weight * distance.mean() - q.mean() / q.detach().abs().mean(), {}

@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import soft_optimisers
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, Number, Positive, Share
+from offline_rl.utils.options import Amount, Count, Number, Positive
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import xavier_init
 from policies.networks.mlp import Scalar
@@ -51,13 +51,12 @@ class Config(sac.Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
+class Online(schedule.HalfAndHalf):
     """Defaults: the authors'."""
 
     warm_up: Amount = 5_000
     warm_up_by: Literal["policy", "random"] = "random"
     utd: Positive = 20.0
-    mixing: Share | Literal["rows"] = 0.5
 
 
 class RLPD(Algorithm):
@@ -107,11 +106,12 @@ class RLPD(Algorithm):
             q = self.climbed(state.critic(s, pi))  # [B]
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
+        old = state
         state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
-        entropy = -cfg.entropy_scale * self.spec.action_dim
+        excess = self.certainty(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
 
         def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
-            return -log_alpha().exp() * (log_pi + entropy)
+            return -log_alpha().exp() * excess
 
         state, _ = minimise(state, "log_alpha", alpha_loss)
         return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
@@ -125,6 +125,10 @@ class RLPD(Algorithm):
         if self.cfg.backup_entropy:
             least = least - alpha * log_pi
         return batch.rewards + batch.discount * least
+
+    def certainty(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
+        """The mean log density that the temperature follows, 0-d; log_pi: in the policy's loss."""
+        return log_pi
 
     def climbed(self, q: Tensor) -> Tensor:
         """What the actor climbs, [E, B] -> [B]: the mean over all critics."""

@@ -1,15 +1,18 @@
-"""RO2O, its offline phase: an ensemble that changes slowly around the data's states.
+"""RO2O: an ensemble that changes slowly around the data's states, offline and then online.
 
 SAC-N whose critics and policy must hardly change under the worst of n small perturbations of the
 state, and whose critics are lowered by their own deviation at the policy's actions there. Made so,
-it can go on learning online with the same losses.
+it goes on learning online with the same losses, from its own experience.
 
 Paper:   Wen, Yu, Yang, Chen, Bai, Wang, 2023, arXiv:2309.16973; the losses are those of RORL,
          arXiv:2206.02829.
 Differs: from the authors' code (BattleWen/RO2O:algorithms/offline) in that weights begin by fan-in,
          there by fan-out, and the log density is exact, there 1e-6 inside its logarithm. As there,
          "adversarial" is the worst of n uniform draws, the same n for the whole batch, not an
-         attack by gradient.
+         attack by gradient. Online the losses are the paper's; the authors' code (algorithms/
+         finetune) leaves all but SAC's and the cloning out: online.q_smoothness=0
+         online.policy_smoothness=0 online.uncertainty=0 are its. Its buffer begins empty; one that
+         begins with the data is online.mixing=rows.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from offline_rl.algorithms import sac_n
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Metrics, Network, State
 from offline_rl.algorithms.common.entropy import least, soft_q
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Share
+from offline_rl.utils.options import Amount, Count, NonNegative, Share
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,17 @@ class Config(sac_n.Config):
     normalise_observations: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.Online):
+    """Defaults: the authors' code."""
+
+    warm_up: Amount = 2_500
+
+
 class RO2O(sac_n.SACN):
     Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
+    online = True
 
     def policy_loss(
         self, policy: Network, state: State, batch: Batch, alpha: Tensor

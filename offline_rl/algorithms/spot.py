@@ -7,23 +7,27 @@ free within the data's support and not pulled to any one action.
 Paper:   Wu, Wu, Qiu, Wang, Long, NeurIPS 2022, arXiv:2202.06239.
 Differs: nowhere known from the authors' code (thuml/SPOT:SPOT.py, vae.py), with one sample of z and
          its evidence lower bound, as in all of its settings; every seed trains a VAE of its own.
+         Online the weight falls with this run's updates, there with 1M, and optimisers go on, there
+         they begin anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimise
-from offline_rl.algorithms.common.config import Dropout, Rate, Sizes
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Metrics, Network, State, falling, minimise
+from offline_rl.algorithms.common.config import BUILT, Dropout, Preliminary, Rate, Sizes, Switch
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vae import VAE
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, NonNegative
+from offline_rl.utils.options import NonNegative, Share
 from offline_rl.utils.random import Random
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import torch_init, uniform_output_init
@@ -34,19 +38,32 @@ class Config(td3.OfflineConfig):
     """Defaults: the authors' code's for locomotion; `support_weight` is tuned for each data set."""
 
     support_weight: NonNegative = 1.0  # lambda: weight of the density term in the actor's loss
+    support_end: Share = 1.0  # its share that is left when it has fallen; see Online
     kl_weight: NonNegative = 0.5  # beta: of the KL term, when the VAE learns and when it judges
     dropout: Dropout = 0.1  # of the policy, while it learns
-    small_outputs: bool = False  # output layers uniform in +-0.001 (policy) and +-0.003 (critics)
-    vae_updates: Amount = 100_000  # preliminary updates
+    small_outputs: Switch = False  # output layers uniform in +-0.001 (policy), +-0.003 (critics)
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deviation of that on actions, online
+    vae_updates: Preliminary = 100_000  # preliminary updates
     vae_lr: Rate = 1e-3  # of the VAE
     vae_hidden: Sizes = (750, 750)  # of the VAE
     normalise_observations: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.OneBuffer):
+    """Defaults: thuml/SPOT:main_finetune.py; the weight's end is tinkoff-ai/CORL's for the hands.
+
+    One buffer that begins with the data; the density's weight falls with the updates done, linearly
+    to a share of itself.
+    """
+
+    changes: ClassVar = {"support_end": 0.5}
+
+
 class SPOT(td3.TD3):
-    Config = Config
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
     follows_card = True  # unlike TD3 it learns from data
-    online = False
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -56,11 +73,10 @@ class SPOT(td3.TD3):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         small = cfg.small_outputs
         actor, critic = (uniform_output_init(w) if small else torch_init for w in (1e-3, 3e-3))
-        options = {"activation": cfg.activation}
+        options: dict[str, Any] = {"activation": cfg.activation}
+        noises = {"noise": cfg.exploration_noise, "dropout_rate": cfg.dropout}
         return {
-            "policy": DeterministicActor(
-                obs, act, cfg.hidden, dropout_rate=cfg.dropout, init=actor, **options
-            ),
+            "policy": DeterministicActor(obs, act, cfg.hidden, init=actor, **noises, **options),
             "critic": Critic(obs, act, cfg.hidden, init=critic, **options),
             "vae": VAE(obs, act, cfg.vae_hidden),
         }
@@ -92,5 +108,5 @@ class SPOT(td3.TD3):
         pi = policy(s, state.random)
         q = state.critic(s, pi)[0]  # [B]
         unlikely = self.unlikelihood(state.vae, s, pi, state.random).mean()
-        loss = self.cfg.support_weight * unlikely - q.mean() / q.detach().abs().mean()
-        return loss, {"unlikelihood": unlikely}
+        weight = self.cfg.support_weight * falling(state, self.cfg.support_end)
+        return weight * unlikely - q.mean() / q.detach().abs().mean(), {"unlikelihood": unlikely}

@@ -4,8 +4,10 @@ Twin critics learn from the smaller of their targets, the target's action is smo
 noise, and the actor climbs the first critic at every second update only, when both have settled.
 
 Paper:   Fujimoto, van Hoof, Meger, ICML 2018, arXiv:1802.09477, algorithm 1.
-Differs: nowhere known from the authors' code (sfujim/TD3:TD3.py), whose networks, learning rates
-         and exploration are used rather than the paper's (400-300 units, 1e-3).
+Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in that both updates of a pair come
+         after the second of two environment steps, there one after each; the actor between them is
+         the same. The code's networks, learning rates and exploration are used rather than the
+         paper's (400-300 units, 1e-3).
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class TD3(Algorithm):
 
     Config: ClassVar[type] = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-    Online = Online
+    Online: ClassVar[type[schedule.Online]] = Online
     online = True
     follows_card = False  # it begins without data
 

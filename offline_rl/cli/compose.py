@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
@@ -118,16 +118,9 @@ def experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 def check(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
     """Raises UserError naming file and key for what is no key, or has a value of another type."""
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.options import TrainOptions, WandbOptions
+    from offline_rl.training.resolve import kinds_of
 
-    method = algorithm_class(algorithm)
-    own: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
-    own += [("online.", method.Online), ("online.", method.Config), ("algorithm.", method.Config)]
-    kinds = {
-        prefix + name: kind
-        for prefix, options in own
-        for name, kind in get_type_hints(options).items()
-    }
+    kinds = kinds_of(algorithm_class(algorithm))
     for key, value in preset.items():
         if key not in kinds:
             raise UserError(f"{path}: {unknown('option', key, kinds)}")
@@ -141,7 +134,7 @@ def shown(job: Mapping[str, Any]) -> str:
 
     from omegaconf import OmegaConf
 
-    from offline_rl.training.plan import resolve
+    from offline_rl.training.resolve import resolve
 
     run = resolve(job)
     hyper = dict[str, Any]()

@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
 from importlib import import_module
 from typing import Any
 
-from offline_rl.utils.options import Option, documented
+from offline_rl.utils.options import Option, documented, spelt
 
 WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
 
@@ -42,9 +41,10 @@ def method(algorithm: str, task: str) -> str:
         keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
     )
     if cls.online:
-        _, values = tuned(algorithm, task, "online")
+        values = {**cls.Online.changes, **tuned(algorithm, task, "online")[1]}
+        own = [option for option in documented(cls.Config) if option.name in values]
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
-        parts.append(keys(documented(cls.Online), "online.", values))
+        parts.append(keys([*documented(cls.Online), *own], "online.", values))
     return "\n\n".join(parts)
 
 
@@ -72,12 +72,3 @@ def kind(option: Option) -> str:
     words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
     allowed = str(option.range or "").replace("finite", "")
     return ", ".join(filter(None, ["" if words == "text" else words, allowed]))
-
-
-def spelt(value: Any) -> str:
-    """A value as it is given on the command line; nothing for what has none."""
-    if value is None or value is MISSING:
-        return ""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelt, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

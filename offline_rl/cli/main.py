@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import difflib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
-TEXT = ("data", "report")  # the verbs whose output may be left unread
+TEXT = ("data", "evaluate", "report")  # the verbs whose output may be left unread
 
 
 def verbs() -> dict[str, EntryPoint]:
@@ -39,33 +38,8 @@ def usage() -> str:
     ]
     for name, point in sorted(verbs().items()):
         lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
+    lines += ["", 'completion in bash: eval "$(offline-rl --completion bash)"']
     return "\n".join(lines)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way.
-
-    Where it is ignored, as shells arrange it for what runs in the background, it stays ignored.
-    """
-    came = False
-
-    def note(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
-        signal.default_int_handler(number, None)
-
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, note)
-        yield
-    except BaseException as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     verb, *rest = arguments
+    if verb in ("--completion", "--complete"):
+        from offline_rl.cli.completion import SCRIPTS, candidates
+
+        asked = rest[0] if rest else "bash"
+        if verb == "--complete":
+            print("\n".join(candidates(asked, verbs())))
+            return 0
+        if asked not in SCRIPTS:
+            print(f"offline-rl: --completion {asked}: there is bash", file=sys.stderr)
+            return 2
+        print(SCRIPTS[asked])
+        return 0
     try:
         known = verbs()
         if verb not in known:
@@ -89,6 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             print(page(command, rest))
             return 0
+        flags = getattr(command, "flags", ())
+        for word in rest:
+            if word.startswith("-") and not flags:
+                raise UserError(
+                    f"{verb} takes no {word}: its keys are key=value; see {verb} --help"
+                )
         with interruptible():
             command(rest)
             sys.stdout.flush()

@@ -18,6 +18,7 @@ def _quiet() -> None:
 
 @takes(
     "offline_rl.training.options:TrainOptions",
+    flags=("-m", "--multirun", "-c", "--cfg"),
     wandb="offline_rl.training.options:WandbOptions",
 )
 def train(arguments: Sequence[str]) -> None:
@@ -35,8 +36,8 @@ def train(arguments: Sequence[str]) -> None:
     """
     _quiet()
     from offline_rl.cli.compose import compose, shown
+    from offline_rl.cli.launch import launch, merge
     from offline_rl.report.report import report as table
-    from offline_rl.training.launch import launch, merge
 
     command = compose(arguments)
     if command.shown:
@@ -72,6 +73,28 @@ def finetune(arguments: Sequence[str]) -> None:
     print(result.path)
 
 
+@takes("offline_rl.training.options:DistillOptions")
+def distill(arguments: Sequence[str]) -> None:
+    """Teach a policy to do in one step what a finished run's does in many.
+
+    usage: offline-rl distill run=<folder above the seeds> num_updates=<updates> [key=value …]
+
+    And the keys of `train`. The teacher is each seed's newest checkpoint; data, seeds and what its
+    network is made of are the run's, which is left as it is. The same command again continues an
+    interrupted run. The last line printed is the run's folder.
+    """
+    _quiet()
+    from offline_rl.report.report import summary
+    from offline_rl.training.finetune import distill as run
+
+    given = parse(arguments)
+    if "run" not in given:
+        raise UserError("distill: say which run is the teacher, with run=<folder>")
+    result = run(**given)
+    print(summary(result.path))
+    print(result.path)
+
+
 @takes("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of a run, in a task's environment.
@@ -82,6 +105,36 @@ def evaluate(arguments: Sequence[str]) -> None:
     from offline_rl.evaluation.evaluate import evaluate as run
 
     print(run(**parse(arguments)))
+
+
+@takes("offline_rl.evaluation.export:ExportOptions")
+def export(arguments: Sequence[str]) -> None:
+    """Make a policy bundle, or every bundle of a run, run without torch: its network as ONNX.
+
+    usage: offline-rl export run=<bundle, seed folder or its parent> [format=onnx]
+
+    The graphs are put into the same files, once they are known to answer as torch does. Perceptrons
+    need none: numpy runs them. The last line printed is the run's name.
+    """
+    _quiet()
+    from offline_rl.evaluation.export import export as make
+
+    given = parse(arguments)
+    print(*make(**given), given["run"], sep="\n")
+
+
+@takes("offline_rl.evaluation.play:PlayOptions")
+def play(arguments: Sequence[str]) -> None:
+    """Watch a policy: episodes as a video.
+
+    usage: offline-rl play run=<bundle or folder> [episodes=<count>] [out=<file .mp4 or .gif>]
+
+    The last line printed is the file's name.
+    """
+    _quiet()
+    from offline_rl.evaluation.play import play as run
+
+    print(*run(**parse(arguments)), sep="\n")
 
 
 @takes("offline_rl.generation.options:GenerateOptions")

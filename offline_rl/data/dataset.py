@@ -16,7 +16,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Dataset:
     path: str | None = None
     sha256: str | None = None  # of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
-    notes: tuple[str, ...] = ()  # what reading the file left out or had to assume
+    notes: tuple[str, ...] = ()  # what reading the file left out, had to assume, or doubts
     spec: Spec | None = None  # names, units, rate, and what actions of -1 and 1 stand for
 
     @classmethod
@@ -136,6 +137,29 @@ class Dataset:
             sha256,
             dict(extras or {}),
             spec=spec,
+        )
+
+    @classmethod
+    def from_minari(cls, dataset: Any) -> "Dataset":
+        """That of an id of Minari's, on this machine, or of a `minari.MinariDataset`.
+
+        Of one that was filtered, the episodes that are left. Raises UserError.
+        """
+        from offline_rl.data.load import load
+
+        if isinstance(dataset, str):
+            return load(f"minari:{dataset}")
+        data = load(Path(dataset.storage.data_path).parent)
+        return data.select(dataset.episode_indices)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        seen = channels.shapes(self.observations)
+        shapes = f"observations {seen}, actions {self.actions.shape[1:]}"
+        return (
+            f"<Dataset {self.name}: {len(self):,} rows, {self.num_episodes:,} episodes, {shapes}>"
         )
 
     @property
@@ -284,7 +308,10 @@ class Dataset:
 
 
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Numbers as float32 (pictures stay uint8, flags as they are), [N, 1] scalars as [N]."""
+    """Numbers as float32, [N, 1] scalars as [N].
+
+    Pictures stay uint8, flags as they are, and integers that choose one of several actions too.
+    """
     columns = {}
     for word, given in arrays.items():
         array = np.asarray(given)
@@ -295,7 +322,8 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         ):
             array = array[:, 0]
         picture = array.dtype == np.uint8 and array.ndim > 2
-        if array.dtype.kind in "fiub" and word not in FLAGS and not picture:
+        choice = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        if array.dtype.kind in "fiub" and word not in FLAGS and not picture and not choice:
             with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
                 array = array.astype(np.float32, copy=False)
         columns[word] = array

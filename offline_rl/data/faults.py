@@ -21,7 +21,8 @@ def faults(
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or _shape(word, array) or _picture(word, array)
+        fault = _kind(array) or _choice(word, array)
+        fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
         else:
@@ -71,6 +72,20 @@ def _kind(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
+
+
+def _choice(word: str, array: np.ndarray) -> str | None:
+    """Discrete actions: one whole number a step."""
+    if word != "actions" or array.size != len(array) or not len(array) or array.dtype.kind == "b":
+        return None
+    with np.errstate(invalid="ignore"):
+        whole = (array == np.floor(array)).all() and array.min() >= 0
+    if not whole or (array.dtype.kind == "f" and array.max() <= 1):
+        return None
+    return (
+        f"are whole numbers from {array.min():g} to {array.max():g}, one a step: discrete actions, "
+        f"which nothing here learns. Continuous ones are expected, a vector a step."
+    )
 
 
 def _shape(word: str, array: np.ndarray) -> str | None:

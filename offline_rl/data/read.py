@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
+from offline_rl.data.doubts import doubts
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
@@ -26,7 +27,7 @@ def read(
     d4rl_compatible: bool = False,
     terminate_on_end: bool = False,
     action_scale: float | None = None,
-    action_range: Sequence[float] | Sequence[Sequence[float]] | None = None,
+    action_range: Sequence[float] | Sequence[Sequence[float]] | Literal["data"] | None = None,
     observation_keys: Sequence[str] | None = None,
     subset: str | None = None,
     infos: bool = False,
@@ -42,7 +43,8 @@ def read(
     terminate_on_end: with d4rl_compatible, as D4RL's option of that name really does: time-out rows
     are kept, neither terminated nor with their own next observation but with the next episode's.
     action_scale: actions are divided by it; the size that 1 stands for.
-    action_range: [low, high], numbers or one list each for all actions: what -1 and 1 stand for.
+    action_range: [low, high], numbers or one list each for all actions: what -1 and 1 stand for;
+    "data": the least and greatest of each action that the file has.
     Without either, the limits that the file itself states are mapped to [-1, 1].
     observation_keys: which of the file's arrays make an observation, side by side in this order.
     subset: a split that the file names, such as train.
@@ -54,7 +56,7 @@ def read(
         d4rl_compatible=d4rl_compatible,
         terminate_on_end=terminate_on_end,
         action_scale=action_scale,
-        action_range=None if action_range is None else list(action_range),  # type: ignore[arg-type]
+        action_range=action_range if action_range in (None, "data") else list(action_range),  # type: ignore[arg-type]
         observation_keys=None if observation_keys is None else list(observation_keys),
         subset=subset,
         infos=infos,
@@ -66,6 +68,12 @@ def read(
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
     for sentence in faults(columns, raw.where, found.keys):
         raise UserError(sentence)
+    notes = [*found.notes]
+    if action_range == "data":
+        low, high = own_range(found.columns["actions"])
+        notes.append(f"-1 and 1 stand for the actions {as_list(low)} and {as_list(high)}")
+    if not d4rl_compatible:  # else what D4RL makes of it is wanted, whatever it is
+        notes += doubts(columns, found.keys, max_episode_steps)
     extras = found.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}
@@ -79,7 +87,7 @@ def read(
         sha256=checksum_of((*raw.files, *found.files)),
         keys=found.keys,
     )
-    notes = [*found.notes, *([REACHED] if reaching(found, options) else [])]
+    notes += [REACHED] if reaching(found, options) else []
     data = replace(data, notes=tuple(notes))
     if not d4rl_compatible or found.qlearning_rows is None:
         return data
@@ -100,7 +108,7 @@ def check_options(options: ReadOptions) -> None:
         raise UserError(f"action_scale={scale}: a number above 0 is expected.")
     if scale is not None and options.action_range is not None:
         raise UserError("action_scale and action_range are both given; one of them is expected.")
-    if options.action_range is not None:
+    if options.action_range is not None and options.action_range != "data":
         _bounds(options.action_range)
 
 
@@ -109,8 +117,13 @@ def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
     actions = found.columns.get("actions")
     if options.action_scale is not None:
         return -options.action_scale, options.action_scale
-    if options.action_range is not None:
-        bounds: Bounds | None = _bounds(options.action_range)
+    bounds: Bounds | None
+    if options.action_range == "data":
+        if actions is None or actions.ndim != 2 or actions.dtype.kind != "f" or not actions.size:
+            return None  # which `faults` will name
+        bounds = own_range(actions)
+    elif options.action_range is not None:
+        bounds = _bounds(options.action_range)
     else:
         bounds = found.action_extremes if reaching(found, options) else found.action_range
     if bounds is None or actions is None or actions.ndim != 2:
@@ -150,6 +163,12 @@ def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
     return columns
 
 
+def own_range(actions: np.ndarray) -> Bounds:
+    """The least and greatest of each action, [A]; of one that never changes, 1 below and above."""
+    low, high = actions.min(0), actions.max(0)
+    return np.where(low < high, low, low - 1), np.where(low < high, high, high + 1)
+
+
 def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | None:
     """What the file says of its numbers; None where they are neither a vector nor channels."""
     obs = channels.shapes(channels.of(columns, "observations"))
@@ -185,6 +204,11 @@ def _bounds(given: Sequence[float] | Sequence[Sequence[float]]) -> tuple[np.ndar
             f"actions, low below high."
         ) from None
     return low, high
+
+
+def as_list(values: np.ndarray | float) -> list[float]:
+    """To four digits, for people."""
+    return [float(f"{x:.4g}") for x in np.atleast_1d(values)]
 
 
 def _refuse(sentence: str) -> NoReturn:

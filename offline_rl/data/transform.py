@@ -30,6 +30,7 @@ class Preprocessing(Checked):
 
     normalise_observations: bool = False  # z-score with the offline data's statistics
     normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
+    centre_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
     reward_scale: Number = 1.0  # rewards * scale + shift
     reward_shift: Number = 0.0  # see reward_scale
     clip_actions: ActionClip = 1.0  # actions of the data are clipped to +- this
@@ -47,6 +48,20 @@ def range_of_returns(dataset: Dataset) -> float:
     return spread
 
 
+def centre_of(dataset: Dataset) -> float:
+    """The mean reward, which may be taken off where no episode is over before its time.
+
+    It then lowers every value by the same. Where episodes terminate it would pay for ending them,
+    or for not. Raises UserError there.
+    """
+    if count := int(dataset.terminated.sum()):
+        raise UserError(
+            f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centred rewards "
+            "would pay for ending them, or for not: set algorithm.centre_rewards=false"
+        )
+    return float(dataset.rewards.mean(dtype=np.float64))
+
+
 @dataclass(frozen=True)
 class Transform:
     """observations -> normaliser(observations); rewards -> affine; actions clipped."""
@@ -61,7 +76,8 @@ class Transform:
         """Statistics from `dataset`; without data nothing is normalised.
 
         shape: of what is observed, or of each channel.
-        Raises UserError where returns are to be normalised and all are the same.
+        Raises UserError where returns are to be normalised and all are the same, or rewards to be
+        centred and episodes terminate.
         """
         normaliser, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
@@ -69,7 +85,10 @@ class Transform:
             normaliser = channels.fit(channels.take(dataset.observations, rows))
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
-        return cls(normaliser, float(scale), cfg.reward_shift, cfg.clip_actions)
+        shift = cfg.reward_shift
+        if dataset is not None and cfg.centre_rewards:
+            shift -= scale * centre_of(dataset)
+        return cls(normaliser, float(scale), float(shift), cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Raw rewards -> those that are learnt from, float32."""
@@ -94,6 +113,14 @@ class Transform:
         """The lone vector's normaliser, or that of each vector by its channel's name."""
         made = self.normaliser
         return made.of if isinstance(made, Normalisers) else made
+
+    def raw(self, dataset: Dataset) -> Dataset:
+        """The inverse of `dataset`, but for rounding, and for clipped actions."""
+        return replace(
+            dataset,
+            observations=self.normaliser.inverse(dataset.observations),
+            rewards=((dataset.rewards - self.reward_shift) / self.reward_scale).astype(np.float32),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""

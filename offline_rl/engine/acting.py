@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 from policies.chunks import Queue
+from policies.heads.schedules import sample
 from policies.networks.precision import in_float32
 
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
@@ -51,51 +53,66 @@ class StackedPolicy:
         self.shape = (len(seeds), batch)
         self.live, form = tree_flatten(params)
         self.leaves = [x.to(device) for x in self.live]
-        seed_of = seeds.to(device)
-        plans, before = hasattr(module, "plan"), list[int]()
-        told = torch.zeros(self.shape, device=device)  # what a policy takes beside observations
         self.queue: Queue | None = None
-        if plans:
-            head: Any = module
-            shape = tuple(head.noise_shape)
-            self.queue = Queue(
-                self._plan, history=head.history, executed=head.executed, noise_shape=shape
-            )
-            before, told = [head.history], torch.zeros(*self.shape, *(shape or (0,)))
+        head: Any = module
+        if hasattr(module, "plan"):
+            sizes = {"history": head.history, "executed": head.executed}
+            self.queue = Queue(self._plan, **sizes, noise_shape=tuple(head.noise_shape))
         self.reset()
+        seed_of, now = seeds.to(device), torch.tensor(0, device=device)
 
-        def one(
-            step: Tensor,
-            params: Any,
-            seed: Tensor,
-            observations: Tensor,
-            told: Tensor,
-            context: Any,
-        ) -> tuple[Tensor, Any]:
-            network = Network(self.module, params)
-            if plans:
-                return network.plan(observations, told), context
-            if hasattr(self.module, "step"):
-                return network.step(observations, told, context)
+        def graph(one: Callable[..., Any], *own: Any) -> Callable[..., Any]:
+            """`one(step, params, seed, *own)` of every seed, for arguments [S, …] such as `own`."""
+
+            def of_all(leaves: list[Tensor], step: Tensor, *own: Any) -> Any:
+                arguments = (tree_unflatten(leaves, form), seed_of, *own)
+                if len(seed_of) == 1:
+                    alone = one(step, *tree_map(lambda x: x[0], arguments))
+                    return tree_map(lambda x: x[None], alone)
+                return vmap(one, in_dims=(None, *(0 for _ in arguments)))(step, *arguments)
+
+            with in_float32(module), torch.no_grad():
+                return traced(of_all, self.leaves, now, *own)
+
+        def zeros(*sizes: int) -> Tensor:
+            return torch.zeros(*self.shape, *sizes, device=device)
+
+        def act(step: Tensor, params: Any, seed: Tensor, seen: Tensor, *more: Any) -> Any:
+            network, (rewards, context) = Network(module, params), more
+            if hasattr(module, "step"):
+                return network.step(seen, rewards, context)
             if explore:
-                return network.explore(observations, Random(seed + EXPLORATION, step)), context
-            return network.act(observations), context
+                return network.explore(seen, Random(seed + EXPLORATION, step)), context
+            return network.act(seen), context
 
-        def act(leaves: list[Tensor], step: Tensor, *own: Any) -> tuple[Tensor, Any]:
-            arguments = (tree_unflatten(leaves, form), seed_of, *own)
-            if len(seed_of) == 1:
-                alone = one(step, *tree_map(lambda x: x[0], arguments))
-                return tree_map(lambda x: x[None], alone)
-            return vmap(one, in_dims=(None, 0, 0, 0, 0, 0))(step, *arguments)
+        def plan(step: Tensor, params: Any, seed: Tensor, seen: Tensor, noise: Tensor) -> Tensor:
+            return Network(module, params).plan(seen, noise)
 
-        def zeros(shape: tuple[int, ...]) -> Tensor:
-            dtype = torch.uint8 if channels.is_picture(shape) else torch.float32
-            return torch.zeros(*self.shape, *before, *shape, dtype=dtype, device=device)
+        def seen(*before: int) -> Any:
+            def one(shape: tuple[int, ...]) -> Tensor:
+                dtype = torch.uint8 if channels.is_picture(shape) else torch.float32
+                return zeros(*before, *shape).to(dtype)
 
-        example = channels.each(zeros, observation_shape)
-        now = torch.tensor(0, device=device)
-        with in_float32(module), torch.no_grad():
-            self.graph = traced(act, self.leaves, now, example, told.to(device), self.context)
+            return channels.each(one, observation_shape)
+
+        def encode(step: Tensor, params: Any, seed: Tensor, seen: Tensor) -> Tensor:
+            return Network(module, params).encode(seen)
+
+        def predict(step: Tensor, params: Any, seed: Tensor, *own: Tensor) -> Tensor:
+            return Network(module, params).predict(*own)
+
+        self.graphs: dict[str, Callable[..., Any]] = {}
+        if self.queue is None:
+            example = seen()
+            self.graphs["act"] = graph(act, example, self.rewards, self.context)
+        elif hasattr(module, "table"):  # a graph of one round, however many there are
+            example = seen(head.history)
+            self.graphs["encode"] = graph(encode, example)
+            own = self.graphs["encode"](self.leaves, now, example), zeros(*head.noise_shape[1:])
+            self.graphs["predict"] = graph(predict, *own, zeros())
+        else:
+            example = seen(head.history)
+            self.graphs["plan"] = graph(plan, example, zeros(*(head.noise_shape or (0,))))
 
     def snapshot(self) -> None:
         """Keeps the policies as they are now, for calls while they go on learning."""
@@ -121,19 +138,20 @@ class StackedPolicy:
 
     def __call__(self, observations: Observations, step: int = 0) -> Tensor:
         if self.queue is None:
-            return self._answer(observations, self.rewards, step)
+            actions, self.context = self._run(
+                "act", observations, self.rewards, self.context, step=step
+            )
+            return actions
         rows = channels.each(lambda x: x.flatten(0, 1).cpu().numpy(), observations)
-        actions = self.queue.step(rows)
-        return torch.from_numpy(actions).unflatten(0, self.shape).to(self.device)
+        taken = self.queue.step(rows)
+        return torch.from_numpy(taken).unflatten(0, self.shape).to(self.device)
 
-    def _answer(self, observations: Observations, told: Tensor, step: int = 0) -> Tensor:
+    def _run(self, name: str, *own: Any, step: int = 0) -> Any:
         with torch.no_grad():
-            now = torch.tensor(step, device=self.device)
-            answer, self.context = self.graph(self.leaves, now, observations, told, self.context)
-        return answer
+            return self.graphs[name](self.leaves, torch.tensor(step, device=self.device), *own)
 
     def _plan(self, observations: Observations, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """See `policies.chunks.Plan`. The graph is of all rows: those not asked for are zeros."""
+        """See `policies.chunks.Plan`. Graphs are of all rows: those not asked for are zeros."""
 
         def whole(values: np.ndarray) -> Tensor:
             kind = np.uint8 if values.dtype == np.uint8 else np.float32
@@ -141,5 +159,16 @@ class StackedPolicy:
             everywhere[rows] = values
             return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
 
-        answer = self._answer(channels.each(whole, observations), whole(noise))
-        return answer.flatten(0, 1).cpu().numpy()[rows]
+        head: Any = self.module
+        everything = channels.each(whole, observations)
+        if "plan" in self.graphs:
+            chunks = self._run("plan", everything, whole(noise)).flatten(0, 1)
+            return chunks.cpu().numpy()[rows]
+        seen = self._run("encode", everything)
+
+        def network(x: Tensor, time: float) -> Tensor:
+            times = torch.full(self.shape, time, device=self.device)
+            return self._run("predict", seen, x.unflatten(0, self.shape), times).flatten(0, 1)
+
+        chunks = head.finished(sample(head.table, network, whole(noise).flatten(0, 1)))
+        return chunks.cpu().numpy()[rows]

@@ -76,6 +76,7 @@ class Engine:
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
         self.compile_seconds = 0.0
+        self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
@@ -222,6 +223,7 @@ class Engine:
             return metrics
 
         if (phase, places) not in self._traced:
+            self.say(f"tracing: {phase}")
             with self._untaught(), torch.no_grad():
                 graph = traced(stacked, leaves, inputs)
             graph.graph.eliminate_dead_code()
@@ -235,6 +237,7 @@ class Engine:
         run: Callable[..., Tensor] = graph
         with self._untaught(), torch.no_grad():
             if compile:
+                self.say(f"compiling: {phase}, about a minute")
                 both = enumerate([*leaves, *inputs])
                 counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
                 run = compiled(graph, counts, len(self.seeds))

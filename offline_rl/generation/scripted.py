@@ -8,44 +8,43 @@ others. Only the ant has to learn something before: to walk (`agent`, see recipe
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import envs
-from envs.experts.arm import ArmExpert
-from envs.experts.cube import CubeExpert
-from envs.experts.fetch import FetchExpert
-from envs.experts.push import Expert
-from envs.experts.walkers import AntWalk, Waypoints
+from envs import experts
+from envs.experts.walkers import AntWalk
 from offline_rl.generation.store import Act, record, store, store_lerobot
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import unknown
 from policies import Policy
 
-CONTROLLERS = {
-    "waypoints": Waypoints,
-    "ant": AntWalk,
-    "push": Expert,
-    "fetch": FetchExpert,
-    "cube": CubeExpert,
-    "arm": ArmExpert,
-}
+CONTROLLERS: dict[str, Any] = {}  # the EXPERTS of every file in envs/experts
+for _file in pkgutil.iter_modules(experts.__path__, f"{experts.__name__}."):
+    CONTROLLERS |= getattr(import_module(_file.name), "EXPERTS", {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """A controller and the sets it makes."""
 
-    controller: Literal["waypoints", "push", "fetch", "cube", "ant", "arm"]
+    controller: str  # of CONTROLLERS
     suite: str
     sets: dict  # name -> noise or skill
     environments: dict = field(default_factory=dict)  # name -> where it is recorded
     agent: dict | None = None  # whose best policy the ant walks by
     rows: int = 100_000  # of each
     rows_of: dict = field(default_factory=dict)  # name -> rows, where it has fewer
+
+    def __post_init__(self) -> None:
+        if self.controller not in CONTROLLERS:
+            raise ValueError(unknown("controller", self.controller, CONTROLLERS))
 
 
 def script(
@@ -64,7 +63,7 @@ def script(
     learnt: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
     video: with its pictures as videos.
     """
-    kind: Any = CONTROLLERS[plan.controller]
+    kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
         if learnt is None:
             raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")

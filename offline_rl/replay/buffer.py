@@ -1,4 +1,4 @@
-"""The replay buffer: offline data, online data and mixtures of both, on the device, sampled there.
+"""The replay buffer: logged data or a run's own experience, on the device, sampled there.
 
 Observations are stored once. Row t's next observation is `observations[next_index[t]]`: usually the
 following row, a row of its own where an episode ends.
@@ -48,12 +48,11 @@ class ReplayBuffer:
         *,
         streams: int = 1,
         columns: Mapping[str, tuple[int, ...]] | None = None,
-        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         """observation_shape: or one for each channel by name.
 
-        columns: the shape of a row of further batch columns. n_step: steps to a bootstrap.
+        columns: the shape of a row of further batch columns.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -65,7 +64,7 @@ class ReplayBuffer:
 
         observed = channels.each(seen, observation_shape)
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
-        self.n_step, self.columns = n_step, dict(columns or {})
+        self.n_step, self.columns = 1, dict(columns or {})  # n_step: see `after`
         self.data: Tensors = channels.flat({"observations": observed}) | {
             "next_index": zeros(capacity, dtype=torch.int32),
             "actions": zeros(capacity, action_dim),
@@ -88,7 +87,6 @@ class ReplayBuffer:
         dataset: Dataset,
         *,
         columns: Mapping[str, np.ndarray] | None = None,
-        n_step: int = 1,
         device: torch.device | str = "cpu",
     ) -> ReplayBuffer:
         """All usable rows of `dataset`, one stream. columns: further batch columns, [N, …] each."""
@@ -96,9 +94,8 @@ class ReplayBuffer:
         if not usable.any():
             raise UserError(f"{dataset.name}: no row can serve as a transition")
         rows = np.flatnonzero(usable)
-        # a dropped row's observation may still be its predecessor's next: keep all observations,
-        # reorder so that the usable rows come first
-        # and it ends the episode for that predecessor
+        # a dropped row's observation may still be its predecessor's next: all observations are
+        # kept, those of usable rows first, and for the predecessor the episode is cut
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         every = np.arange(channels.size(dataset.observations))
         order = np.concatenate([rows, np.setdiff1d(every, rows)])
@@ -108,7 +105,7 @@ class ReplayBuffer:
         self.capacity, self.streams, self.device = len(rows), 1, torch.device(device)
         self.added, self.sizes = np.array([len(rows)]), np.array([len(rows)])
         self.hidden = np.zeros(1, int)
-        self.n_step, self.columns = n_step, {k: v.shape[1:] for k, v in (columns or {}).items()}
+        self.n_step, self.columns = 1, {k: v.shape[1:] for k, v in (columns or {}).items()}
 
         def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
@@ -226,6 +223,10 @@ class ReplayBuffer:
             rows[flag] = rows[flag].astype(bool)
         rows["observations"], after = at(place), at(place + self.capacity)
         return Dataset.from_arrays(**rows, next_observations=after)
+
+    def everything(self, stream: int) -> Dataset:
+        """All rows in use of a stream, the oldest first."""
+        return self.newest(stream, min(int(self.added[stream]), self.capacity))
 
     def filled(self, stream: int) -> Tensors:
         """The rows in use of a stream: what a checkpoint holds of an online buffer."""

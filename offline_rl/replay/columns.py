@@ -1,6 +1,7 @@
 """The columns of a batch beyond the usual five: one registry, each name with its maker.
 
-An algorithm says which it `needs`; a new column is one more function here and a field of `Batch`.
+An algorithm says which it `needs`; a new column is a function here, its name among `MAKERS`, and a
+field of `Batch`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ def timesteps(data: Dataset) -> np.ndarray:
 
 MAKERS: dict[str, Maker] = {made.__name__: made for made in (costs, next_actions, timesteps)}
 COLUMNS = ("mc_returns", *MAKERS)  # the returns' maker is the algorithm's: what counts differs
+OF_ACTIONS = ("next_actions",)  # [N, A]; all others are [N]
 
 
 def columns(needs: Iterable[str], data: Dataset, mc_returns: Maker) -> dict[str, np.ndarray]:
     """The columns that `needs` names, but for an expert's batch, which is none."""
     makers = MAKERS | {"mc_returns": mc_returns}
     return {name: makers[name](data) for name in needs if name != "expert"}
+
+
+def shapes(needs: Iterable[str], action_dim: int) -> dict[str, tuple[int, ...]]:
+    """The shape of a row of each of these columns."""
+    return {name: (action_dim,) * (name in OF_ACTIONS) for name in needs if name != "expert"}

@@ -3,71 +3,134 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from offline_rl.report.runs import Seed, behaviour, groups, key_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
 STYLES = ("-", "-.", ":")  # dashed is the behaviour policy
+MOST = 12  # lines in a panel: the best ones
+HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
+LETTER = 0.065  # inches, of a label
+BEHAVIOUR = "behaviour policy"
+
+
+class Line(NamedTuple):
+    """One algorithm in one panel."""
+
+    label: str
+    updates: list[int]
+    values: np.ndarray  # [S, evaluations]
+
+    @property
+    def last(self) -> float:
+        """What it came to; below all others where that is no number."""
+        return float(np.nan_to_num(self.values[:, -1].mean(), nan=-np.inf))
 
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
-    """Writes a PNG: a panel for each task, a line for each algorithm, its seeds' range shaded.
-
-    An algorithm has the same colour in every panel. Drawn are the updates at which all of its
-    seeds were evaluated.
-    """
+    """Writes `picture` as a PNG."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is no news
+    picture(tasks).savefig(path, format="png")
+
+
+def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
+    """A panel for each task, a line for each algorithm, its seeds' range shaded.
+
+    Lines are named at their ends; of more than `MOST` the best are drawn, and the title says of how
+    many. An algorithm has the same colour in every panel. Drawn are the updates at which all of
+    its seeds were evaluated.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    labels = sorted({seed.label for seeds in tasks.values() for seed in seeds})
+    found = {task: sorted(lines(seeds), key=lambda x: -x.last) for task, seeds in tasks.items()}
+    shown = {task: best[:MOST] for task, best in found.items()}
+    labels = sorted({line.label for best in shown.values() for line in best})
+    side = 0.3 + LETTER * max(map(len, [*labels, BEHAVIOUR]))
     columns = 2 if len(tasks) == 4 else min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
-    size = (max(6.4, 4.2 * columns), 3.3 * rows + 0.7)
+    size = ((WIDTH + side + 0.8) * columns, (HEIGHT + 0.8) * rows + 0.3)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    handles, dashed = {}, {}
     for axes, (task, seeds) in zip(panels, tasks.items(), strict=False):
-        key = key_of(seeds)
-        for label, group in groups(seeds).items():
-            curves = [seed.curves[key] for seed in group if seed.curves[key]]
-            updates = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
-            if not updates:
-                continue
-            values = np.array([[curve[u] for u in updates] for curve in curves])  # [S, evaluations]
-            k = labels.index(label)
+        key, ends = key_of(seeds), list[tuple[str, float, float, str]]()
+        for label, updates, values in shown[task]:
+            k, mean = labels.index(label), values.mean(0)
             colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
             marker = "o" if len(updates) == 1 else None
-            look = {"color": colour, "ls": style, "marker": marker, "lw": 1.8}
-            (handles[label],) = axes.plot(updates, values.mean(0), **look)
+            axes.plot(updates, mean, color=colour, ls=style, marker=marker, lw=1.8)
             axes.fill_between(updates, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+            if np.isfinite(mean[-1]):
+                ends.append((label, updates[-1], mean[-1], colour))
+        axes.margins(x=0.02)
         for score, mean in behaviour(seeds).values():
             value = score if key == "score" else mean
             if value is not None:
-                dashed["behaviour policy"] = axes.axhline(value, color="0.35", ls="--", lw=1.2)
-        axes.set_title(task, fontsize=11)
+                axes.axhline(value, color="0.35", ls="--", lw=1.2)
+                ends.append((BEHAVIOUR, axes.get_xlim()[1], value, "0.35"))
+        name_ends(axes, ends)
+        more = f" ({len(shown[task])} of {len(found[task])})" if len(found[task]) > MOST else ""
+        axes.set_title(task + more, fontsize=11)
         axes.set_xlabel("updates")
         axes.set_ylabel("normalised score" if key == "score" else "return")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.9", lw=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.02)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    handles = {label: handles[label] for label in labels if label in handles} | dashed
-    entry = 0.09 * max(map(len, handles), default=1) + 0.7  # inches, about
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        title="means over seeds, shaded from the lowest to the highest seed",
-        title_fontsize="small",
-        loc="outside lower center",
-        ncols=max(1, int(size[0] / entry)),
-        frameon=False,
-    )
-    figure.savefig(path, format="png")
+    figure.supxlabel("means over seeds, shaded from the lowest to the highest seed", fontsize=8)
+    return figure
+
+
+def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
+    """Of a task's algorithms, where its seeds have an evaluation in common."""
+    key = key_of(seeds)
+    for label, group in groups(seeds).items():
+        curves = [seed.curves[key] for seed in group if seed.curves[key]]
+        updates = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+        if updates:
+            yield Line(label, updates, np.array([[c[u] for u in updates] for c in curves]))
+
+
+def name_ends(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """Writes each label to the right of the axes, where its line ends or as near as there is room.
+
+    ends: label, updates, value, colour.
+    """
+    low, high = axes.get_ylim()
+    ends = sorted(ends, key=lambda end: end[2])
+    places = spread([(value - low) / (high - low) for _, _, value, _ in ends], GAP / HEIGHT)
+    for (label, updates, value, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            label,
+            (updates, value),
+            xytext=(1.05, place),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6, "shrinkB": 0},
+        )
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places at least `gap` apart, in the order of `wanted`, which rises, and as near as may be."""
+    touching = list[tuple[float, int]]()  # the middle of some that touch, and how many
+    for place in wanted:
+        middle, count = place, 1
+        while touching and middle - touching[-1][0] < gap * (count + touching[-1][1]) / 2:
+            other, others = touching.pop()
+            middle = (middle * count + other * others) / (count + others)
+            count += others
+        touching.append((middle, count))
+    return [m + gap * (k - (n - 1) / 2) for m, n in touching for k in range(n)]

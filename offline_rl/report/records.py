@@ -1,8 +1,8 @@
 """A seed's folder as its files tell it: what reports, compact files and pages are made of.
 
-Read are config.json, environment.json, evaluations.jsonl, the last line of metrics.jsonl and
-result.json, nothing else: a run made elsewhere can be dropped in, and a running one is seen as far
-as it has come.
+Read are config.json, environment.json, evaluations.jsonl, the last line of metrics.jsonl,
+result.json and failed.json, nothing else: a run made elsewhere can be dropped in, and a running
+one, which a process holds by its .lock, is seen as far as it has come.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Record:
 
     config: dict[str, Any]
     environment: dict[str, Any]
-    result: dict[str, Any] | None  # None while it is running
+    result: dict[str, Any] | None  # None where it is not finished
     evaluations: list[dict[str, Any]]
     metrics: dict[str, Any]  # the last row's
+    state: str = "finished"  # or running, interrupted, failed and why
 
     @property
     def run(self) -> str:
@@ -48,7 +49,8 @@ def of_folder(folder: SeedFolder) -> Record:
     if folder.finished:
         result = as_of_today(read_object(folder.result), config, folder.result)
     metrics = last_row(folder.path / "metrics.jsonl")
-    return Record(config, machine, result, folder.rows("evaluations"), metrics)
+    evaluations = folder.rows("evaluations")
+    return Record(config, machine, result, evaluations, metrics, folder.state)
 
 
 def as_of_today(result: dict[str, Any], config: dict[str, Any], file: Path) -> dict[str, Any]:

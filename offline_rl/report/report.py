@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.report.cells import Cell, cell
+from offline_rl.report import online
 from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.report.standing import Standing, standing
 from offline_rl.report.statistics import FORMED
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
@@ -29,6 +30,7 @@ NOTE = (
     "all seeds, evaluations included; updates/s is one seed's steady rate × the seeds trained side "
     "by side."
 )
+CHASING = 100.0  # a multiplier that begins at 1 or e and is there has not done what it is for
 HEADER = ["algorithm", "score", "return", "error", "last five", "success %", "cost", "episodes"]
 HEADER += ["updates", "formed", "env steps", "wall time", "updates/s"]
 
@@ -58,6 +60,17 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
+    acting = {task: s for task, s in evaluated.items() if any(seed.moments for seed in s)}
+    if acting:
+        written.insert(0, out / "online.png")
+        write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
+        page.append("## In an environment")
+        for task, seeds in acting.items():
+            body = online.table_of(seeds)
+            text += [f"{task}, in the environment", "", table(online.HEADER, body), ""]
+            page += [f"### {task}", table(online.HEADER, body, markdown=True)]
+        text += [wrapped(online.NOTE), ""]
+        page += [online.NOTE, f"![Over environment steps]({written[0].name})"]
     page += ["## How to read this", NOTE]
     write_text(written[-1], "\n\n".join(page) + "\n")
     return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])
@@ -66,7 +79,7 @@ def report(folders: Sequence[str | Path], **keys: Any) -> str:
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [row(label, cell(own, key)) for label, own in groups(seeds).items()]
+    rows = [row(label, standing(own, key), own) for label, own in groups(seeds).items()]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
@@ -80,17 +93,19 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     if data:
         notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := unusual(seed, key))]
+    notes += [note for seed in seeds if (note := infeasible(seed))]
     if done:
         notes.append(f"Ran on {'; '.join(sorted({hardware(s) for s in seeds if s.outcome}))}.")
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, found: Cell) -> tuple[float, list[str]]:
-    """What a group is sorted by, and its cells."""
+def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
+    """What a group is sorted by, and its cells. every: its seeds, also those not finished."""
     done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
         empty = [label, *[""] * (len(HEADER) - 1)]
-        empty[HEADER.index("wall time")] = "running"
+        states = {seed.state.split(" ")[0] for seed in every}
+        empty[HEADER.index("wall time")] = " and ".join(sorted(states))
         return -math.inf, empty
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return -math.inf if found.mean is None else found.mean, [
@@ -110,7 +125,7 @@ def row(label: str, found: Cell) -> tuple[float, list[str]]:
     ]
 
 
-def success(found: Cell) -> str:
+def success(found: Standing) -> str:
     """The share of episodes that succeeded with its interval, in per cent."""
     if found.success is None:
         return ""
@@ -118,7 +133,7 @@ def success(found: Cell) -> str:
     return f"{share:.0f} [{low:.0f}, {high:.0f}]"
 
 
-def progress(found: Cell) -> str:
+def progress(found: Standing) -> str:
     """How far values had formed, in per cent rounded down."""
     if found.formed is None:
         return ""
@@ -126,16 +141,37 @@ def progress(found: Cell) -> str:
 
 
 def unusual(seed: Seed, key: str) -> str | None:
-    """The note on a seed that is running or diverged."""
+    """The note on a seed that is not finished or diverged."""
     name, o = f"{seed.label} seed {seed.number}", seed.outcome
     if o is None:
         at, value = max(seed.curves[key].items(), default=(None, 0))
         last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} updates"
-        return f"Running: {name}, {last}."
+        state, _, why = seed.state.partition(" ")
+        return f"{state.capitalize()}: {name}, {last}{' ' * bool(why)}{why}."
     if o.diverged_at is None:
         return None
     counted = "counted like the others" if o.mean_return is not None else "without a score"
     return f"Diverged: {name}, before update {o.diverged_at:,}; {counted}."
+
+
+def infeasible(seed: Seed) -> str | None:
+    """The note on a seed whose learnt multiplier (cql, cal_ql) chases a gap it does not reach.
+
+    Flat values already have a penalty, the logarithm of the proposals' volume; below that no
+    multiplier brings it, and the values fall for as long as the run lasts.
+    """
+    factor, penalty = (seed.metrics.get(f"train/{name}") for name in ("multiplier", "penalty"))
+    gap, weight = (seed.config.get(f"hyper.{name}") for name in ("gap", "weight"))
+    if factor is None or penalty is None or gap is None or weight is None:
+        return None
+    paid = weight * penalty if seed.config.get("hyper.gap_after_weight") else penalty
+    if factor < CHASING or paid <= gap:
+        return None
+    return (
+        f"Infeasible: {seed.label} seed {seed.number}, whose multiplier has grown to {factor:,.0f} "
+        f"and whose penalty is {paid:.3g}, still above gap={gap:g}: its values say little; give "
+        "a larger algorithm.gap, or algorithm.gap=null for a fixed weight."
+    )
 
 
 def hardware(seed: Seed) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from envs import Reference
 from offline_rl.algorithms.common.registry import label
 from offline_rl.report import compact
 from offline_rl.report.records import Record, of_folder, seed_folders
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.plan import CHANGING
+from offline_rl.training.run_folder import SeedFolder, agree_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -44,6 +45,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """An evaluation of a run that acts in an environment."""
+
+    score: float | None
+    mean_return: float
+    success: list[bool] | None  # of its episodes, where the environment tells
+
+
+@dataclass(frozen=True)
 class Seed:
     """One seed's folder."""
 
@@ -53,9 +63,16 @@ class Seed:
     path: Path
     config: dict[str, Any]  # flat
     curves: dict[str, dict[int, float]]  # "score", "return": updates -> mean over the episodes
-    outcome: Outcome | None  # None while it is running
+    outcome: Outcome | None  # None where it is not finished
     machine: dict[str, Any]  # environment.json
-    target: float | None = None  # the last mean target of the critics, where there are any
+    state: str  # finished, running, interrupted, or failed and why
+    metrics: dict[str, Any] = field(default_factory=dict)  # the last row's
+    moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
+
+    @property
+    def target(self) -> float | None:
+        """The last mean target of the critics, where there are any."""
+        return self.metrics.get("train/target")
 
 
 def read(folder: SeedFolder) -> Seed:
@@ -75,6 +92,8 @@ def seed_of(record: Record, path: Path) -> Seed:
             "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
             "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
         }
+        acts = bool(config.get("num_env_steps"))
+        moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
         file = path / "result.json"
         if record.result is not None:
             known = {f.name: record.result[f.name] for f in fields(Outcome)}
@@ -84,8 +103,14 @@ def seed_of(record: Record, path: Path) -> Seed:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
     number_of = int(path.name.removeprefix("seed_"))
-    target, machine = record.metrics.get("train/target"), record.environment
-    return Seed(task, title, number_of, path, config, curves, outcome, machine, target)
+    told = (curves, outcome, record.environment, record.state, record.metrics, moments)
+    return Seed(task, title, number_of, path, config, *told)
+
+
+def moment(row: dict[str, Any]) -> Moment:
+    """Of a line of evaluations.jsonl."""
+    score = number(row["eval/score"]) if "eval/score" in row else None
+    return Moment(score, number(row["eval/return"]), row.get("success"))
 
 
 def number(value: float | None) -> float:
@@ -115,8 +140,8 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 raise UserError(f"{other.path} and {seed.path} are both {same}: report one of them")
             first = firsts.setdefault((seed.task, seed.label), seed)
             a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if k != "dataset" and a.get(k) != b.get(k)]
-            if differ:  # the path of the data may; `data` is its checksum
+            differ = [k for k in sorted(a | b) if k not in CHANGING and not agree_in(k, a, b)]
+            if differ:
                 raise UserError(
                     f"{first.path} and {seed.path} differ in {', '.join(differ)} and so have no "
                     "common mean: report them apart, or train one of them under another name=…"

@@ -4,7 +4,9 @@
     keys: {eval_episodes: 100}             # of `train`, for every cell that says nothing else
     cells:                                 # lists of algorithms, tasks and data sets are crossed
       - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
+      - {algorithm: wsrl, from: iql/default, task: neorl2/DMSD, num_env_steps: 30000}
 
+A cell with `from` is fine-tuned from an earlier cell, of this algorithm and name and the same task.
 All of it is checked before anything runs. What a cell costs is told by earlier runs of the same
 algorithm in the same folder; where there is none yet, nobody knows.
 """
@@ -22,10 +24,10 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import resolve
+from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json, write_json
+from offline_rl.utils.files import read_json, read_object, write_json
 from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import share
 
@@ -46,7 +48,7 @@ class Suite:
 class Cell:
     """One run: all seeds of one algorithm on one task."""
 
-    keys: dict[str, Any]  # of `train`
+    keys: dict[str, Any]  # of `train`; of `finetune` where there is a `run`
     seconds: float | None = None  # what it is expected to take, where earlier runs tell
 
     @property
@@ -82,6 +84,12 @@ class Cell:
     def finished(self) -> bool:
         """Whether all seeds are."""
         return all(folder.finished for folder in self.folders)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the run that it goes on from, if any, is finished."""
+        run = self.keys.get("run")
+        return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
 
     def done(self) -> int:
         """Updates and environment steps of the seed that is furthest behind, about."""
@@ -124,11 +132,12 @@ def cells(
             raise UserError(f"cell {number}: expected keys of train, found {own!r}")
         keys = {"seeds": suite.seeds, "out": out, **suite.keys, **own}
         keys |= {"seeds": seeds} if seeds is not None else {}
+        before = keys.pop("from", None)
         choices = [_list(keys[name]) for name in CROSSED if name in keys]
         for values in product(*choices):
             chosen = dict(zip([n for n in CROSSED if n in keys], values, strict=True))
-            cell = Cell(keys | chosen)
             try:
+                cell = Cell(begun(before, keys | chosen, made) if before else keys | chosen)
                 check(cell.keys)
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
@@ -141,12 +150,26 @@ def cells(
         for name in wanted:
             if name not in known:
                 raise UserError(unknown(f"{kind} of this suite", name, known))
-    return [
-        cell
-        for cell in made.values()
+    chosen_cells = {
+        folder: cell
+        for folder, cell in made.items()
         if (not algorithms or cell.keys["algorithm"] in algorithms)
         and (not tasks or cell.keys["task"] in tasks)
-    ]
+    }
+    for cell in chosen_cells.values():
+        if not cell.ready and cell.keys["run"] not in chosen_cells:
+            raise UserError(f"{cell.label} goes on from {cell.keys['run']}: finish that one before")
+    return [*chosen_cells.values()]
+
+
+def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[str, Any]:
+    """Keys of a cell that goes on from another's run. Raises UserError where there is none."""
+    algorithm, _, name = before.partition("/")
+    method = label(algorithm)
+    run = str(run_folder(keys["out"], keys["task"], method, name or "default"))
+    if run not in made:
+        raise UserError(f"from={before}: no cell before it is {algorithm} of that name and task")
+    return {"name": f"from-{method}", **keys, "run": run, "num_updates": 0}
 
 
 def _list(value: Any) -> list[Any]:
@@ -155,20 +178,27 @@ def _list(value: Any) -> list[Any]:
 
 def check(keys: Mapping[str, Any]) -> None:
     """What `train` would refuse without having read its data. Raises UserError."""
-    if len(resolve(keys).settings) > 1:
+    if len(resolve({k: v for k, v in keys.items() if k != "run"}).settings) > 1:
         raise UserError("one cell is one run: give a cell for each value of a hyper-parameter")
 
 
 def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
-    """The cells with their cost, from the finished runs below `out`; the same task's first."""
+    """The cells with their cost, from the finished runs below `out`; the same task's first.
+
+    Raises UserError naming a result that is damaged.
+    """
     speeds: dict[tuple[str, str | None], list[float]] = {}
     for file in Path(out).glob("*/*/*/seed_*/result.json"):
-        result = read_json(file)
-        work = result["num_updates"] + result["num_env_steps"]
-        if work and result["seconds"]:
-            one = result["seconds"] / work / result["seeds_stacked"]  # seconds of one seed's update
-            for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
-                speeds.setdefault(key, []).append(one)
+        result = read_object(file)
+        try:
+            work, all_seeds = result["num_updates"] + result["num_env_steps"], result["seconds"]
+            if work and all_seeds:
+                one = all_seeds / work / result["seeds_stacked"]  # seconds of one seed's update
+                for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
+                    speeds.setdefault(key, []).append(one)
+        except (ArithmeticError, KeyError, TypeError) as error:
+            remedy = "remove it, and its run's command makes it again"
+            raise UserError(f"{file} is damaged ({error!r}); {remedy}") from None
     priced = []
     for cell in wanted:
         k = cell.keys

@@ -83,18 +83,30 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
 
 
 def _worker(progress: Progress, out: Path, workers: int) -> None:
-    """Takes entries until none is left."""
+    """Takes entries until none is left: the first that is ready, or waits for one to become so."""
     while True:
         with progress.lock:
             if shutil.disk_usage(out).free < LEAST_FREE and progress.stopped is None:
                 progress.stopped = f"{out}: the disk is full; make room and give the command again"
             if progress.stopped is not None or not progress.left:
                 return
-            cell = progress.left.pop(0)
-        with taken(out / "queue" / f"{cell.id}.lock") as lock:
-            if lock is None:
-                continue
-            error = _run(cell, progress, lock, workers)
+            cell = next((c for c in progress.left if c.ready), None)
+            if cell is None and not progress.running:
+                return  # what they go on from has failed, or is another command's
+            if cell is not None:
+                progress.left.remove(cell)
+                progress.running[cell.id] = cell
+        if cell is None:
+            time.sleep(LOOK_S)
+            continue
+        try:
+            with taken(out / "queue" / f"{cell.id}.lock") as lock:
+                if lock is None:
+                    continue
+                error = _run(cell, progress, lock, workers)
+        finally:
+            with progress.lock:
+                del progress.running[cell.id]
         path = out / "queue" / f"{cell.id}.json"
         if error is None:
             path.unlink(missing_ok=True)
@@ -124,20 +136,23 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
         with progress.lock:
             if progress.stopped is not None:
                 return progress.stopped
-            process = subprocess.Popen(
-                [sys.executable, "-m", "offline_rl.suite.worker", str(NICENESS)],
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches it through us, once
-                env={"OMP_NUM_THREADS": threads} | os.environ,
-                pass_fds=(lock.fileno(),),  # the entry stays taken as long as either lives
-            )
-            progress.running[cell.id], progress.processes[cell.id] = cell, process
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "offline_rl.suite.worker", str(NICENESS)],
+                    stdin=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C reaches it through us, once
+                    env={"OMP_NUM_THREADS": threads} | os.environ,
+                    pass_fds=(lock.fileno(),),  # the entry stays taken as long as either lives
+                )
+            except OSError as fault:  # such as no memory
+                return f"no process could be begun: {fault.strerror}"
+            progress.processes[cell.id] = process
         _, said = process.communicate(json.dumps(cell.keys))
         with progress.lock:
-            del progress.running[cell.id], progress.processes[cell.id]
+            del progress.processes[cell.id]
         if process.returncode == 0:
             return None
         lines = said.strip().splitlines() or [f"ended by signal {-process.returncode}"]
@@ -165,7 +180,7 @@ class Display:
         }
         self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
         self.shown: list[str | None] = [None] * workers
-        self.said, self.began, self.at_start = 0.0, time.monotonic(), {c.id: c.done() for c in plan}
+        self.said = 0.0
 
     def update(self, progress: Progress) -> None:
         """Looks at the run folders."""
@@ -184,14 +199,14 @@ class Display:
         for bar, shown in zip(self.bars, self.shown, strict=True):
             if shown is not None:
                 bar.update(running[shown].done() - bar.n)
-        eta = self.eta(running)
+        eta = self.eta()
         self.whole.set_postfix_str(eta)
         if self.show and self.whole.disable and time.monotonic() - self.said >= 60:
             self.said = time.monotonic()
             now = ", ".join(f"{c.label} {c.done():,} of {c.total:,}" for c in running.values())
             print(f"{finished} of {len(self.plan)} cells, {left} waiting; {now}; {eta}", flush=True)
 
-    def eta(self, running: dict[str, Cell]) -> str:
+    def eta(self) -> str:
         """What is left, by the cells' expected costs; unknown where one has none."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):

@@ -1,4 +1,4 @@
-"""One cell in a process of its own: `train`'s keys as JSON on standard input; and a niceness."""
+"""One cell in a process of its own: its keys as JSON on standard input; and a niceness."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def main() -> int:
     """Exit codes as the command line's."""
     os.nice(int(sys.argv[1]))
     warnings.filterwarnings("ignore")
+    from offline_rl.training.finetune import finetune
     from offline_rl.training.train import train
 
+    keys = json.load(sys.stdin)
     try:
-        train(show=False, **json.load(sys.stdin))
+        (finetune if "run" in keys else train)(show=False, **keys)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

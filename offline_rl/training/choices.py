@@ -37,15 +37,22 @@ class Choices:
 
 
 def stored(folder: SeedFolder, done: Done) -> Choices:
-    """Those that a seed's run began with. Raises UserError where they are not known."""
+    """Those that a seed's run began with.
+
+    Raises UserError where they are not known, or cannot be followed for want of a compiler.
+    """
     path, (_, progress) = folder.path / "environment.json", folder.load(done)
     try:  # before format 3 of checkpoints they were in that file alone
         choices = progress["choices"] if "choices" in progress else read_object(path)["choices"]
-        return Choices(**choices)
+        found = Choices(**choices)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path} does not say how the run began ({error}); remove {path.parent} to begin anew"
         ) from None
+    if found.compile and (missing := hardware.compiler_missing()):
+        remedy = "install one, or give the new run another name=…"
+        raise UserError(f"{folder.path} was begun compiled; here {missing}: {remedy}")
+    return found
 
 
 def precision(o: TrainOptions, device: torch.device) -> Precision:

@@ -2,8 +2,12 @@
 
 Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
 counters and the transform of observations and rewards. The same seed learns the same as in one
-command, `train … num_updates= num_env_steps=`. Another algorithm takes over what it can use, or
-says by name which tensor it lacks.
+command, `train … num_updates= num_env_steps=`. Another algorithm has the same sizes of networks and
+the same transform, takes over what it can use, or says by name which tensor it lacks.
+
+`offline-rl distill`: another algorithm learns from a run's policies. Each seed's teacher is what
+acted in its newest checkpoint; the student sees the same data through the same transform, and its
+network is made of the same parts.
 """
 
 from __future__ import annotations
@@ -13,14 +17,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.chunk_cloning import SHAPE
+from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
-from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.options import FinetuneOptions, TrainOptions
+from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json
+from offline_rl.utils.options import signature
 
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
+    "max_episode_steps",
     *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size", "precision"),
+    *("eval_every", "eval_episodes", "checkpoint_every"),
 )
 
 
@@ -31,6 +41,7 @@ class Start:
     run: Path
     algorithm: str
     num_updates: int  # of that run's main phase: the length that its schedules know
+    hyper: Mapping[str, Any]  # its hyper-parameters
     checkpoints: dict[int, tuple[Done, str]]  # seed -> its newest one, and that one's checksum
 
     @property
@@ -48,10 +59,10 @@ class Start:
         return {"run": str(self.run), "updates": self.updates, "sha256": sums}
 
 
-def start_of(run: str | Path, seeds: list[int] | None = None) -> tuple[Start, dict[str, Any]]:
+def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Start, dict[str, Any]]:
     """Where `run` can be gone on from, and its config. Raises UserError where it cannot.
 
-    seeds: only these of its seeds; default: all.
+    seeds: only these of its seeds, or so many; default: all.
     """
     path = Path(run)
     if not path.is_dir():
@@ -59,6 +70,10 @@ def start_of(run: str | Path, seeds: list[int] | None = None) -> tuple[Start, di
     found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
     if not found:
         raise UserError(f"run={run} holds no seeds: give the folder above seed_0")
+    if isinstance(seeds, int):
+        if not 1 <= seeds <= len(found):
+            raise UserError(f"seeds={seeds}: run={run} has {len(found)} seeds, {found}")
+        seeds = found[:seeds]
     for seed in seeds or ():
         if seed not in found:
             raise UserError(f"run={run} has no seed {seed}; it has {found}")
@@ -73,19 +88,49 @@ def start_of(run: str | Path, seeds: list[int] | None = None) -> tuple[Start, di
         reached = ", ".join(f"seed {s}: {d.updates:,}" for s, (d, _) in checkpoints.items())
         raise UserError(f"run={run}: its seeds have not come equally far ({reached} updates)")
     config = read_json(SeedFolder(path, next(iter(checkpoints))).config)
-    start = Start(path, config["algorithm"], config["num_updates"], checkpoints)
-    return start, config
+    told = config["algorithm"], config["num_updates"], config["hyper"]
+    return Start(path, *told, checkpoints), config
+
+
+def place_of(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The folder of all runs in which `run` lies, as `out`; nothing where it was moved."""
+    names = (config["task"], label(config["algorithm"]), config["name"])
+    run = run if len(run.parts) > len(names) else run.resolve()
+    out = run.parents[len(names) - 1]
+    return {"out": str(out)} if run_folder(str(out), *names) == run else {}
+
+
+def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """What networks and data are made with, of `cfg`, as another algorithm's run had it.
+
+    Layers' sizes may be for all networks there and for each of them here, or the other way round.
+    """
+    known = {name: hyper[name] for name in built(cfg) - {"batch_size"} if name in hyper}
+    for name in built(cfg) - known.keys():
+        alike = [v for k, v in hyper.items() if k.endswith("hidden") and name.endswith("hidden")]
+        shared = name == "hidden" or "hidden" in hyper
+        if alike and shared and all(value == alike[0] for value in alike):
+            known[name] = alike[0]
+    return known
 
 
 def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -> dict[str, Any]:
-    """What `train` is told: the other run's options and hyper-parameters under the given ones."""
+    """What `train` is told: the other run's options and hyper-parameters under the given ones.
+
+    Of another algorithm's hyper-parameters those that networks are made with.
+    """
     algorithm = given.get("algorithm", start.algorithm)
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
+    keys |= place_of(start.run, config)
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
+    kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
-        known = {f.name for f in fields(algorithm_class(algorithm).Config)}
-        keys |= {f"algorithm.{k}": v for k, v in config["hyper"].items() if k in known}
+        kept = {f.name: hyper[f.name] for f in fields(kind.Config) if f.name in hyper}
+    else:
+        kept = networks_of(kind.Config, hyper)
+    keys |= {f"algorithm.{k}": v for k, v in kept.items()}
+    if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
     if "algorithm.batch_size" in given:
         keys.pop("batch_size", None)  # the two keys are one
@@ -99,10 +144,7 @@ def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     from offline_rl.training.train import train
 
     keys = {k.replace("__", "."): v for k, v in keys.items()}
-    seeds = keys.get("seeds")
-    start, config = start_of(run, seeds if isinstance(seeds, list) else None)
-    if isinstance(seeds, int):
-        start, config = start_of(run, sorted(start.checkpoints)[:seeds])
+    start, config = start_of(run, keys.get("seeds"))
     if not keys.get("num_env_steps"):
         raise UserError("finetune: say how long, with num_env_steps=…")
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
@@ -113,3 +155,36 @@ def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
             f"with algorithm={' or '.join(able)}"
         )
     return train(show=show, start=start, **told)
+
+
+def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
+    """Teaches from `run`; keys: those of `train`, `num_updates` above all. -> a Result."""
+    from offline_rl.training.train import train
+
+    keys = {"algorithm": "consistency"} | {k.replace("__", "."): v for k, v in keys.items()}
+    student = algorithm_class(keys["algorithm"])
+    if not student.distils:
+        raise UserError(f"{keys['algorithm']} learns from data alone: train it")
+    if not keys.get("num_updates"):
+        raise UserError("distill: say how long, with num_updates=…")
+    seeds = keys.pop("seeds", None)
+    start, config = start_of(run, seeds)
+    hyper = config["hyper"]
+    if hyper.get("process") != "edm":
+        raise UserError(
+            f"run={run}, of {start.algorithm}, is no teacher: {keys['algorithm']} is taught by "
+            f"{student.distils}"
+        )
+    told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
+    told |= {name: config[name] for name in KEPT if config.get(name) is not None}
+    told.pop("batch_size", None)
+    told |= {"name": f"from-{label(start.algorithm)}"}
+    names = {field.name for field in fields(student.Config)} & set(SHAPE)
+    told |= {f"algorithm.{name}": hyper[name] for name in sorted(names) if hyper[name] is not None}
+    for name in names:
+        if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:
+            raise UserError(f"algorithm.{name}: the student's is its teacher's, {hyper[name]}")
+    return train(show=show, start=start, **(told | keys))
+
+
+finetune.__signature__ = signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offline_rl.utils.options import Amount, Checked, Count, Positive
+from offline_rl.utils.options import ActionRange, Amount, Checked, Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +17,20 @@ class TrainOptions(Checked):
     dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
     expert_dataset: str | None = None  # an expert's data beside the other, for recoil
     action_scale: Positive | None = None  # the data's actions are divided by it
-    action_range: list[float] | list[list[float]] | None = None  # or: what -1 and 1 stand for
+    action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
     subset: str | None = None  # a split that the file names, such as train
+    max_episode_steps: Count | None = None  # where a file has no time-outs, episodes end after them
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; they train side by side
     num_updates: Amount = 1_000_000  # of the main phase, offline
+    stretch: bool = False  # a higher num_updates goes on, though a rate's schedule ended with it
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online
     utd: Positive | None = None  # updates for each environment step; default: the method's
+    keep_data: bool = False  # leaves what was seen online as a data set, experience.hdf5 of a seed
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count = 10  # for each seed
@@ -61,4 +64,14 @@ class FinetuneOptions(Checked):
     algorithm: str | None = None  # default: the run's
     task: str | None = None  # default: the run's
     utd: Positive | None = None  # updates for each environment step; default: the method's
+    name: str | None = None  # of the new run; default: from-<algorithm>
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(Checked):
+    """What `offline-rl distill` takes beside the keys of `train`."""
+
+    run: str  # the folder above the seeds of a run: the teacher
+    num_updates: Count  # of the student
+    algorithm: str = "consistency"  # how the student learns
     name: str | None = None  # of the new run; default: from-<algorithm>

@@ -1,67 +1,53 @@
-"""Everything that is checked before anything is written: options, then data."""
+"""Everything that is checked before anything is written: the keys' meaning, then the data's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.util import find_spec
-from itertools import product
-from math import prod
-from typing import Any, get_type_hints
+from typing import Any
+
+import torch
 
 import envs
 from envs import Task
-from offline_rl.algorithms.common.base import Algorithm, Interaction
-from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
-    algorithm_config,
     algorithm_names,
-    interaction,
     prepared,
 )
-from offline_rl.algorithms.common.schedule import Learn, Piece
+from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
 from offline_rl.data import Dataset, load
-from offline_rl.data.transform import range_of_returns
+from offline_rl.data.doubts import columns_of, doubts
+from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.meaning import spec_of
 from offline_rl.training.finetune import Start
-from offline_rl.training.options import TrainOptions, WandbOptions
+from offline_rl.training.options import TrainOptions
+from offline_rl.training.resolve import Resolved, resolve, tuned_for
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce
-from offline_rl.utils.seeds import TRAINING_SEEDS
+from offline_rl.utils.files import read_object
 from policies import Spec, channels
 from policies.heads.head import kinds
 
-DATA_FIELDS = ("data_dir",)  # options that say where things lie, not what is learnt
-
-READING = (  # options that say how a file is read
-    *("action_scale", "action_range", "d4rl_compatible", "terminate_on_end"),
-    *("observation_keys", "subset"),
-)
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
-
-FREE = (*DATA_FIELDS, "seeds", "out", "tracker", "device", "compile", "precision", "stream")
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """What the keys alone decide: command line over per-task table over default."""
-
-    options: TrainOptions
-    wandb: WandbOptions
-    algorithm: type[Algorithm]
-    settings: dict[str, Any]  # a run's name -> its hyper-parameters
-    pattern: str | None  # of the algorithm's per-task table
-    task: Task
-    seeds: list[int]
-    interaction: Interaction  # how it goes on in an environment
-
-    @property
-    def cfg(self) -> Any:
-        """The first run's; the others differ in what may be stacked."""
-        return next(iter(self.settings.values()))
+# options that say how a file is read
+READING = (
+    "action_scale",
+    "action_range",
+    "observation_keys",
+    "subset",
+    "d4rl_compatible",
+    "terminate_on_end",
+    "max_episode_steps",
+)
+# those that may differ when a run is resumed: where things lie, how they are computed
+FREE = (
+    *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
+    *("keep_data", "stretch"),
+)
+# options that may be others when a run goes on: data is known by its checksum
+CHANGING = ("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -85,58 +71,26 @@ class Member:
     description: dict[str, Any]  # what makes two runs the same run
 
 
-def resolve(keys: Mapping[str, Any]) -> Resolved:
-    """The options, complete and checked; no data is looked at. Raises UserError."""
-    keys = {k.replace("__", "."): v for k, v in keys.items()}
-    own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
-    hyper, online, wandb = groups
-    options = build(TrainOptions, own)
-    algorithm = algorithm_class(options.algorithm)
-    try:
-        task = envs.task(options.task)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    count = options.seeds
-    if isinstance(count, int) and not 1 <= count <= TRAINING_SEEDS:
-        raise UserError(
-            f"seeds={count}: give a count from 1 to {TRAINING_SEEDS}, or a list such as "
-            "seeds=[7,42]"
-        )
-    seeds = count if isinstance(count, list) else list(range(count))
-    checks(options, algorithm, seeds)
-    if wandb and options.tracker != "wandb":
-        raise UserError(f"wandb.{next(iter(wandb))}= needs tracker=wandb")
-    if options.batch_size is not None:
-        hyper["batch_size"] = options.batch_size  # the two keys are one
-    settings, pattern = runs(options, algorithm, hyper)
-    if online and not options.num_env_steps:
-        raise UserError(f"online.{next(iter(online))}= is of no use without num_env_steps=")
-    if options.utd is not None and not options.num_env_steps:
-        raise UserError("utd= is of no use without num_env_steps=")
-    if options.utd is not None:
-        online["utd"] = options.utd  # the two keys are one
-    how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
-    built = build(WandbOptions, wandb, "wandb.")
-    return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
-
-
-def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keys that begin with `prefix`, without it; for "" those of no group."""
-    if prefix:
-        return {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)}
-    return {k: v for k, v in keys.items() if not k.startswith(("algorithm.", "online.", "wandb."))}
-
-
 def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     """Options, then data; nothing is written. start: where the run goes on from."""
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    if algorithm.distils and start is None:
+        raise UserError(
+            f"{options.algorithm} is taught by another policy: offline-rl distill run=<folder>, of "
+            f"{algorithm.distils}"
+        )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
     hardware.device(options.device)
+    if options.action_range == "data" and env is not None:
+        raise UserError(
+            f"action_range=data: {options.task} takes actions of its whole range, for which the "
+            "data's would be mistaken; give action_range=[low,high], or task=none"
+        )
     dataset = expert = None
     how = chosen.interaction
     if options.num_updates or (options.num_env_steps and how.online.mixing):
@@ -151,6 +105,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
                 "from: give data with a column `costs`, as DSRL's"
             )
+        if not dataset.usable.any() or dataset.num_rows < 2:
+            raise UserError(
+                f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
+                f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
+            )
         if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
             raise UserError(
                 f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
@@ -160,6 +119,13 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
+        if any(cfg.centre_rewards for cfg in settings.values()):
+            if options.num_env_steps:
+                raise UserError(
+                    "centre_rewards=true is sound where nothing terminates, which nobody knows of "
+                    "what num_env_steps= will bring; leave one of them out"
+                )
+            centre_of(dataset)  # refuses where episodes terminate
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
     spec = specification(chosen.task, env, dataset, expert)
@@ -183,6 +149,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
             "phase with these settings; leave it out"
         )
+    if learner.phases and not options.num_updates and start is None:
+        raise UserError(
+            f"{options.algorithm} goes on in an environment from what it learnt from data: give "
+            "num_updates= too, or fine-tune a run of it"
+        )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
     for piece in schedule:
@@ -202,78 +173,17 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
 def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
     """What `source` names, read as `options` say; or itself, known by what is in its arrays."""
     how = {name: getattr(options, name) for name in READING}
+    how = {name: value for name, value in how.items() if value is not None}
+    if source == IN_MEMORY:  # what the config of such a run says
+        raise UserError(
+            "the run learnt from data that was in memory: give it again from Python, as dataset="
+        )
     if not isinstance(source, Dataset):
         return load(source, options.data_dir, **how)
     if told := [name for name, value in how.items() if value]:
         raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
-    return replace(source, path=None, sha256=source.checksum())
-
-
-def runs(
-    options: TrainOptions, algorithm: type[Algorithm], hyper: Mapping[str, Any]
-) -> tuple[dict[str, Any], str | None]:
-    """A run's name -> its config, for each choice from the lists given for numbers; the pattern."""
-    kinds = get_type_hints(algorithm.Config)
-    lists = {
-        k: coerce(v, list[float], f"algorithm.{k}")
-        for k, v in hyper.items()
-        if kinds.get(k) is float and isinstance(v, list)
-    }
-    check_stacked(algorithm, lists)
-    settings, pattern = dict[str, Any](), None
-    task = options.task
-    if task == "none" and options.dataset in envs.cards():
-        task = options.dataset  # its settings hold without its environment too
-    for values in product(*lists.values()):
-        chosen = dict(zip(lists, values, strict=True))
-        given, name = {**hyper, **chosen}, run_name(options.name, chosen)
-        settings[name], pattern = algorithm_config(options.algorithm, task, given)
-    if not settings or len(settings) < prod(map(len, lists.values())):
-        raise UserError(f"algorithm.{' and '.join(lists)}: give a list of different values")
-    return settings, pattern
-
-
-def check_stacked(algorithm: type[Algorithm], names: Iterable[str]) -> None:
-    """Raises UserError for a hyper-parameter that has one value for all seeds of a program."""
-    names = list(names)
-    try:
-        check_stackable(algorithm.Config, names)
-    except ValueError as error:
-        raise UserError(f"algorithm.{error}") from None
-    if "discount" in names and "mc_returns" in algorithm.needs:
-        raise UserError("algorithm.discount cannot be stacked: the data's returns depend on it")
-
-
-def run_name(name: str, chosen: Mapping[str, Any]) -> str:
-    """The name of a run among others that differ from it in what was `chosen`."""
-    return "-".join([str(name), *(f"{key}_{value}" for key, value in chosen.items())])
-
-
-def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:
-    """What the options need of one another."""
-    if not options.name.strip("."):
-        raise UserError(f"name={options.name!r} is no name for a folder")
-    if not options.num_updates and not options.num_env_steps:
-        raise UserError("nothing to do: num_updates and num_env_steps are both 0")
-    if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
-        last = TRAINING_SEEDS - 1
-        raise UserError(f"seeds={seeds}: give different seeds between 0 and {last}")
-    if options.compile == "always" and (missing := hardware.compiler_missing()):
-        raise UserError(f"compile=always: {missing}")
-    package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)
-    if package is not None and find_spec(package) is None:
-        raise UserError(f"tracker={options.tracker} needs a package: pip install {package}")
-    if options.num_env_steps and not algorithm.online:
-        raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
-    if options.num_env_steps and options.task == "none":
-        raise UserError("num_env_steps needs an environment; task=none has none")
-    if options.expert_dataset is not None and "expert" not in algorithm.needs:
-        raise UserError(f"{options.algorithm} does not use expert_dataset")
-    if options.expert_dataset is None and "expert" in algorithm.needs:
-        raise UserError(
-            f"{options.algorithm} imitates an expert: give the expert's data with "
-            "expert_dataset=<path or id>, beside the other data of the task or dataset="
-        )
+    notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None)])
+    return replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
 
 
 def specification(
@@ -341,11 +251,44 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
         made["start"] = plan.start.to_json()
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
-        cfg = asdict(plan.interaction.cfg)
-        made["online"] |= {k: v for k, v in cfg.items() if v != getattr(plan.cfg, k)}
+        own, settled = plan.settings[name], plan.interaction.settled
+        for k, v in asdict(plan.interaction.cfg).items():
+            if v != getattr(plan.cfg, k) or (k in settled and v != getattr(own, k)):
+                made["online"][k] = v
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made
+
+
+def lengthened(plan: Plan, member: Member) -> bool:
+    """Whether a run is there that has fewer updates than are wanted, and may go on to them.
+
+    Raises UserError where that would not be one run any more.
+    """
+    folder, wanted = member.folder, plan.options.num_updates
+    if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
+        return False
+    before = read_object(folder.config).get("num_updates", wanted)
+    if not isinstance(before, int) or not 0 < before < wanted:
+        return False
+    found = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
+    if left := sorted(found - {*plan.seeds}):
+        raise UserError(
+            f"{folder.path.parent} has the seeds {sorted(found)}: raise num_updates of all of them "
+            f"together, {left} as well, or give the new run another name=…"
+        )
+    old, new = (plan.algorithm(plan.spec, member.cfg, n).optimisers() for n in (before, wanted))
+    half = torch.tensor(before // 2)
+    for name, adam in old.items():
+        later = new[name].schedule
+        moved = adam.schedule and later and adam.schedule(half) != later(half)
+        if moved and not plan.options.stretch:
+            raise UserError(
+                f"{folder.path} was begun with num_updates={before}, at whose end the learning "
+                f"rate of {name} is 0; with {wanted} it rises again: stretch=true goes on so, or "
+                "give the new run another name=…"
+            )
+    return True
 
 
 def headline(plan: Plan) -> str:
@@ -354,14 +297,31 @@ def headline(plan: Plan) -> str:
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
         rows += f", {plan.expert.num_rows:,} of the expert's"
-    card = prepared(o.algorithm, o.task)
+    card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
     table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
+    where += idle(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def idle(plan: Plan) -> str:
+    """A sentence where an environment's steps are too few to learn from; else nothing."""
+    steps, online, batch = plan.options.num_env_steps, plan.interaction.online, plan.cfg.batch_size
+    if not steps:
+        return ""
+    learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
+    period = learner.at(ONLINE).period
+    if online.due(steps, batch, period):
+        return ""
+    return (
+        f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
+        f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
+        f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
 
 
 def stacked(cfgs: Sequence[Any]) -> dict[str, list[float]]:

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import label, origin
+from offline_rl.data.writers.d4rl import write
 from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_atomically, write_json
+from offline_rl.utils.text import duration, mean_std, table
 from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
 from policies import bundle
+
+EXPERIENCE = "experience.hdf5"  # what a seed saw, with keep_data
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,18 @@ class Result:
     def scores(self) -> list[float]:
         """Each seed's last normalised score; its mean return where there are no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
+
+    def __repr__(self) -> str:
+        """A table of the seeds, and where they are."""
+        header = ["run", "seed", "score", "return", "updates", "env steps", "wall time"]
+        body = []
+        for r in self.results:
+            name = "/".join((r["task"], r["algorithm"]))
+            online = r["num_env_steps"]
+            counts = (f"{r['num_updates']:,}", f"{online:,}" if online else "")
+            told = mean_std([r["score"]], 1), mean_std([r["mean_return"]])
+            body.append([name, str(r["seed"]), *told, *counts, duration(r["seconds"])])
+        return f"{table(header, body)}\n{self.path}"
 
 
 def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
@@ -84,6 +100,9 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "version": __version__,
         "commit": hardware.commit(),
     }
+    if o.keep_data and trainer.collector is not None and trainer.collector.buffer.added[s]:
+        seen = trainer.collector.buffer.everything(s)
+        write(trainer.transform.raw(seen), folder.path / EXPERIENCE)
     result = plain(result)
     if progress.diverged[s] is None:
         policy = trainer.policy(

@@ -5,14 +5,16 @@ environment.json  versions, hardware, commit, data checksum, how it computes (tr
 metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
 checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state, with a checksum; two are kept
 tensorboard/      wandb.json and wandb/ (the run's id there)      result.json      policy.bundle
+failed.json       why it stopped, where that was a mistake; gone when it goes on
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object, write_atomically, write_json, write_text
+from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
 
 KEPT = 2  # checkpoints
@@ -61,11 +63,24 @@ class SeedFolder:
     def __init__(self, run: Path, seed: int) -> None:
         self.path, self.seed = run / f"seed_{seed}", seed
         self.result, self.config = self.path / "result.json", self.path / "config.json"
-        self.bundle = self.path / "policy.bundle"
+        self.bundle, self.failed = self.path / "policy.bundle", self.path / "failed.json"
 
     @property
     def finished(self) -> bool:
         return self.result.is_file()
+
+    @property
+    def state(self) -> str:
+        """finished, running, interrupted, or failed with the reason."""
+        if self.finished:
+            return "finished"
+        if held(self.path.parent):
+            return "running"
+        return (
+            f"failed ({read_object(self.failed)['why']})"
+            if self.failed.is_file()
+            else "interrupted"
+        )
 
     def outcome(self) -> dict[str, Any]:
         """result.json. Raises UserError where it is damaged."""
@@ -88,7 +103,14 @@ class SeedFolder:
         """Writes a checkpoint and removes all but the newest ones."""
         path, text = self.path / "checkpoints" / done.file, json.dumps(progress)
         metadata = {"format": FORMAT, "progress": text, "checksum": checksum(text, tensors)}
-        write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, metadata))
+
+        def write(temporary: Path) -> None:
+            try:
+                save_file(dict(tensors), temporary, metadata)
+            except SafetensorError as error:  # which a full disk is too
+                raise OSError(f"{error}; what was saved before is kept") from error
+
+        write_atomically(path, write)
         for old in list(self.checkpoints().values())[:-KEPT]:
             old.unlink(missing_ok=True)
 
@@ -181,8 +203,11 @@ class SeedFolder:
             text = "".join(json.dumps(row) + "\n" for row in kept)
             write_text(self.path / f"{name}.jsonl", text)
 
-    def agree(self, config: dict[str, Any]) -> None:
-        """Stores `config`, or refuses where the run was begun with another, naming the option."""
+    def agree(self, config: dict[str, Any], free: Collection[str] = ()) -> None:
+        """Stores `config`, or refuses where the run was begun with another, naming the option.
+
+        free: names in which it may be another.
+        """
         config = plain(config)
         if not self.config.is_file():
             if self.finished or self.checkpoints():
@@ -193,12 +218,32 @@ class SeedFolder:
             write_json(self.config, config)
             return
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
-        for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key):
+        for key in sorted((before.keys() | after.keys()) - {*free}):
+            if not agree_in(key, before, after):
                 raise UserError(
                     f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
                     f"{after.get(key)!r}; give the new run another name=…"
                 )
+
+    def renew(self, config: dict[str, Any]) -> None:
+        """It goes on with `config`, which `agree`s: what it had come to no longer holds."""
+        for path in (self.failed, self.result, self.bundle):
+            path.unlink(missing_ok=True)
+        if read_object(self.config) != plain(config):
+            write_json(self.config, plain(config))
+
+    def fail(self, why: str) -> None:
+        """Keeps the reason, where a disk still takes it."""
+        with contextlib.suppress(UserError):
+            write_json(self.failed, {"why": why})
+
+
+def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether two flat configs agree; an option that one's version did not have was off then."""
+    if key in one and key in two:
+        return bool(one[key] == two[key])
+    found = one.get(key, two.get(key))
+    return found is None or found is False
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:

@@ -14,7 +14,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.columns import columns
+from offline_rl.replay.columns import columns, shapes
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Plan
@@ -45,14 +45,13 @@ def sources_of(
 
 def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
     """An empty buffer for what each seed will see."""
-    shape, actions = plan.spec.seen, plan.spec.action_dim
-    shapes = {"mc_returns": (), "timesteps": (), "costs": (), "next_actions": (actions,)}
+    actions = plan.spec.action_dim
     return ReplayBuffer(
-        shape,
+        plan.spec.seen,
         actions,
         plan.options.num_env_steps,
         streams=len(seeds),
-        columns={name: shapes[name] for name in plan.algorithm.needs if name in shapes},
+        columns=shapes(plan.algorithm.needs, actions),
         device=device,
     )
 
@@ -87,7 +86,7 @@ def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
             )
         return False
     for reason, holds in {
-        "learns from windows of several steps": plan.algorithm.source is not Algorithm.source,
+        "learns from windows of several steps": not plan.algorithm.streams(plan.cfg),
         "has an expert's data beside the other": plan.expert is not None,
         "learns online": bool(plan.options.num_env_steps),
     }.items():

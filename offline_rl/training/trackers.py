@@ -35,13 +35,16 @@ class NoTracker:
 
 
 class TensorBoard:
-    """Event files under `<seed folder>/tensorboard`; what lies after `updates` is replaced."""
+    """Event files under `<seed folder>/tensorboard`.
 
-    def __init__(self, folder: Path, updates: int) -> None:
+    What an interrupted call put there from `first` updates on is replaced.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=updates or None)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
 
     def log(self, values: Mapping[str, float], updates: int) -> None:
         for name, value in values.items():
@@ -114,9 +117,12 @@ def tracker(
     group: str,
     config: Mapping[str, Any],
     options: WandbOptions,
-    updates: int,
+    first: int,
 ) -> Tracker:
-    """The tracker of `tracker=<kind>` for one seed. group: <task>/<algorithm>/<name>."""
+    """The tracker of `tracker=<kind>` for one seed. group: <task>/<algorithm>/<name>.
+
+    first: the least number of updates at which something is still to be logged.
+    """
     if kind == "tensorboard":
-        return TensorBoard(folder.path, updates)
+        return TensorBoard(folder.path, first)
     return WandB(folder, group, config, options) if kind == "wandb" else NoTracker()

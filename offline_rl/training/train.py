@@ -6,6 +6,7 @@ written before the checks pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.registry import label
@@ -23,12 +25,15 @@ from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.choices import choose, precision, stored
-from offline_rl.training.finetune import Start
+from offline_rl.training.finetune import Start, networks_of
+from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
+    CHANGING,
     Member,
     Plan,
     description,
     headline,
+    lengthened,
     prepare,
     stacked,
 )
@@ -39,7 +44,9 @@ from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import locked, read_object, write_json
+from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
+from offline_rl.utils.options import signature, spelt
+from offline_rl.utils.trees import plain
 from policies import Spec, channels
 
 
@@ -54,7 +61,8 @@ def train(
 
     A list given for a hyper-parameter that is a number makes one run for each of its values, named
     after it; all of them train side by side. watch: called after each evaluation. The same call
-    again continues an interrupted run; on a finished one it does nothing. Raises UserError for
+    again continues an interrupted run; on a finished one it does nothing; with a higher num_updates
+    it goes on with either. Ctrl-C and SIGTERM leave a checkpoint. Raises UserError for
     whatever the user can mend.
     """
     plan = prepare(keys, start)
@@ -72,19 +80,27 @@ def train(
     with ExitStack() as locks:
         for run in runs.values():
             locks.enter_context(locked(run))
+        longer = [m for m in members if lengthened(plan, m)]
         for member in members:
             if member.folder.config.is_file() or member.folder.finished:
-                member.folder.agree(member.description)
+                member.folder.agree(member.description, free_of(member, longer))
             if member.folder.finished:
                 member.folder.outcome()  # refuses a damaged one
-        left = [m for m in members if not m.folder.finished]
+        done = [m for m in members if m.folder.finished]
+        left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
         if not left:
             say(f"{path}: already finished; nothing to do")
         else:
             say(headline(plan))
-        begun = [m for m in left if m.folder.checkpoints()]
-        groups = [begun, [m for m in left if m not in begun]]
+        for member in left:
+            remove_temporaries(member.folder.path)
+        begun = [m for m in left if m.folder.checkpoints() and m not in done]
+        groups = [
+            [m for m in left if m in done],
+            begun,
+            [m for m in left if m not in begun and m not in done],
+        ]
         if not plan.stackable and len(left) > 1:
             say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
             groups = [[m] for group in groups for m in group]
@@ -92,6 +108,14 @@ def train(
             if group:
                 train_group(plan, group, show, watch)
     return Result(path, [m.folder.outcome() for m in members])
+
+
+train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
+
+
+def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
+    """In which options a run may go on otherwise than it was begun."""
+    return (*CHANGING, "num_updates") if member in longer else CHANGING
 
 
 def train_group(
@@ -124,6 +148,8 @@ def train_group(
         precision=begun.precision if begun else precision(o, device),
         values=stacked([m.cfg for m in members]),
     )
+    if show:
+        engine.say = partial(tqdm.write, file=sys.stdout)
     before = plan.start.updates if plan.start is not None else 0
     for piece in plan.schedule:  # before anything is traced, which has them in it
         engine.starts[piece.phase] = before
@@ -154,7 +180,8 @@ def train_group(
         )
     for member in members:
         folder = member.folder
-        folder.agree(member.description)
+        folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
+        folder.renew(member.description)
         if done is None:
             folder.rewind(None)
         if done is None or lost(folder.path / "environment.json"):
@@ -166,7 +193,7 @@ def train_group(
             f"{o.task}/{label(o.algorithm)}/{m.description['name']}",
             m.description,
             plan.wandb,
-            done.updates if done else 0,
+            done.updates + 1 if done else 0,
         )
         for m in members
     ]
@@ -196,6 +223,10 @@ def train_group(
             f"{count} seeds side by side with batches of {batch} need more than the {total:.0f} "
             f"GiB of {device}; {fewer} would need about half, and what is done is kept"
         ) from error
+    except Exception as error:
+        for folder in folders:
+            folder.fail(f"{error}" if isinstance(error, UserError) else repr(error))
+        raise
     finally:
         trainer.bar.close()
         for t in trackers:
@@ -246,7 +277,10 @@ def go_on(engine: Engine, start: Start) -> None:
                 tensors = engine.algorithm.adopt(own, tensors)
             engine.load_seed_state(s, tensors)
         except ValueError as error:
-            remedy = "give the options of its networks, as algorithm.hidden=…, or its own algorithm"
+            made = networks_of(type(engine.algorithm.cfg), start.hyper)
+            other = {k: v for k, v in made.items() if plain(getattr(engine.algorithm.cfg, k)) != v}
+            given = " ".join(f"algorithm.{k}={spelt(v)}" for k, v in other.items())
+            remedy = f"that run had {given}" if given else "it is made of other networks"
             raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
 
 

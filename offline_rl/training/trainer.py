@@ -6,6 +6,7 @@ collector's environment steps alone, so that a resumed run continues as if nothi
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from envs import Task, VectorEnv
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
@@ -28,8 +30,11 @@ from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.signals import postponed
+from offline_rl.utils.text import duration
 from policies import Bundle
 
+TELL_EVERY_S = 60.0  # lines of progress, without a terminal
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
@@ -74,6 +79,8 @@ class Trainer:
         self.schedule = schedule
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
+        self._told = (0.0, 0)  # when the last line was told, and at which clock
+        self._asked: Callable[[], bool] = lambda: False  # whether to end
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
@@ -82,9 +89,8 @@ class Trainer:
             self.evaluator = Evaluator(
                 engine, evaluation, transform.normaliser, episodes, beside=beside
             )
-        self.bar = tqdm(
-            total=self.total, disable=None if show else True, unit="step", dynamic_ncols=True
-        )
+        hidden = not show if "ipykernel" in sys.modules else None if show else True  # no terminal
+        self.bar = tqdm(total=self.total, disable=hidden, unit="step", dynamic_ncols=True)
 
     @property
     def total(self) -> int:
@@ -106,20 +112,28 @@ class Trainer:
         return 0 if start is None else max(self.engine.updates - start, 0)
 
     def run(self) -> None:
-        """Everything that is left to do."""
+        """Everything that is left to do.
+
+        Ctrl-C and SIGTERM end it in KeyboardInterrupt once there is a checkpoint.
+        """
         self.bar.update(self.clock - self.bar.n)
+        self._told = time.monotonic(), self.clock
         started = time.perf_counter() - self.progress.wall_seconds
         try:
             self._evaluate_if_due()
-            for stop in self._stops():
-                self._advance(stop)
-                self.progress.wall_seconds = time.perf_counter() - started
-                self._log()
-                self._evaluate_if_due()
-                if self.clock == self.total:
-                    self._finish_evaluation()
-                if self._due(self.options.checkpoint_every):
-                    self.save()
+            with postponed(self.bar.write if self.show else (lambda _: None)) as self._asked:
+                for stop in self._stops():
+                    self._advance(stop)
+                    self.progress.wall_seconds = time.perf_counter() - started
+                    self._log()
+                    if not self._asked():
+                        self._evaluate_if_due()
+                        if self.clock == self.total:
+                            self._finish_evaluation()
+                    if self._asked() or self._due(self.options.checkpoint_every):
+                        self.save()
+                    if self._asked():
+                        raise KeyboardInterrupt
             self._finish_evaluation()
         finally:
             if self.evaluator is not None:
@@ -147,18 +161,17 @@ class Trainer:
         return piece is None or piece[1] == 0 or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
-        """Works until the clock shows `stop`, within one piece of work."""
+        """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
         assert self.work is not None
         work, _ = self.work
         if isinstance(work, Learn):
-            self._learn(stop - self.clock, work.phase, count=True)
-            self.clock = stop
+            self.clock += self._learn(stop - self.clock, work.phase, count=True)
             return
         assert self.collector is not None
         algorithm, _ = self.engine.at(work.phase)
         online, batch = algorithm.interaction.online, self.engine.batch_size
         start = self.engine.starts[work.phase]
-        while self.clock < stop:
+        while self.clock < stop and not self._asked():
             self.collector.step()
             learnt = self.engine.updates - start
             due = online.due(self.collector.steps, batch, algorithm.period) - learnt
@@ -166,23 +179,37 @@ class Trainer:
                 self._learn(due, work.phase, count=False)
             self.clock += 1
             self.bar.update(1)
+            self._tell(self.clock)
 
-    def _learn(self, number: int, phase: str, *, count: bool) -> None:
-        """`number` updates. count: shows them on the bar."""
+    def _learn(self, number: int, phase: str, *, count: bool) -> int:
+        """`number` updates; -> how many. count: shows them on the bar, and may end before."""
         self.engine.programs(phase)  # their building is no part of the rate
         period = self.engine.period(phase)
         started, chunk = time.perf_counter(), max(period, number // 10)
         chunk -= chunk % period
-        while number:
-            now = min(chunk, number)
+        done = 0
+        while done < number and not (count and self._asked()):
+            now = min(chunk, number - done)
             self.engine.run(now, phase)
-            number -= now
+            done += now
             self.progress.timed_updates += now
             if count:
                 self.bar.update(now)
+                self._tell(self.clock + done)
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize()
         self.progress.seconds += time.perf_counter() - started
+        return done
+
+    def _tell(self, clock: int) -> None:
+        """A line a minute with the rate and what is left, where there is no bar."""
+        now = time.monotonic()
+        if not (self.show and self.bar.disable) or now - self._told[0] < TELL_EVERY_S:
+            return
+        rate = (clock - self._told[1]) / (now - self._told[0])
+        left = duration((self.total - clock) / rate) if rate else "unknown time"
+        print(f"{clock:>10,} of {self.total:,}: {rate:,.3g}/s, {left} left", flush=True)
+        self._told = now, clock
 
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
@@ -274,19 +301,10 @@ class Trainer:
 
     def policy(self, s: int, provenance: dict[str, Any]) -> Bundle:
         """The s-th seed's policy as it is now."""
-        engine, name = self.engine, self.engine.algorithm.policy
-        module: Any = engine.algorithm.modules[name]
-        params = engine.state["params"][name]
+        algorithm = self.engine.algorithm
+        params = self.engine.state["params"][algorithm.policy]
         weights = {k: v[s].detach().cpu().numpy().copy() for k, v in params.items()}
-        names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
-        return Bundle(
-            replace(engine.algorithm.spec, **{name: getattr(module, name) for name in names}),
-            type(module).__name__,
-            module.arguments,
-            weights,
-            self.transform.parts,
-            provenance,
-        )
+        return bundled(algorithm, weights, self.transform, provenance)
 
     @property
     def env_steps(self) -> int:
@@ -305,6 +323,7 @@ class Trainer:
             tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
+            progress["spec"] = self.engine.algorithm.spec.to_json()
             if self.collector is not None:
                 progress["collector"] = self.collector.state()
                 for name, value in self.collector.buffer.filled(s).items():
@@ -347,3 +366,17 @@ class Trainer:
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
+
+
+def bundled(
+    algorithm: Algorithm,
+    weights: Mapping[str, np.ndarray],
+    transform: Transform,
+    provenance: Mapping[str, Any],
+) -> Bundle:
+    """What leaves training of one seed. weights: of the network that acts."""
+    module: Any = algorithm.modules[algorithm.policy]
+    names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
+    spec = replace(algorithm.spec, **{name: getattr(module, name) for name in names})
+    kind, arguments = type(module).__name__, module.arguments
+    return Bundle(spec, kind, arguments, dict(weights), transform.parts, dict(provenance))

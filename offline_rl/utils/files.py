@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -36,6 +37,13 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     finally:
         with contextlib.suppress(OSError):  # such as a folder that is none
             temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """What a killed process left at any depth below `folder`, which is this process's alone."""
+    for path in folder.rglob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
@@ -111,21 +119,48 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds `folder` for this process. Raises UserError where another process holds it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a")
-    except OSError as error:
-        message = f"{folder} cannot be written to ({error.strerror}); choose another with out=…"
-        raise UserError(message) from error
-    with file:
+    """Holds `folder` for this process. Raises UserError where another process holds it.
+
+    Where nothing is written into it, it is as before: folders that had to be made are gone again.
+    """
+    path, made = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"{folder} is in use by another process; wait for it or give another name=…"
-            ) from None
-        yield
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
+        except OSError as error:
+            message = f"{folder} cannot be written to ({error.strerror}); choose another with out=…"
+            raise UserError(message) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"{folder} is in use by another process; wait for it or give another name=…"
+                ) from None
+            if not _names(path, file.fileno()):  # the other one has removed it
+                continue
+            try:
+                yield
+            finally:
+                if [*folder.iterdir()] == [path]:
+                    path.unlink()
+                    with contextlib.suppress(OSError):  # what others have put something into
+                        for each in made:
+                            each.rmdir()
+            return
+
+
+def held(folder: Path) -> bool:
+    """Whether a process of this machine holds `folder`."""
+    try:
+        with (folder / ".lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,12 +26,14 @@ def device(name: str) -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>") from None
+    match = re.fullmatch(r"cpu|cuda(:\d+)?", name)
+    if match is None:
+        raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>")
+    found = torch.device(name)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name}: PyTorch sees no CUDA device here; use device=cpu")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name}: there are {torch.cuda.device_count()}, counted from 0")
     return found
 
 

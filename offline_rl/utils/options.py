@@ -9,7 +9,6 @@ nearest key, the expected type or the range. A field's range stands in its type,
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import io
 import textwrap
@@ -34,6 +33,7 @@ from typing import (
 )
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.words import unknown
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -74,6 +74,7 @@ Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
 Amount = Annotated[int, Range(0)]
+ActionRange = list[float] | list[list[float]] | Literal["data"]  # [low, high]
 
 
 class Checked:
@@ -135,6 +136,21 @@ def documented(cls: type) -> list[Option]:
     return made
 
 
+def signature(function: Callable[..., Any], *classes: type) -> inspect.Signature:
+    """That of `function`, whose `**keys` are the options of `classes`: for help and completion."""
+    own = list(inspect.signature(function).parameters.values())
+    rest = [p for p in own if p.kind == inspect.Parameter.VAR_KEYWORD]
+    known = {p.name: p for p in own if p not in rest}
+    for cls in classes:
+        hints = get_type_hints(cls)
+        for option in documented(cls):
+            given = {} if option.default is MISSING else {"default": option.default}
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameter = inspect.Parameter(option.name, kind, annotation=hints[option.name], **given)
+            known.setdefault(option.name, parameter)
+    return inspect.Signature([*known.values(), *rest])
+
+
 @cache
 def comments(cls: type) -> dict[str, str]:
     """The comments beside the fields that a class itself defines, read from its source."""
@@ -155,14 +171,15 @@ def comments(cls: type) -> dict[str, str]:
     }
 
 
-def takes(options: str, **groups: str) -> Callable[[T], T]:
+def takes(options: str, flags: Sequence[str] = (), **groups: str) -> Callable[[T], T]:
     """Marks a verb with its keys' dataclasses, "module:Class", which its page of --help shows.
 
-    groups: those of keys with a prefix, as `wandb.project`.
+    flags: words that it takes beside keys. groups: those of keys with a prefix, as `wandb.project`.
     """
 
     def mark(command: T) -> T:
         command.options = {"": options} | {f"{k}.": v for k, v in groups.items()}  # type: ignore[attr-defined]
+        command.flags = flags  # type: ignore[attr-defined]
         return command
 
     return mark
@@ -204,11 +221,35 @@ def overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
 
 def plain_values(given: Iterable[Override]) -> dict[str, Any]:
     """Each key's value."""
-    return {override.key_or_group: _plain(override.value()) for override in given}
+    return {o.key_or_group: _plain(o.value(), o.input_line) for o in given}
 
 
-def _plain(value: Any) -> Any:
-    """Hydra's quoted strings to str, recursively."""
+class _Typed:
+    """A number that is also the text it was typed as, which is a name's or a folder's value."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+class _Integer(_Typed, int):
+    """Such as 2026_11_22."""
+
+
+class _Real(_Typed, float):
+    """Such as 1.10."""
+
+
+def _plain(value: Any, line: str | None = None) -> Any:
+    """Hydra's quoted strings to str, recursively. line: as it was typed, key=value."""
+    typed = line.partition("=")[2] if line else ""
+    if type(value) in (int, float) and typed and typed != str(value):
+        number = (_Integer if isinstance(value, int) else _Real)(value)
+        number.text = typed
+        return number
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return value if isinstance(value, bool | int | float | type(None)) else str(value)
@@ -256,10 +297,12 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
     elif hint is type(None):
         if value is None:
             return None
+    elif hint is int:
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if whole and not isinstance(value, bool):
+            return int(value)
     elif type(value) is hint:
         return value
-    elif hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
     raise UserError(f"{name}={value!r}: expected {_spell(hint)}")
 
 
@@ -276,9 +319,10 @@ def _spell(hint: Any) -> str:
     return names.get(hint, "null")
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, 3, 0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"unknown {kind} {name!r}; {hint}"
+def spelt(value: Any) -> str:
+    """A value as it is given on the command line; nothing for what has none."""
+    if value is None or value is MISSING:
+        return ""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelt, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value}"

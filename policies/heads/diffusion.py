@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from policies.heads.schedules import Table, centre_and_extent, draws, sample
+from policies.heads.schedules import Table, draws, sample
 from policies.networks.denoisers import Kind, denoiser
 from policies.networks.dropout import Random, hidden_dropout
+from policies.networks.scaled import Scaled
 
 
-class DiffusionActor(nn.Module):
+class DiffusionActor(Scaled):
     """A network and the table of a sampler: a `heads.head.Planner` (Chi et al., arXiv:2303.04137).
 
         time           t-1   t   t+1 … t+14
@@ -37,23 +39,24 @@ class DiffusionActor(nn.Module):
         executed: int = 8,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        until: float | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
-        """options: of the network.  table: `heads.schedules`.  action_low, …: of the data, [A]."""
-        super().__init__()
-        low, high = [*(action_low or [-1.0] * actions)], [*(action_high or [1.0] * actions)]
+        """options: of the network.  table: `heads.schedules`.  action_low, …: of the data, [A].
+
+        until: the network is told a second time, that at which a jump ends; here, when it acts.
+        """
+        super().__init__(actions, action_low, action_high)
         self.table: Table = [[float(number) for number in row] for row in table]
-        self.arguments = {
+        self.arguments |= {
             "observations": observations,
-            "actions": actions,
             "network": network,
             "options": dict(options),
             "table": self.table,
             "history": history,
             "window": window,
             "executed": executed,
-            "action_low": low,
-            "action_high": high,
+            "until": until,
         }
         self.history, self.window, self.executed = history, window, executed
         self.horizon = window - history + 1
@@ -63,34 +66,47 @@ class DiffusionActor(nn.Module):
                 f"oldest of {history} observations {max(self.horizon, 0)} lie ahead"
             )
         self.noise_shape = (draws(self.table), window, actions)
-        ranges = [centre_and_extent(*ends) for ends in zip(low, high, strict=True)]
-        self.centre, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
         self.dropout_rate = dropout_rate
-        self.network = denoiser(network, actions, window, history, observations, **options)
+        self.until, sizes = until, (actions, window, history, observations)
+        times = 1 if until is None else 2
+        self.network = denoiser(network, *sizes, times=times, **options)
 
     def forward(
-        self, observations: Tensor, x: Tensor, times: Tensor, random: Random | None = None
+        self,
+        observations: Tensor,
+        x: Tensor,
+        times: Tensor,
+        random: Random | None = None,
+        until: Tensor | None = None,
     ) -> Tensor:
         """What the network answers to x [..., B, T, A] at `times` [..., B].
 
         observations: [B, history, *obs], encoded once for all that lies before B. With `random`,
-        under dropout, as in training.
+        under dropout, as in training. until: [..., B], where it is told a second time.
         """
-        return self.predict(self.encode(observations), x, times, random)
+        return self.predict(self.encode(observations), x, times, random, until)
 
     def encode(self, observations: Tensor) -> Tensor:
         """[B, history, *obs] -> [B, history, F]."""
         return observations.flatten(2)
 
     def predict(
-        self, seen: Tensor, x: Tensor, times: Tensor, random: Random | None = None
+        self,
+        seen: Tensor,
+        x: Tensor,
+        times: Tensor,
+        random: Random | None = None,
+        until: Tensor | None = None,
     ) -> Tensor:
         """`forward` after `encode`."""
         drop = hidden_dropout(self.dropout_rate, random) or (lambda values: values)
         rows, chunk = x.shape[:-2], x.shape[-2:]
         seen = seen.expand(*rows, *seen.shape[-2:]).reshape(prod(rows), *seen.shape[-2:])
-        flat = x.reshape(prod(rows), *chunk), times.reshape(prod(rows), 1)
-        return self.network(*flat, seen, drop).reshape(x.shape)
+        told = [times]
+        if self.until is not None:
+            told.append(torch.full_like(times, self.until) if until is None else until)
+        moments = torch.stack(told, -1).reshape(prod(rows), len(told))
+        return self.network(x.reshape(prod(rows), *chunk), moments, seen, drop).reshape(x.shape)
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
         """See `Planner`."""
@@ -99,13 +115,9 @@ class DiffusionActor(nn.Module):
         def network(x: Tensor, time: float) -> Tensor:
             return self.predict(seen, x, x.new_full(x.shape[:1], time))
 
-        chunk = sample(self.table, network, noise).clip(-1, 1)
-        return self.raw(chunk[:, self.history - 1 :]).clip(-1, 1)
+        return self.finished(sample(self.table, network, noise))
 
-    def unit(self, actions: Tensor) -> Tensor:
-        """[..., A] -> as the network sees them."""
-        return (actions - actions.new_tensor(self.centre)) / actions.new_tensor(self.extent)
-
-    def raw(self, chunk: Tensor) -> Tensor:
-        """The inverse of `unit`."""
-        return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.centre)
+    def finished(self, x: Tensor) -> Tensor:
+        """A sampler's last [B, T, A] -> the actions from the present one on, [B, horizon, A]."""
+        chunk = x[:, self.history - 1 :].clip(-1, 1)
+        return self.raw(chunk).clip(-1, 1)

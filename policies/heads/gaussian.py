@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +87,10 @@ class TanhGaussianActor(nn.Module):
         activation: Activation = "relu",
         log_std_range: Sequence[float] = (-20.0, 2.0),
         affine: Sequence[float] | None = None,
+        layer_norm: bool = False,
         init: Init = torch_init,
     ) -> None:
+        """layer_norm: in the hidden layers."""
         super().__init__()
         self.arguments = {
             "observations": observations,
@@ -97,7 +100,9 @@ class TanhGaussianActor(nn.Module):
             "log_std_range": [*log_std_range],
             "affine": None if affine is None else [*affine],
         }
-        self.trunk = MLP(observations, 2 * actions, hidden, activation=activation, init=init)
+        self.arguments |= {"layer_norm": True} if layer_norm else {}
+        options: dict[str, Any] = {"activation": activation, "layer_norm": layer_norm}
+        self.trunk = MLP(observations, 2 * actions, hidden, init=init, **options)
         self.log_std_range = (log_std_range[0], log_std_range[1])
         self.affine = None if affine is None else nn.Parameter(torch.tensor([*affine]))
 

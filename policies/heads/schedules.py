@@ -12,11 +12,17 @@ of what it was made with, and no torch (x may be an array of numpy's).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 Table = Sequence[Sequence[float]]
+
+FLOW_TIME = 1000.0  # a network is told a flow's time from 0 to this
+SIGMAS = (0.02, 80.0)  # EDM's least and largest deviation of the noise
+RHO, SPREAD = 7.0, 0.5  # EDM's spacing, and the deviation of what is learnt
+EDM_TIME = 250.0  # a network is told so many times the logarithm of the deviation
 
 
 class Round(NamedTuple):
@@ -53,7 +59,6 @@ def sample(table: Table, network: Callable[[Any, float], Any], noise: Any) -> An
     return x
 
 
-@cache
 def cosine_alphas(levels: int) -> tuple[float, ...]:
     """alpha-bar of each noise level: diffusers' for Nichol and Dhariwal's cosine schedule.
 
@@ -104,7 +109,59 @@ def ddim(
 
 def euler(rounds: int) -> Table:
     """Along a flow from noise at time 0 to the chunk at time 1, in steps of one size."""
-    return [Round(k / rounds, 1.0, 0.0, 0.0, 1.0, 1 / rounds, 0.0, 0.0) for k in range(rounds)]
+    step = 1 / rounds
+    return [Round(FLOW_TIME * k * step, 1.0, 0.0, 0.0, 1.0, step, 0.0, 0.0) for k in range(rounds)]
+
+
+def sigma(place: Any) -> Any:
+    """EDM's deviation of the noise at a place in [0, 1], 0 being the noisiest.
+
+    Karras et al., arXiv:2206.00364, eq. 5, from SIGMAS[1] down to SIGMAS[0].
+    """
+    low, high = (end ** (1 / RHO) for end in SIGMAS)
+    return (high + place * (low - high)) ** RHO
+
+
+def boundary(sigma: Any) -> tuple[Any, Any, Any]:
+    """c_skip, c_out, c_in: the guess c_skip x + c_out net(c_in x) is x itself at the least noise.
+
+    Song et al., arXiv:2303.01469, appendix C.
+    """
+    least, spread = sigma - SIGMAS[0], (sigma**2 + SPREAD**2) ** 0.5
+    return SPREAD**2 / (least**2 + SPREAD**2), least * SPREAD / spread, 1 / spread
+
+
+def log_time(sigma: float) -> float:
+    """What a network is told of it."""
+    return EDM_TIME * math.log(sigma)
+
+
+def karras(rounds: int) -> Table:
+    """Euler's steps along EDM's flow, down to its least noise, which stays."""
+    table = []
+    for k, (now, following) in enumerate(pairwise(sigma(k / rounds) for k in range(rounds + 1))):
+        skip, out, scale = boundary(now)
+        keep, first = following / now, now if k == 0 else 1.0  # the first x is noise times sigma
+        numbers = (scale * first, skip * first, out, keep * first, 0.0, 1 - keep, 0.0)
+        table.append(Round(log_time(now), *numbers))
+    return table
+
+
+def jumps(rounds: int, bins: int, unit: bool) -> Table:
+    """A consistency model's jumps to the least noise, noised again between them.
+
+    At `rounds` of the bins, evenly (Prasad et al., arXiv:2405.07503: 80, and for three jumps bins
+    0, 27 and 54).  unit: the first x is noise of deviation 1, as they have it, not SIGMAS[1].
+    """
+    visited = [sigma(-(-bins * k // rounds) / (bins - 1)) for k in range(rounds)]
+    table = []
+    for k, now in enumerate(visited):
+        skip, out, scale = boundary(now)
+        kept, first = SIGMAS[0] / now, now if k == 0 and not unit else 1.0
+        numbers = (scale * first, (kept + (1 - kept) * skip) * first, (1 - kept) * out)
+        spread = visited[k + 1] if k + 1 < rounds else 0.0
+        table.append(Round(log_time(now), *numbers, 0.0, 0.0, 1.0, spread))
+    return table
 
 
 def leading(alphas: Sequence[float], rounds: int) -> list[tuple[int, float, float]]:
@@ -123,9 +180,3 @@ def guess(alpha: float, predicts: Literal["noise", "action"]) -> tuple[float, fl
     if predicts == "action":
         return 0.0, 1.0
     return alpha**-0.5, -(((1 - alpha) / alpha) ** 0.5)
-
-
-def centre_and_extent(low: float, high: float) -> tuple[float, float]:
-    """Of an action's range; one that hardly moves is shifted alone, and not scaled up."""
-    half = (high - low) / 2
-    return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0

@@ -45,19 +45,21 @@ class Conv(nn.Module):
 class Upsample(nn.Module):
     """Twice as many steps: a transposed convolution of size 4, stride 2 and padding 1."""
 
+    compute_dtype = torch.float32
+
     def __init__(self, channels: int) -> None:
         super().__init__()
-
-        def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-            torch_init(weight, bias, 4 * channels, is_last)  # as torch counts it
-
-        self.even = MLP(2 * channels, channels, (), inner=True, init=init)
-        self.odd = MLP(2 * channels, channels, (), inner=True, init=init)
+        self.even = nn.Parameter(torch.empty(2 * channels, channels))  # of the step before and its
+        self.odd = nn.Parameter(torch.empty(2 * channels, channels))  # own; its own and the next
+        self.bias = nn.Parameter(torch.empty(channels))
+        for weight in (self.even, self.odd):
+            torch_init(weight, self.bias, 4 * channels, False)  # as torch counts it
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, L, C] -> [R, 2 L, C]."""
-        even, odd = self.even(shifted(x, (-1, 0))), self.odd(shifted(x, (0, 1)))
-        return torch.stack([even, odd], -2).flatten(-3, -2)
+        dtype, halves = self.compute_dtype, (((-1, 0), self.even), ((0, 1), self.odd))
+        made = [(shifted(x, near).to(dtype) @ w.to(dtype)).float() for near, w in halves]
+        return (torch.stack(made, -2) + self.bias).flatten(-3, -2)
 
 
 class GroupNorm(nn.Module):
@@ -105,10 +107,10 @@ class FilmBlock(nn.Module):
         self.skip = MLP(inputs, outputs, (), inner=True) if inputs != outputs else None
 
     def forward(self, x: Tensor, known: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, inputs]. known: [R, known]. -> [R, L, outputs]."""
+        """x: [R, L, inputs]. known: [R, known]. drop: in training. -> [R, L, outputs]."""
         scale, shift = self.film(mish(known))[..., None, :].chunk(2, -1)
-        inner = drop(self.second(scale * self.first(x) + shift))
-        return inner + (x if self.skip is None else self.skip(x))
+        inner = self.second(scale * drop(self.first(x)) + shift)
+        return drop(inner + (x if self.skip is None else self.skip(x)))
 
 
 class Level(nn.Module):

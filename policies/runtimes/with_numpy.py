@@ -1,4 +1,4 @@
-"""Perceptrons in numpy alone: `policies.heads.deterministic` and `gaussian` without torch."""
+"""Perceptrons in numpy alone: `policies.heads`' deterministic, gaussian and chunk without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from policies.bundle import Bundle
 from policies.runtimes.network import Seen
 
-KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor")
+KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor")
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -57,14 +57,14 @@ class NumpyNetwork:
         names = [(f"trunk.weights.{k}", f"trunk.biases.{k}") for k in range(layers)]
         self._layers = [(weights[weight], weights[bias]) for weight, bias in names]
         self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
-        self._squash = squash(bundle.kind, arguments)
+        self._squash, self._window = squash(bundle.kind, arguments), arguments.get("window", 1)
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         assert isinstance(observations, np.ndarray)
-        x = observations[:, -1].reshape(len(observations), -1)
+        x = observations.reshape(len(observations), -1)  # a history of one, but for chunks
         for k, (weight, bias) in enumerate(self._layers):
             x = (self._activation(x) if k else x) @ weight + bias
-        return self._squash(x)[:, None]
+        return self._squash(x).reshape(len(x), self._window, -1)
 
     def reset(self, batch: int) -> Any:
         raise NotImplementedError

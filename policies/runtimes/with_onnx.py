@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
-from policies.heads.schedules import centre_and_extent, draws, sample
+from policies.heads.schedules import draws, sample
+from policies.normaliser import centre_and_extent
 from policies.runtimes.network import Network, Seen
 
 POLICY, ENCODER = (

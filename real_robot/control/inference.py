@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,11 +47,17 @@ class Inference:
     """
 
     def __init__(
-        self, policy: Acts, robot: RobotSpec, ticks: Ring, chunks: Ring, words: Words
+        self,
+        policy: Acts,
+        robot: RobotSpec,
+        ticks: Ring,
+        chunks: Ring,
+        words: Words,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Raises UserError where policy and robot do not fit."""
         spec = policy.spec
-        self.policy, self._chunks, self._words = policy, chunks, words
+        self.policy, self._chunks, self._words, self._now_ns = policy, chunks, words, now_ns
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
         self._queue = history(policy)
         self._rows = Reader(ticks)
@@ -100,7 +107,7 @@ class Inference:
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(np.asarray(chunk))
-        record["answered_ns"] = time.monotonic_ns()
+        record["answered_ns"] = self._now_ns()
         self._chunks.push()
         self.seq += 1
         return True

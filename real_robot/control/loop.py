@@ -45,9 +45,6 @@ class Wish:
     target_ns: int = 0  # when the device said so
 
 
-NOTHING = Wish()
-
-
 class Inputs(Protocol):
     """What the loop asks once a tick; none of it waits."""
 

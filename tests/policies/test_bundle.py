@@ -263,3 +263,23 @@ def test_what_is_observed_is_checked_before_anything_acts(path: Path) -> None:
             policy.act(wrong)
     with pytest.raises(ValueError, match="observes observation"):
         policy.act({"joints": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("mean", "weight", "fault"),
+    [
+        ([0, 0], 1, r"the normaliser is for \(2,\), the observations are \(3,\)"),
+        ([0, np.inf, 0], 1, "mean holds NaN or infinite numbers"),
+        ([0, 0, 0], np.nan, r"weights\.0 holds NaN or infinite numbers"),
+    ],
+)
+def test_numbers_that_no_policy_acts_by_are_refused(
+    path: Path, mean: list[float], weight: float, fault: str
+) -> None:
+    """They were written so: every checksum is right."""
+    good = bundle.read(path)
+    weights = {**good.weights, "trunk.weights.0": np.full((3, 2), weight, np.float32)}
+    normaliser = Normaliser(np.array(mean, np.float32), np.ones(len(mean), np.float32))
+    bundle.write(path, replace(good, weights=weights, normalisers={"observation": normaliser}))
+    with pytest.raises(BundleError, match=fault):
+        bundle.read(path)

@@ -11,7 +11,7 @@ from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.recording.rows import row_type
-from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
+from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Workspace
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 
@@ -168,9 +168,6 @@ class MemoryRobot:
     def close(self) -> None:
         self.calls.append("close")
         self.connected = False
-
-    def lose_torque(self, joint: int) -> None:
-        self.status[joint] |= Status.TORQUE_OFF
 
 
 class Script(Inputs):

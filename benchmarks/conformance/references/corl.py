@@ -101,7 +101,8 @@ def cql(job: Job) -> Learner:
     module, c = job.load(), job.config
     narrow()
     actor = module.TanhGaussianPolicy(OBS, ACT, 1.0)
-    critics = [module.FullyConnectedQFunction(OBS, ACT) for _ in range(2)]
+    depth = {"n_hidden_layers": len(c["critic_hidden"])} if job.phase == "online" else {}
+    critics = [module.FullyConnectedQFunction(OBS, ACT, **depth) for _ in range(2)]
     pairs = [x for q in critics for x in (q, adam(q, c["critic_lr"]))]
     t = module.ContinuousCQL(
         *pairs,
@@ -169,6 +170,42 @@ def awac(job: Job) -> Learner:
         links += mlp("critic/net", critics[k], k) + mlp("critic_target/net", target, k)
     losses = ["critic_loss", "policy_loss"]
     return Learner(links, lambda b: t.update(columns(b)) and None, ["next", "policy"], losses)
+
+
+def spot(job: Job) -> Learner:
+    """Online alone; its count of updates there begins one lower."""
+    module, c = job.load(), job.config
+    narrow()
+    narrow(750)
+    vae, actor = module.VAE(OBS, ACT, 2 * ACT, 1.0, 750), module.Actor(OBS, ACT, 1.0)
+    critics = [module.Critic(OBS, ACT) for _ in range(2)]
+    pairs = [x for q in critics for x in (q, adam(q, c["critic_lr"]))]
+    names = ("discount", "tau", "policy_noise", "noise_clip")
+    t = module.SPOT(
+        1.0,
+        actor,
+        adam(actor, c["actor_lr"]),
+        *pairs,
+        vae,
+        adam(vae, c["vae_lr"]),
+        policy_freq=c["policy_delay"],
+        beta=c["kl_weight"],
+        lambd=c["support_weight"],
+        lambd_cool=True,
+        lambd_end=c["support_end"],
+        max_online_steps=c["num_updates"],
+        **{name: c[name] for name in names},
+    )
+    t.is_online, t.online_it = True, -1
+    links = mlp("policy/trunk", actor) + mlp("policy_target/trunk", t.actor_target)
+    for k, (q, target) in enumerate(
+        [(t.critic_1, t.critic_1_target), (t.critic_2, t.critic_2_target)]
+    ):
+        links += mlp("critic/net", q, k) + mlp("critic_target/net", target, k)
+    links += two_heads("vae/encoder", linears(vae.encoder_shared), vae.mean, vae.log_std)
+    links += mlp("vae/decoder", vae.decoder)
+    losses = ["critic_loss", "policy_loss"]
+    return Learner(links, lambda b: t.train(columns(b)) and None, ["noise", "latent"], losses)
 
 
 def sac_n(job: Job) -> Learner:

@@ -84,6 +84,7 @@ def rows(b: Any) -> tuple[Any, ...]:
 
 
 def iql(job: Job) -> Learner:
-    t, batch = learner(job, expectile=job.config["expectile"])
+    decay = "cosine" if job.config["decay_actor_lr"] else None
+    t, batch = learner(job, expectile=job.config["expectile"], opt_decay_schedule=decay)
     order = ["dropout_0", "dropout_1"]
     return Learner(links(t), lambda b: told(t.update(batch(*rows(b)))), order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,14 @@ SIDE = "jax_side"
 
 
 def rebrac(job: Job) -> Learner:
-    """The policy's target follows the new policy; the second of two updates is the actor's."""
+    return learner(job)
+
+
+def learner(job: Job, weight: Callable[[int], float] = lambda done: 1.0, **options: Any) -> Learner:
+    """The policy's target follows the new policy; the second of two updates is the actor's.
+
+    weight: of policy_bc after so many updates. options: of both of their update functions.
+    """
     sys.path.insert(0, str(job.checkout))
     norm_epsilon(1e-5)
     module, c = job.load(swaps={"(actor.params, actor.t": "(new_actor.params, actor.t"}), job.config
@@ -30,7 +38,7 @@ def rebrac(job: Job) -> Learner:
         params, state = net.init(key, *inputs), getattr(module, f"{name.title()}TrainState")
         adam = optax.adam(c[f"{name}_lr"])
         made[name] = state.create(apply_fn=net.apply, params=params, target_params=params, tx=adam)
-    shared = {"gamma": c["discount"], "actor_bc_coef": c["policy_bc"], "tau": c["tau"]}
+    shared = {"gamma": c["discount"], "tau": c["tau"]} | options
     shared |= {"critic_bc_coef": c["critic_bc"], "policy_noise": c["policy_noise"]}
     shared |= {"noise_clip": c["noise_clip"]}
     done = 0
@@ -39,14 +47,15 @@ def rebrac(job: Job) -> Learner:
         nonlocal done
         batch = {"states": b.observations, "actions": b.actions, "rewards": b.rewards}
         batch |= {"next_states": b.next_observations, "dones": b.terminated}
-        batch |= {"next_actions": b.next_actions}
+        batch |= {"next_actions": b.next_actions, "mc_returns": b.mc_returns}
         metrics = module.Metrics.create(
             ["critic_loss", "q_min", "actor_loss", "bc_mse_policy", "bc_mse_random", "action_mse"]
         )
         step = module.update_td3_no_targets
         if done % c["policy_delay"] == c["policy_delay"] - 1:
             step = partial(module.update_td3, normalize_q=True)
-        found = step(key=key, batch=batch, metrics=metrics, **made, **shared)
+        own = shared | {"actor_bc_coef": weight(done) * c["policy_bc"]}
+        found = step(key=key, batch=batch, metrics=metrics, **made, **own)
         _, made["actor"], made["critic"], told = found
         done += 1
         names = {"critic_loss": "critic_loss"}

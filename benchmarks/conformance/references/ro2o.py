@@ -35,16 +35,22 @@ def ro2o(job: Job) -> Learner:
     optimisers = adam(actor, c["actor_lr"]), adam(critic, c["critic_lr"])
     t = module.RO2O(actor, optimisers[0], critic, optimisers[1], **options)
 
+    online = job.phase == "online"
+
     def update(b: Any) -> dict[str, float]:
-        log = t.update(columns(b))
-        return {
+        rows = columns(b)
+        if online:  # theirs come from a list of numbers, [B]
+            rows[2], rows[4] = b.rewards, b.terminated
+        log = (t.update_online if online else t.update)(rows)
+        told = {} if online else {"uncertainty": log["ood_loss"] / c["uncertainty"]}
+        return told | {
             "policy_loss": log["actor_loss"],
             "critic_loss": log["critic_loss1"],
             "smoothness": log["noise_Q_loss"] / 1e-4,
-            "uncertainty": log["ood_loss"] / c["uncertainty"],
             "alpha": log["alpha"],
         }
 
     order = ["temperature", "policy", "policy_noise", UNUSED, UNUSED]
-    order += ["next", "q_noise", "ood_noise", ("ood", swapped), UNUSED]
+    order += ["next", *([UNUSED] if online else []), "q_noise", "ood_noise", ("ood", swapped)]
+    order += [UNUSED]
     return Learner(ensemble_links(t, module.VectorizedLinear), update, order)

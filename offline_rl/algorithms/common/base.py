@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -86,6 +86,8 @@ class Interaction:
 
     online: Online
     cfg: Any  # its config then
+    num_updates: int = 1  # that this brings, for schedules that end with it
+    settled: frozenset[str] = frozenset()  # fields of cfg that were set for then
 
 
 class Algorithm:
@@ -93,12 +95,15 @@ class Algorithm:
 
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
+    frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
+    distils: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: ClassVar[str] = "policy"  # the network that acts
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
+    settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -108,7 +113,8 @@ class Algorithm:
         interaction: how it goes on in an environment; default: as `Online` has it.
         """
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
-        self.interaction = interaction or Interaction(self.Online(), cfg)
+        then = replace(cfg, **self.Online.changes)
+        self.interaction = interaction or Interaction(self.Online(), then)
         self.modules = self.networks()
         for target, source in self.targets.items():
             self.modules[target] = copy.deepcopy(self.modules[source])
@@ -131,8 +137,13 @@ class Algorithm:
         """The algorithm as it is in `phase`: its config may be another, its networks are not."""
         if phase != ONLINE:
             return self
-        other = copy.copy(self)
-        other.cfg = self.interaction.cfg
+        other, then = copy.copy(self), self.interaction.cfg
+        changed = {
+            f.name for f in fields(then) if getattr(then, f.name) != getattr(self.cfg, f.name)
+        }
+        changed |= self.Online.changes.keys() | self.interaction.settled
+        other.cfg, other.settled = then, frozenset(changed)
+        other.num_updates = self.interaction.num_updates
         return other
 
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
@@ -164,6 +175,11 @@ class Algorithm:
         """Whether data without rewards is of no use to it."""
         return True
 
+    @classmethod
+    def streams(cls, cfg: Any) -> bool:
+        """Whether it learns from single steps of one set of data, which may lie in its file."""
+        return cls.source is Algorithm.source
+
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset
@@ -194,15 +210,19 @@ class Algorithm:
         it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
         """
         taken = dict(own)
+        networks = {network_of(name) for name in own if name.startswith("params/")}
+        for name, tensor in other.items():
+            if name not in own and network_of(name) in networks and name.startswith("params/"):
+                raise ValueError(f"{name}, {tuple(tensor.shape)}, has no place here")
         for name, tensor in own.items():
             found = other.get(name)
             fits = found is not None and found.shape == tensor.shape
             if not fits and not name.startswith("optimiser/"):
                 there = "is missing" if found is None else f"is {tuple(found.shape)}"
                 raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
-        kept = {n.split("/")[1] for n in own if n.startswith("optimiser/") and n not in other}
+        kept = {network_of(n) for n in own if n.startswith("optimiser/") and n not in other}
         for name in own:
-            if name.split("/")[1] not in kept or not name.startswith("optimiser/"):
+            if network_of(name) not in kept or not name.startswith("optimiser/"):
                 taken[name] = other[name]
         return taken
 
@@ -219,8 +239,19 @@ class Algorithm:
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
         """This algorithm with some float fields of its config replaced by tensors."""
         other = copy.copy(self)
-        other.cfg = replace(self.cfg, **values)
+        changed = {name: v for name, v in values.items() if name not in self.settled}
+        other.cfg = replace(self.cfg, **changed)
         return other
+
+
+def network_of(name: str) -> str:
+    """The network of a tensor in a checkpoint."""
+    return name.split("/")[1]
+
+
+def falling(state: State, end: float | Tensor) -> Tensor:
+    """A factor that falls from 1 with the phase's share that is done, and stays at `end`."""
+    return (1 - state.done / state.algorithm.num_updates).clamp(min=end)
 
 
 def wanted(source: Source | None) -> Source:

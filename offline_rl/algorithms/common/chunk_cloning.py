@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Algorithm, State, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate, Sizes
-from offline_rl.algorithms.common.optim import Adam, warm_up_cosine
+from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.errors import UserError
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
+SHAPE = (  # what a student has of its teacher
+    *("history", "window", "executed", "action_low", "action_high", "normalise_observations"),
+    *("network", "widths", "time_size", "heads"),
+)
 Ends = Annotated[tuple[float, ...], Range(-1, 1)]
 Even = Annotated[int, Range(4)]
 
@@ -43,7 +47,8 @@ class ChunkConfig(BaseConfig):
     beta1: Share = 0.95  # of AdamW
     beta2: Share = 0.999  # of AdamW
     weight_decay: Share = 1e-6  # share of the weights, times lr, that an update takes off
-    warm_up_updates: Amount = 500  # over which lr rises; then it falls along half a cosine
+    warm_up_updates: Amount = 500  # over which lr rises
+    decay_lr: bool = True  # then takes it to 0 along half a cosine over num_updates
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
     ema_max: Share = 0.9999  # and at most this
     normalise_observations: bool = True
@@ -96,14 +101,8 @@ class ChunkCloning(Algorithm):
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Each action's range. Raises UserError where no episode is as long as what is executed."""
-        longest = int(dataset.episode_lengths().max())
-        if cfg.executed > longest:
-            raise UserError(
-                f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
-                f"executed={cfg.executed} actions are taken at a time; give algorithm.executed and "
-                "algorithm.window fewer"
-            )
+        """Each action's range."""
+        check_length(cfg, dataset)
         low, high = cfg.action_low, cfg.action_high
         low = tuple(dataset.actions.min(0).tolist()) if low is None else low
         high = tuple(dataset.actions.max(0).tolist()) if high is None else high
@@ -130,7 +129,10 @@ class ChunkCloning(Algorithm):
         return sum(p.numel() for p in self.modules["model"].parameters()) < LARGE
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg, schedule = self.cfg, warm_up_cosine(self.cfg.warm_up_updates, self.num_updates)
+        cfg = self.cfg
+        schedule = warm_up(cfg.warm_up_updates)
+        if cfg.decay_lr:
+            schedule = warm_up_cosine(cfg.warm_up_updates, self.num_updates)
         betas = {"beta1": cfg.beta1, "beta2": cfg.beta2}
         decay = {"weight_decay": cfg.weight_decay, "undecayed": self.undecayed}
         return {"model": Adam(cfg.lr, schedule=schedule, **betas, **decay)}
@@ -139,6 +141,18 @@ class ChunkCloning(Algorithm):
     def undecayed(self) -> tuple[str, ...]:
         """Parts of the names of weights that do not decay."""
         return ()
+
+    def unit(self, actions: Tensor) -> Tensor:
+        """Actions as the network sees them, in [-1, 1]."""
+        head: Any = self.modules["model"]
+        return head.unit(actions)
+
+    def mean(self, error: Tensor, batch: Batch) -> Tensor:
+        """Of an error [K, B, T, A] over levels, chunks, and the steps that are learnt from."""
+        if not self.cfg.mask_ends:
+            return error.mean()
+        assert batch.real is not None
+        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()
 
     def averaged(self, state: State) -> State:
         """The policy after an update: a plain copy of the model for two, then its moving average.
@@ -159,13 +173,18 @@ class Denoising(ChunkCloning):
         raise NotImplementedError
 
     def head(self) -> DiffusionActor:
+        return self.actor(self.table())
+
+    def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
+        """A head of the config's sizes."""
         spec, cfg = self.spec, self.cfg
         names = ("history", "window", "executed", "network", "action_low", "action_high")
         return DiffusionActor(
             spec.observation_dim,
             spec.action_dim,
             options=cfg.options(),
-            table=self.table(),
+            table=table,
+            until=until,
             dropout_rate=cfg.dropout,
             **{name: getattr(cfg, name) for name in names},
         )
@@ -174,14 +193,13 @@ class Denoising(ChunkCloning):
     def undecayed(self) -> tuple[str, ...]:
         return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
 
-    def unit(self, actions: Tensor) -> Tensor:
-        """Actions as the network sees them, in [-1, 1]."""
-        head: Any = self.modules["model"]
-        return head.unit(actions)
 
-    def mean(self, error: Tensor, batch: Batch) -> Tensor:
-        """Of an error [K, B, T, A] at every level, step and action that is learnt from."""
-        if not self.cfg.mask_ends:
-            return error.mean()
-        assert batch.real is not None
-        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()
+def check_length(cfg: Any, dataset: Dataset) -> None:
+    """Raises UserError where no episode is as long as what is executed of a chunk."""
+    longest = int(dataset.episode_lengths().max())
+    if cfg.executed > longest:
+        raise UserError(
+            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
+            f"executed={cfg.executed} actions are taken at a time; give fewer, and as "
+            "algorithm.window not many more"
+        )

@@ -17,15 +17,18 @@ from offline_rl.data.transform import Preprocessing
 from offline_rl.utils.options import Count, Range, notes
 
 BUILT = "one value for all seeds"  # of a number that networks or data are made with
+OFFLINE = "offline alone"  # of what no phase in an environment reads
 
 Bound = Annotated[float, Range(-inf, inf)]
 Discount = Annotated[float, Range(0, below=1)]
 Dropout = Annotated[float, Range(0, below=1), BUILT]  # share of units
-Ensemble = Annotated[int, Range(2)]  # members
+Ensemble = Annotated[int, Range(2), BUILT]  # members
 Expectile = Annotated[float, Range(0.5, below=1)]
 Fraction = Annotated[float, Range(above=0, high=1)]
+Preliminary = Annotated[int, Range(0), OFFLINE]  # updates
 Rate = Annotated[float, Range(0)]  # of learning
-Sizes = Annotated[tuple[int, ...], Range(1)]  # of hidden layers
+Sizes = Annotated[tuple[int, ...], Range(1), BUILT]  # of hidden layers
+Switch = Annotated[bool, BUILT]  # of how networks are built
 Tau = Annotated[float, Range(0, 1)]
 
 
@@ -44,6 +47,25 @@ class BaseConfig(Preprocessing):
                 chosen = f"{choice}={getattr(self, choice)}"
                 remedy = f"set it to its default, {default}, also where a table set it"
                 raise ValueError(f"{name} is not read by {chosen}: leave it out, or {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleConfig(BaseConfig):
+    """And those of learners with critics of which some may be drawn, as WSRL goes on from."""
+
+    critics: Ensemble = 2  # E
+    subset: Count | None = None  # critics drawn where several judge; default: all
+    layer_norm: Switch = False  # in policy and critics
+
+
+@cache
+def built(config: type) -> frozenset[str]:
+    """The fields that networks or data are made with: the same in every phase of a run."""
+    hints = get_type_hints(config, include_extras=True)
+    always = {"batch_size", "activation"} | {f.name for f in fields(Preprocessing)}
+    return frozenset(
+        f.name for f in fields(config) if f.name in always or BUILT in notes(hints[f.name])
+    )
 
 
 @cache

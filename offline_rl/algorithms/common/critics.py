@@ -71,6 +71,16 @@ class Value(nn.Module):
         return self.net(observations).squeeze(-1)
 
 
+def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
+    """Values of `count` drawn critics, [E, ...] -> [count, ...]; of all where that is None.
+
+    One draw for the whole batch; the same critic may be drawn twice.
+    """
+    if count is None:
+        return q
+    return q.index_select(0, (len(q) * state.random.uniform((count,))).long())
+
+
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
     """The critics' step towards `target` [B]: squared error, mean over B, sum over the ensemble."""
 

@@ -11,8 +11,8 @@ arXiv:2302.08560; the order of steps is ikostrikov/implicit_q_learning:learner.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,9 +24,18 @@ from offline_rl.algorithms.common.base import (
     minimise,
     soft_update,
 )
-from offline_rl.algorithms.common.config import BaseConfig, Discount, Dropout, Rate, Sizes, Tau
+from offline_rl.algorithms.common.config import (
+    OFFLINE,
+    BaseConfig,
+    Discount,
+    Dropout,
+    Rate,
+    Sizes,
+    Tau,
+)
 from offline_rl.algorithms.common.critics import Critic, Value
 from offline_rl.algorithms.common.optim import Adam, cosine
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative
@@ -45,7 +54,7 @@ class DualConfig(BaseConfig):
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critic that enters its target each update
     actor_lr: Rate = 3e-4  # learning rate of the policy at the start
-    decay_actor_lr: bool = True  # takes actor_lr to 0 along half a cosine over num_updates
+    decay_actor_lr: Annotated[bool, OFFLINE] = True  # to 0 along half a cosine over num_updates
     critic_lr: Rate = 3e-4  # of the critics
     value_lr: Rate = 3e-4  # of V
     value_updates: Count = 1  # steps of V on each batch
@@ -61,11 +70,11 @@ class DualV(Algorithm):
     targets: ClassVar = {"critic_target": "critic"}
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        obs, cfg = self.spec.observation_dim, self.cfg
         options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
         return {
             "policy": self.actor(),
-            "critic": Critic(obs, act, cfg.hidden, **options),
+            "critic": self.critic(),
             "value": Value(obs, cfg.hidden, layer_norm=cfg.layer_norm, **options),
         }
 
@@ -74,6 +83,18 @@ class DualV(Algorithm):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         options: dict[str, Any] = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
         return GaussianActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
+
+    def critic(self) -> nn.Module:
+        """The network of Q."""
+        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return Critic(obs, act, cfg.hidden, activation=cfg.activation, init=orthogonal_init())
+
+    def at(self, phase: str) -> Algorithm:
+        """Online the policy learns at its first rate again, and stays there."""
+        now = super().at(phase)
+        if phase == ONLINE:
+            now.cfg = replace(now.cfg, decay_actor_lr=False)
+        return now
 
     def optimisers(self) -> dict[str, Adam]:
         schedule = cosine(self.num_updates) if self.cfg.decay_actor_lr else None
@@ -86,7 +107,7 @@ class DualV(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """V; then policy and Q, both with the new V; then the target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        q = state.critic_target(s, a).amin(0)  # [B]
+        q = self.least(state, state.critic_target(s, a))  # [B]
         at, q_at = self.fitted(state, batch, q)  # [M, O], [M]
 
         def value_loss(value: Network) -> Tensor:
@@ -110,6 +131,10 @@ class DualV(Algorithm):
         losses = {"value_loss": v_loss, "policy_loss": pi_loss, "critic_loss": q_loss}
         means = {"target": y.mean(), "advantage": advantage.mean(), "weight": weight.mean()}
         return state, losses | means
+
+    def least(self, state: State, q: Tensor) -> Tensor:
+        """The value that V and the policy follow, [E, B] -> [B]."""
+        return q.amin(0)
 
     def value_loss(self, u: Tensor) -> Tensor:
         """What V descends on, 0-d; u: Q - V [M] at the pairs of `fitted`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.options import build, unknown
+from offline_rl.utils.options import build, notes, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
@@ -217,16 +217,15 @@ def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[An
 
 
 def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Interaction:
-    """How the algorithm goes on in an environment: `given` over its table over its defaults.
+    """How the algorithm goes on in an environment: `given` over its table over its own changes.
 
     A name is a field of its `Online`, or of its config and then holds online alone.
     """
     from offline_rl.algorithms.common.base import Interaction
-    from offline_rl.algorithms.common.config import BUILT
-    from offline_rl.data.transform import Preprocessing
+    from offline_rl.algorithms.common.config import OFFLINE, built
 
     cls = algorithm_class(name)
-    values = {**tuned(name, task, "online")[1], **given}
+    values = {**cls.Online.changes, **tuned(name, task, "online")[1], **given}
     own = {f.name for f in fields(cls.Online)}
     known = own | {f.name for f in fields(cls.Config)}
     for key in values:
@@ -234,12 +233,14 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
             raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in known]))
     changed = {k: v for k, v in values.items() if k not in own}
     hints = get_type_hints(cls.Config, include_extras=True)
-    shared = {"batch_size", "hidden", "activation"} | {f.name for f in fields(Preprocessing)}
     for key in changed:
-        if key in shared or BUILT in getattr(hints[key], "__metadata__", ()):
+        if OFFLINE in notes(hints[key]):
+            raise UserError(f"online.{key}: it is read offline alone; give it as algorithm.{key}=")
+        if key in built(cls.Config):
             raise UserError(
                 f"online.{key}: one value serves networks, data and environment alike; give it as "
                 f"algorithm.{key}="
             )
     online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
-    return Interaction(online, build(cls.Config, asdict(cfg) | changed, "online."))
+    then: Any = build(cls.Config, asdict(cfg) | changed, "online.")
+    return Interaction(online, then, settled=frozenset(changed))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
 
@@ -59,13 +59,29 @@ class Online(Checked):
     A subclass beside an algorithm's Config gives that method's own defaults.
     """
 
-    warm_up: Amount = 0  # environment steps of each seed before the first update
+    warm_up: Amount = 0  # environment steps of each seed before it learns; at least a batch
     warm_up_by: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
     utd: Positive = 1.0  # updates for each environment step
     mixing: Share | Literal["rows"] = 0.0  # of a batch that is offline data; rows: as in one buffer
     n_step: Count = 1  # steps after which a transition bootstraps
 
+    changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
+
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
         learnt_from = max(env_steps - max(self.warm_up, batch_size), 0)
         return int(learnt_from * self.utd) // period * period
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBuffer(Online):
+    """In a buffer that begins with the data."""
+
+    mixing: Share | Literal["rows"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfAndHalf(Online):
+    """Half of each batch is data."""
+
+    mixing: Share | Literal["rows"] = 0.5

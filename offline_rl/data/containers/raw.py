@@ -27,6 +27,16 @@ DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeErro
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
 AGAIN = "Copy or download it again."
+PICKLE = (
+    "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "
+    "load it yourself and save its arrays: numpy.savez('data.npz', observations=…, actions=…, "
+    "rewards=…, terminals=…, timeouts=…)."
+)
+TABLE = (
+    "Which columns make an observation and an action only you know: read it with "
+    "pandas.read_{}, then Dataset.from_arrays(observations, actions, rewards, terminated, "
+    "truncated), or save these arrays with numpy.savez."
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
                 return
         with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
             keys = tuple(archive.files)
+            if any(key.endswith("data.pkl") for key in keys):
+                raise UserError(f"{where}: torch's file, which is a pickle. {PICKLE}")
             get = _guarded(where, keys, archive.__getitem__)
             yield Raw(where, "NPZ", keys, get, lambda key: get(key).shape, (path,), path.parent)
     elif h5py.is_hdf5(str(path)) or start.startswith(b"\x89HDF"):
@@ -116,6 +128,12 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
                 path.parent,
                 lambda key, name: file[key].attrs.get(name),
             )
+    elif start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05":
+        raise UserError(f"{where}: a pickle. {PICKLE}")
+    elif start.startswith(b"PAR1"):
+        raise UserError(f"{where}: a Parquet table. {TABLE.format('parquet')}")
+    elif b"," in start and start.replace(b"\n", b" ").replace(b"\r", b" ").isascii():
+        raise UserError(f"{where}: a table of text. {TABLE.format('csv')}")
     else:
         raise UserError(
             f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "

@@ -11,6 +11,7 @@ import numpy as np
 from offline_rl.data.containers.raw import Raw
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
+from offline_rl.utils.options import ActionRange
 from policies import channels
 
 Columns = dict[str, np.ndarray]
@@ -25,7 +26,9 @@ class ReadOptions:
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same, called with this option
     action_scale: float | None = None  # actions are divided by it; the size that 1 stands for
-    action_range: list[float] | list[list[float]] | None = None  # [low, high]: what -1, 1 stand for
+    action_range: ActionRange | None = (
+        None  # [low, high]: what -1, 1 stand for; data: its own range
+    )
     observation_keys: list[str] | None = None  # which arrays make an observation, in this order
     subset: str | None = None  # a split that the file names, e.g. train
     infos: bool = False  # keep what a step has besides, in `extras`

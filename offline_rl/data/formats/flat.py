@@ -1,7 +1,8 @@
 """One array per word at the root of an HDF5 or NPZ file, all steps in a row.
 
     D4RL      HDF5 or NPZ: observations actions rewards terminals [timeouts] [next_observations]
-              [infos/...]; github.com/Farama-Foundation/D4RL, all suites
+              [infos/...]; github.com/Farama-Foundation/D4RL, all suites; in d3rlpy's version 1
+              episode_terminals mark ends of either kind
     DSRL      the same and costs; github.com/liuzuxin/DSRL
     NeoRL-2   NPZ: obs action reward done truncated next_obs [index]; github.com/polixir/NeoRL2
     plain     any of these words, terminated and truncated for terminals and timeouts; where there
@@ -24,7 +25,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
-from offline_rl.data.formats.common import Columns, Found, ReadOptions
+from offline_rl.data.formats.common import Columns, Found, ReadOptions, flag
 from offline_rl.utils.errors import UserError
 from policies import channels
 from policies.channels import Observations
@@ -67,6 +68,9 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         except UserError as error:
             complain(str(error))
     columns = as_columns(found)
+    if "truncated" not in columns and "episode_terminals" in raw.keys and "terminated" in columns:
+        ends = flag(raw.where, "episode_terminals", raw.get("episode_terminals"))
+        columns["truncated"] = ends & (columns["terminated"] == 0)
     index = raw.get("index") if layout == "NeoRL-2" and "index" in raw.keys else None
     extras = {key: raw.get(key) for key in raw.keys if options.infos and key.startswith("infos")}
     timeouts = columns.get("truncated")
@@ -176,7 +180,14 @@ def near(raw: Raw, candidates: tuple[str, ...]) -> list[str]:
 
 def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
     wanted = " or ".join(repr(key) for key in candidates)
-    if close := near(raw, candidates):
+    close = near(raw, candidates)
+    if "terminals" in candidates and {*close} & {"dones", "done"}:
+        return (
+            f"no array {wanted}, but {' and '.join(map(repr, close))}, which may tell the task's "
+            f"end or the recording's. Where all are the task's, rename it 'terminals'; where time "
+            f"limits are among them, name these 'timeouts' and take them out of the other."
+        )
+    if close:
         return (
             f"no array {wanted}, but {', '.join(map(repr, close))}. If that is meant, rename it "
             f"{candidates[0]!r}."

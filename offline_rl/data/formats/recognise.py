@@ -1,15 +1,29 @@
 """Which layout a container is in, and what that layout makes of it."""
 
+import pkgutil
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.formats import diffusion_policy, flat, lerobot, minari, ogbench, robomimic
+from offline_rl.data.formats import flat
 from offline_rl.data.formats.common import Found, ReadOptions
 from offline_rl.utils.errors import UserError
 
-FORMATS = (lerobot, diffusion_policy, minari, robomimic, ogbench, flat)  # the first that fits
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
+
+
+def layouts() -> tuple[ModuleType, ...]:
+    """The modules of this folder that are one. The first that fits is taken: plain arrays last."""
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    found = [
+        import_module(f"{__package__}.{name}") for name in names if name != Path(__file__).stem
+    ]
+    return *(m for m in found if hasattr(m, "missed") and m is not flat), flat
+
+
+FORMATS = layouts()
 
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:

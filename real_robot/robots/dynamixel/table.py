@@ -68,17 +68,7 @@ WATCHDOG_S = 0.02
 WATCHDOG_TRIPPED = 255
 POSITION_MODE = 3
 REVERSE = 0x01  # in the drive mode
-TIME_PROFILE = 0x04
 TORQUE_BY_GOAL = 0x08
-BAUDS = {57600: 1, 115200: 2, 1000000: 3, 2000000: 4, 3000000: 5, 4000000: 6}
-
-ERRORS = {  # bits of the hardware error register; cleared by a reboot only
-    0x01: "input voltage",
-    0x04: "overheating",
-    0x08: "encoder",
-    0x10: "electrical shock",
-    0x20: "overload",
-}
 
 
 @dataclass(frozen=True)

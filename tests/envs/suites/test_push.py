@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import envs
-from envs.experts.push import Expert
+from envs.experts.push import PushExpert
 from envs.suites.push import ARMS, Push, points
 
 
 def successes(arm: str, skill: float, count: int = 40) -> float:
     env = Push(count, arm=arm)
-    expert, observations = Expert(env, skill, seed=0), env.reset(range(count))
+    expert, observations = PushExpert(env, skill, seed=0), env.reset(range(count))
     running, reached = np.arange(count), np.zeros(count, bool)
     while len(running):
         step = env.step(expert(observations[running], running), running)
@@ -34,7 +34,7 @@ def test_less_skill_succeeds_less():
 
 def test_a_skill_out_of_range_is_refused():
     with pytest.raises(ValueError, match="skill=2 is not between 0 and 1"):
-        Expert(Push(1), 2)
+        PushExpert(Push(1), 2)
 
 
 def test_the_tip_is_where_the_simulator_has_it():
@@ -96,7 +96,7 @@ def test_the_picture_shows_puck_and_goal_where_they_are():
 def test_pictures_and_the_arms_own_state_are_of_the_same_world_as_the_vector(arm: str):
     seen, known = envs.make_vector(f"push/{arm}-pixels", 3), envs.make_vector(f"push/{arm}", 3)
     pictures, vectors = seen.reset(range(3)), known.reset(range(3))
-    actor, watcher = Expert(known, 0.4, seed=5), Expert(seen, 0.4, seed=5)
+    actor, watcher = PushExpert(known, 0.4, seed=5), PushExpert(seen, 0.4, seed=5)
     for _ in range(8):
         felt = pictures["state"].shape[1]
         np.testing.assert_array_equal(pictures["state"], vectors[:, :felt])

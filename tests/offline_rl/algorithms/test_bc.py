@@ -13,11 +13,13 @@ from by_hand import (
     made_batch,
     plain,
     start,
+    taught,
     two_actions,
 )
 
 from offline_rl.algorithms.bc import BC
 from offline_rl.data.dataset import Dataset
+from offline_rl.utils.errors import UserError
 from policies.spec import Spec
 
 
@@ -65,3 +67,24 @@ def five_episodes() -> Dataset:
 def test_keeps_the_best_share_of_trajectories_or_timesteps(config, kept):
     data = BC(Spec((3,), 1), BC.Config(**config)).prepare(five_episodes())
     assert sorted({round(5 * a) for a in data.actions[:, 0].tolist()}) == kept
+
+
+def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
+    """Observation = row of an episode of six, action = a tenth of it: what follows is known."""
+    rows = np.tile(np.arange(6.0), 20)
+    data = Dataset.from_arrays(rows[:, None], rows[:, None] / 10, rows, rows == 5)
+    chunked = {"history": 2, "window": 3, "executed": 2, "lr": 1e-2, "hidden": (64,)}
+    state = taught(BC, data, num_updates=600, **chunked)
+    seen = torch.tensor([[[0.0], [0.0]], [[1.0], [2.0]], [[2.0], [3.0]]])
+    answered = state.policy.plan(seen, None)[..., 0]
+    expected = torch.tensor([[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.3, 0.4, 0.5]])
+    assert (answered - expected).abs().max() < 0.03
+    head = state.algorithm.modules["policy"]
+    assert (head.history, head.horizon, head.executed, head.noise_shape) == (2, 3, 2, ())
+
+
+def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
+    with pytest.raises(ValueError, match="executed=3 of a window of 2 actions"):
+        BC.Config(window=2, executed=3)
+    with pytest.raises(UserError, match="longest episode has 10 steps, and executed=11"):
+        BC.complete(BC.Config(window=12, executed=11), five_episodes())

@@ -5,7 +5,7 @@ and what has been traced is kept for the next.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import get_args, get_type_hints
 
@@ -19,7 +19,7 @@ from offline_rl.algorithms.common.config import stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
-from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.options import Checked, Range, build, coerce, documented, ranges
@@ -34,7 +34,9 @@ SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_s
 SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2}
 SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
 SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
+SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
 OWN = {"DT": {"heads": 2}}
+SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
 
 
@@ -145,7 +147,29 @@ def test_every_trained_network_moves_and_targets_follow(name: str):
     moved = {
         k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
     }
-    assert moved == set(e.state["params"])
+    assert moved == set(e.state["params"]) - set(e.algorithm.frozen)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=together(n)) for n in algorithm_names() if algorithm_class(n).online],
+)
+def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name: str):
+    """From data and experience, as the method mixes them."""
+    cls = algorithm_class(name)
+    cfg = small_config(cls)
+    then = replace(cfg, **cls.Online.changes)
+    experience = offline_source(cls, then, dataset(seed=2))
+    how = Interaction(cls.Online(utd=2.0), then, 10)
+    sources = Sources(source(cls, cfg), experience)
+    e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], sources, batch_size=32)
+    before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
+    e.run(2 * e.period("online"), "online")
+    after = flatten(e.state["params"])
+    moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
+    assert moved == set(e.state["params"]) - {"vae"}
+    assert e.finite().all()
+    assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
 
 @every_algorithm
@@ -239,6 +263,8 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     + [("mcq", {"alpha": 0.2}), ("cql", {"gap": 1.0, "max_target_backup": True})]
     + [("cql", {"variant": "rho", "bc_updates": 5}), ("recoil", {"objective": "mixture"})]
     + [("f_dvl", {"divergence": d}) for d in ("total_variation", "reverse_kl")]
+    + [("cal_ql", {"critics": 3, "subset": 2, "layer_norm": True}), ("iql", {"squashed": True})]
+    + [("wsrl", {"max_target_backup": True})]
     + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})]
     + [("diffusion_policy", {"network": "unet", "levels": 2, "mask_ends": True})]
     + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
@@ -326,7 +352,12 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
     """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
-        chunks = ("diffusion_policy",)  # Mish, as their papers have it
+        chunks = (
+            "diffusion_policy",
+            "flow_policy",
+            "consistency",
+            "act",
+        )  # Mish, as their papers have it
         assert name in ("cql", "cal_ql", "mcq", "decision_transformer", *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules

@@ -17,6 +17,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.training.sources import offline_source
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
+from policies.chunks import Queue
 from policies.spec import Spec
 
 SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "history": 2, "window": 4}
@@ -112,6 +113,35 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
     both, alone = trained([3, 5]), trained([5])
     for name, value in alone.seed_state(0).items():
         assert (value - both.seed_state(1)[name]).abs().max() < 2e-4
+
+
+def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
+    """Two seeds, three episodes of each; one of them begins anew between two decisions."""
+    cfg = Config(**(SMALL | {"sampler": "ddpm"}))
+    source = offline_source(DiffusionPolicy, cfg, forks())
+    engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg), [0, 1], source, batch_size=8)
+    stacked, seeds = engine.stacked_policy(3), np.array([5, 6, 7])
+    stacked.reset(np.tile(seeds, 2))
+    head = engine.algorithm.head()
+    queues = []
+    for s in range(2):
+        own = {k: v[s] for k, v in engine.state["params"]["policy"].items()}
+
+        def plan(seen, noise, rows, own=own):
+            head.load_state_dict(own)
+            with torch.no_grad():
+                return head.plan(torch.from_numpy(seen), torch.from_numpy(noise)).numpy()
+
+        made = Queue(plan, history=2, executed=2, noise_shape=head.noise_shape)
+        made.reset(seeds)
+        queues.append(made)
+    for step in range(5):
+        if step == 3:
+            stacked.reset(np.array([9]), np.array([4]))
+            queues[1].reset(np.array([9]), np.array([1]))
+        observations = torch.randn(2, 3, 1)
+        expected = [q.step(o.numpy()) for q, o in zip(queues, observations, strict=True)]
+        assert np.abs(stacked(observations).numpy() - np.stack(expected)).max() < 1e-5
 
 
 def test_a_chunk_longer_than_every_episode_is_refused():

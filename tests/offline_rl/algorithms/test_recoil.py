@@ -26,8 +26,9 @@ from small_data import save_small
 from torch.distributions import Normal
 
 from offline_rl.algorithms.recoil import ReCOIL, bounded_loss, mixture_loss
-from offline_rl.training.plan import prepare
+from offline_rl.training.plan import description, prepare
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import checksum
 from policies.spec import Spec
 
 
@@ -167,6 +168,7 @@ def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path
     plan = prepare({**keys, "expert_dataset": str(data)})
     assert plan.expert is not None
     assert plan.cfg.batch_size == 1024
+    assert description(plan, "default")["expert_data"] == checksum(data)
 
 
 def test_the_bound_follows_the_discount():

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from offline_rl.cli.compose import compose, shown
-from offline_rl.training.plan import resolve
+from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
 
 
@@ -146,3 +146,14 @@ def test_a_mistake_in_an_experiment_names_the_file(
         compose([f"experiment={path}", "algorithm=td3_bc"])
     assert str(path) in str(error.value) or "demo" in words
     assert all(word in str(error.value) for word in words)
+
+
+def test_a_value_stays_what_was_typed_where_it_is_a_name(tmp_path: Path) -> None:
+    """Hydra reads numbers; folders and names are text."""
+    (job,) = jobs("algorithm=iql task=none name=1.10 out=2026_11_22 num_updates=1_000 seeds=2")
+    run = resolve({**job, "dataset": "1e3"})
+    assert (run.options.name, run.options.out) == ("1.10", "2026_11_22")
+    assert (run.options.num_updates, run.options.seeds) == (1000, 2)
+    assert type(run.options.num_updates) is int
+    assert resolve(jobs("algorithm=iql task=none algorithm.tau=1e-3")[0]).cfg.tau == 0.001
+    assert "name: '1.10'" in shown(job)

@@ -365,3 +365,41 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
         UserError, match=r'needs the package pyarrow: pip install "offline-rl-suite'
     ):
         read(path)
+
+
+def test_names_rate_and_what_actions_reach_are_told(tmp_path: Path):
+    """Actions in degrees, by meta/stats.json from -90 to 30 and from 5 to 5: a joint that stands
+    still is 0, and 1 away from either end."""
+    degrees = np.stack([np.linspace(-90, 30, ROWS), np.full(ROWS, 5.0)], 1).astype(np.float32)
+    path = lerobot(tmp_path / "a", frames(action=degrees), LENGTHS)
+    info = json.loads((path / "meta" / "info.json").read_text())
+    info["features"]["observation.state"]["names"] = ["x", "y", "z"]
+    info["features"]["action"]["names"] = {"motors": ["pan", "lift"]}
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=r"outside|range|\[-1, 1\]"):
+        read(path)
+    stats = {"action": {"min": [-90.0, 5.0], "max": [30.0, 5.0]}}
+    (path / "meta" / "stats.json").write_text(json.dumps(stats))
+    data = read(path)
+    np.testing.assert_allclose(data.actions[:, 0], np.linspace(-1, 1, ROWS), atol=1e-6)
+    np.testing.assert_array_equal(data.actions[:, 1], 0)
+    spec = data.spec
+    assert spec is not None
+    assert (spec.action_low, spec.action_high) == ((-90.0, 4.0), (30.0, 6.0))
+    assert (spec.action_names, spec.observation_names) == (("pan", "lift"), ("x", "y", "z"))
+    assert spec.rate_hz == 10
+    assert any("stand for the least and the greatest" in note for note in data.notes)
+    own = read(path, action_range=[-100.0, 100.0])
+    np.testing.assert_allclose(own.actions, degrees / 100, atol=1e-6)
+    stats["action"]["min"] = ["low"]
+    (path / "meta" / "stats.json").write_text(json.dumps(stats))
+    with pytest.raises(UserError, match=r"stats\.json: min and max of the actions"):
+        read(path)
+
+
+def test_actions_within_one_stay_as_they_are_whatever_they_reach(tmp_path: Path):
+    made = frames()
+    path = lerobot(tmp_path / "a", made, LENGTHS)
+    stats = {"action": {"min": [-0.5, -0.5], "max": [0.5, 0.5]}}
+    (path / "meta" / "stats.json").write_text(json.dumps(stats))
+    np.testing.assert_array_equal(read(path).actions, made["action"])

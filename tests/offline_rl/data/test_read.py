@@ -235,7 +235,7 @@ BAD = {
     ),
     "ambiguous done": (
         changed("terminals", None) | {"dones": np.zeros(1003)},
-        "no array 'terminals' or 'terminated', but 'dones'",
+        "but 'dones', which may tell the task's end or the recording's",
     ),
     "NaN": (changed("observations", nan_at(70)), "observations has nan first in row 70, and 2 of"),
     "infinite": (changed("rewards", np.full(1003, np.inf)), "rewards has inf first in row 0"),
@@ -358,3 +358,13 @@ def test_published_neorl2_files_hold_what_they_are_known_to_hold(data_dir: Path,
     assert summary.return_mean == pytest.approx(mean_return, abs=5e-4)
     assert data.usable.all()
     assert len(data.observations) == rows + episodes  # next observations inside are the next rows
+
+
+def test_actions_may_stand_for_the_datas_own_range(tmp_path: Path) -> None:
+    """Each action's least is -1 and its greatest 1; one that never changes is 0."""
+    actions = np.array([[2.0, 5, 7], [4, -5, 7], [3, 0, 7]])
+    arrays = {"observations": np.arange(6.0).reshape(3, 2), "actions": actions}
+    np.savez(tmp_path / "a.npz", rewards=np.arange(3.0), terminals=[0, 0, 1], **arrays)
+    data = read(tmp_path / "a.npz", action_range="data")
+    assert data.actions.tolist() == [[-1, 1, 0], [1, -1, 0], [0, 0, 0]]
+    assert "-1 and 1 stand for the actions [2.0, -5.0, 6.0] and [4.0, 5.0, 8.0]" in data.notes

@@ -101,3 +101,17 @@ def test_it_survives_json_exactly():
 def test_values_out_of_range_are_refused_by_name(values: dict):
     with pytest.raises(ValueError, match="clip_actions"):
         Preprocessing(**values)
+
+
+def test_centred_rewards_have_mean_zero_and_are_refused_where_episodes_terminate() -> None:
+    """After any scale; and the same is taken off what an environment pays."""
+    rewards = np.array([1.0, 2, 6, 3])
+    rows = np.zeros((4, 2)), np.zeros((4, 1)), rewards
+    cut = Dataset.from_arrays(*rows, np.zeros(4, bool), np.arange(4) % 2 == 1)
+    cfg = Preprocessing(centre_rewards=True, reward_scale=10.0, reward_shift=0.5)
+    transform = Transform.fit(cfg, cut, (2,))
+    np.testing.assert_allclose(transform.dataset(cut).rewards, 10 * (rewards - 3) + 0.5)
+    np.testing.assert_allclose(transform.rewards(np.array([3.0])), 0.5)
+    over = Dataset.from_arrays(*rows, np.arange(4) == 1)
+    with pytest.raises(UserError, match=r"1 episodes terminate.*centre_rewards=false"):
+        Transform.fit(cfg, over, (2,))

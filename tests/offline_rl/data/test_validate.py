@@ -7,6 +7,7 @@ import pytest
 from made_files import Arrays, save, steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
+from offline_rl.data.read import read
 from offline_rl.data.validate import validate
 
 
@@ -144,3 +145,45 @@ def test_published_files_have_no_errors(data_dir: Path):
     if not path.exists():
         pytest.skip(f"{path} is not there")
     assert validate(path, max_episode_steps=100) == []
+
+
+def discrete(actions: np.ndarray) -> Arrays:
+    return short() | {"actions": actions}
+
+
+FAULTY = {
+    "discrete": (
+        discrete(np.arange(12) % 4),
+        "actions are whole numbers from 0 to 3, one a step: discrete",
+    ),
+    "discrete, two": (discrete(np.arange(12)[:, None] % 2), "whole numbers from 0 to 1"),
+    "discrete, as floats": (discrete(np.arange(12.0) % 3), "whole numbers from 0 to 2"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_discrete_actions_are_called_so(tmp_path: Path, case: str) -> None:
+    arrays, part = FAULTY[case]
+    sentences = [s for severity, s in found(tmp_path, arrays) if severity == "error"]
+    assert sum(part in sentence for sentence in sentences) == 1, sentences
+    continuous = short() | {"actions": (np.arange(12.0) % 2)[:, None]}  # might be a gripper's
+    assert "whole numbers" not in str(found(tmp_path, continuous))
+
+
+@pytest.mark.parametrize(("word", "row"), [("rewards", 5), ("observations", 2)])
+def test_what_a_check_doubts_a_reader_is_told_too(tmp_path: Path, word: str, row: int) -> None:
+    arrays = short()
+    arrays[word] = arrays[word].astype(np.float64)
+    arrays[word][row] = -1e30
+    path = save(tmp_path / "a.hdf5", arrays)
+    (problem,) = validate(path)
+    assert f"{word} reach -1e+30 in row {row}" in problem.sentence
+    assert problem.sentence.endswith(read(path).notes[0])
+    jumped = save(tmp_path / "b.hdf5", unflagged_end())
+    assert "is not the observation of the row after" in read(jumped).notes[0]
+
+
+def test_a_time_limit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.hdf5", without(short(), "timeouts"))
+    assert "give max_episode_steps=" in str(read(path).notes)
+    assert "max_episode_steps" not in str(read(path, max_episode_steps=4).notes)

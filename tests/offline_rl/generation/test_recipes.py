@@ -28,6 +28,7 @@ def test_our_recipes_are_whole(name: str) -> None:
         (AGENT.replace("}", ", rows: 0}") % "gym/hopper-medium", "rows=0"),
         (AGENT.replace("}", ", environment: hop}") % "gym/hopper-medium", "unknown task 'hop'"),
         (SCRIPT % ("standard-expert: high", ""), "sets.standard-expert='high': expected a number"),
+        (SCRIPT.replace("push", "pusj", 1) % ("a: 1", ""), "unknown controller 'pusj'"),
         (SCRIPT % ("none-such: 1", ""), "unknown task 'push/none-such'"),
         (SCRIPT % ("standard-expert: 1", "standard-expert: nowhere"), "unknown task 'nowhere'"),
     ],

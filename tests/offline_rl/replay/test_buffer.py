@@ -7,7 +7,7 @@ import torch
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer, n_step
 from offline_rl.replay.mixtures import Mixture, WithExpert
-from offline_rl.replay.sequences import windows
+from offline_rl.replay.sequences import Windows, windows
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 
@@ -119,6 +119,17 @@ def test_windows_repeat_the_edges_of_an_episode():
         [True, True, True],
         [True, True, False],
     ]
+
+
+def test_a_batch_of_windows_has_every_steps_own_discount_and_successor():
+    """0 where the step terminates, but not where it is the last before a cut."""
+    source = Windows(ReplayBuffer.from_dataset(two_episodes()), 2)
+    batch = source.sample({k: v[0] for k, v in source.tensors().items()}, random(), 100, GAMMA)
+    rows, after = batch.observations[..., 0], batch.next_observations[..., 0]  # [B, H]
+    assert set(rows[:, 0].tolist()) == set(range(7))
+    assert torch.equal(batch.discount, torch.where(rows == 2, 0, GAMMA))
+    expected = torch.where(rows == 2, 50, torch.where(rows == 6, 60, rows + 1))
+    assert torch.equal(after, expected)
 
 
 def append(buffer: ReplayBuffer, t: int, *, terminated: bool = False, truncated: bool = False):
@@ -248,7 +259,7 @@ def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "size", "count"), [(0.5, 8, 4), (0.25, 8, 2), (1, 4, 4), (0, 4, 0)]
+    ("ratio", "size", "count"), [(0.5, 8, 4), (0.25, 8, 2), (0.3, 9, 3), (1, 4, 4), (0, 4, 0)]
 )
 def test_a_mixture_keeps_its_ratio_in_every_part_of_the_batch(ratio: float, size: int, count: int):
     online = ReplayBuffer((1,), 1, 10)

@@ -92,10 +92,10 @@ def test_running_and_diverged_seeds_are_named(tmp_path: Path) -> None:
     seed_folder(tmp_path, 0, {}, finished=False, algorithm="iql")
     text = report([tmp_path])
     assert cells(text, "bc")[1] == "30.0 ± 20.0"  # of 50 and 10
-    assert "Running: bc seed 1, score 20.0 after 2,000 updates." in text
+    assert "Interrupted: bc seed 1, score 20.0 after 2,000 updates." in text
     assert "Diverged: bc seed 2, before update 3,000; counted like the others." in text
-    assert cells(text, "iql") == ["iql", "running"]
-    assert "Running: iql seed 0, not evaluated yet." in text
+    assert cells(text, "iql") == ["iql", "interrupted"]
+    assert "Interrupted: iql seed 0, not evaluated yet." in text
 
 
 def test_a_task_without_references_reports_returns_and_success_and_says_so(tmp_path: Path) -> None:
@@ -233,3 +233,18 @@ def test_a_table_is_aligned_and_leaves_out_empty_columns() -> None:
         "a          score\n─────────  ─────\nlong name    1.0\nb           10.0"
     )
     assert table(["a", "b"], [["x", "y"]], markdown=True) == "| a | b |\n| - | : |\n| x | y |"
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "penalty", "said"),
+    [(2300.0, 12.0, True), (2300.0, 4.0, False), (5.0, 12.0, False)],
+)
+def test_a_gap_that_cannot_be_reached_is_told(
+    multiplier: float, penalty: float, said: bool, tmp_path: Path
+) -> None:
+    hyper = {"gap": 5.0, "weight": 10.0, "gap_after_weight": False}
+    folder = seed_folder(tmp_path, 0, {4000: 50.0}, algorithm="cql", config={"hyper": hyper})
+    last = {"updates": 4000, "env_steps": 0, "train/multiplier": multiplier}
+    folder.append("metrics", last | {"train/penalty": penalty})
+    text = " ".join(report([tmp_path]).split())
+    assert ("Infeasible: cql seed 0, whose multiplier has grown to 2,300" in text) == said

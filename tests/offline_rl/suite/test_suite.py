@@ -1,5 +1,6 @@
 """Suites: refused before anything runs, priced, worked off once, and gone on with after a kill."""
 
+import errno
 import json
 import os
 import signal
@@ -74,6 +75,33 @@ def test_two_cells_never_share_a_folder() -> None:
         cells(read_suite(str(suite(CELL, {**CELL, "num_updates": 8}))), "runs")
 
 
+AFTER = {"algorithm": "td3", "from": "td3_bc/first", "task": "env:Pendulum-v1", "num_env_steps": 4}
+
+
+def test_a_cell_that_goes_on_from_another_waits_for_it(folder: Path) -> None:
+    """It is given first; what it goes on from is not there when it is looked at."""
+    save_small(folder / "swings.npz", obs=3, act=1)
+    base = {**CELL, "task": "env:Pendulum-v1", "dataset": "swings.npz", "name": "first"}
+    path = suite(base, {**AFTER, "eval_episodes": 1}, seeds=1)
+    plan = cells(read_suite(str(path)), "runs/mine")
+    assert [cell.ready for cell in plan] == [True, False]
+    assert [cell.total for cell in plan] == [4, 4]
+    make = folder / "runs/mine"
+    make.mkdir(parents=True)
+    assert work_off(plan[::-1], make, 2, show=False) == {}
+    (result,) = make.glob("*/td3/from-td3_bc/seed_0/result.json")
+    assert json.loads(result.read_text())["num_env_steps"] == 4
+    assert "start" in json.loads((result.parent / "config.json").read_text())
+
+
+def test_a_cell_cannot_go_on_from_what_is_not_before_it() -> None:
+    base = {**CELL, "task": "env:Pendulum-v1", "name": "first"}
+    with pytest.raises(UserError, match=r"cell 1 .*from=td3_bc/first: no cell before"):
+        cells(read_suite(str(suite(AFTER, base))), "runs")
+    with pytest.raises(UserError, match=r"td3 on env:Pendulum-v1 .*goes on from .*: finish"):
+        cells(read_suite(str(suite(base, AFTER))), "runs", algorithms=["td3"])
+
+
 def test_a_suite_that_is_none_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
         read_suite("nowhere.yaml")
@@ -89,12 +117,18 @@ def test_a_suite_that_is_none_is_named(folder: Path) -> None:
         benchmark(plan="plan.json", show=False)
 
 
+def finished(task: str, seconds: float, seed: int = 0) -> Path:
+    """The result of a seed of TD3+BC: 1,000 updates of 3 seeds side by side."""
+    path = Path(f"runs/mine/{task}/td3_bc/default/seed_{seed}/result.json")
+    path.parent.mkdir(parents=True)
+    facts = {"num_updates": 1000, "num_env_steps": 0, "seconds": seconds, "seeds_stacked": 3}
+    path.write_text(json.dumps({"algorithm": "td3_bc", "task": task, **facts}))
+    return path
+
+
 def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
     """60 s for 1,000 updates of 3 seeds: 20 ms of one seed's update, so 4 updates of 2: 0.16 s."""
-    run = folder / "runs/mine/other/td3_bc/default/seed_0"
-    run.mkdir(parents=True)
-    facts = {"num_updates": 1000, "num_env_steps": 0, "seconds": 60, "seeds_stacked": 3}
-    (run / "result.json").write_text(json.dumps({"algorithm": "td3_bc", "task": "other", **facts}))
+    finished("other", 60)
     path = suite(CELL, {**CELL, "algorithm": "bc"})
     first, second = priced(cells(read_suite(str(path)), "runs/mine"), "runs/mine")
     assert first.seconds == pytest.approx(0.16)
@@ -103,10 +137,45 @@ def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
     assert "2 of 2 cells left" in text
     assert "1 of unknown length" in text
     assert not (folder / "runs/mine/plan.json").exists()
+    finished("none", 30)  # the same task's
+    assert priced([first], "runs/mine")[0].seconds == pytest.approx(0.08)
 
 
-def test_a_plan_is_worked_off_and_what_is_finished_is_skipped(folder: Path) -> None:
-    """One process for both seeds of a cell; the failing cell does not stop the other."""
+def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
+    cell = Cell({**CELL, "seeds": 2, "out": "runs/mine"})
+    finished("none", 1, seed=1)
+    assert not cell.finished
+    finished("none", 1, seed=0)
+    assert cell.finished
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"num_updates": "x", "num_env_steps": 0}'])
+def test_a_damaged_result_among_earlier_runs_is_named(content: str) -> None:
+    path = finished("other", 60)
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"other/td3_bc/default/seed_0/result\.json") as error:
+        benchmark(suite=str(suite(CELL)), out="runs/mine", dry_run=True, show=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The workers' processes, in order."""
+    processes: list[subprocess.Popen[str]] = []
+    begin = subprocess.Popen
+
+    def popen(*arguments: Any, **how: Any) -> subprocess.Popen[str]:
+        processes.append(begin(*arguments, **how))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return processes
+
+
+def test_a_plan_is_worked_off_and_what_is_finished_is_skipped(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """One process for both seeds of a cell; a user's mistake is told, once, and stops no other."""
     path = suite({**CELL, "dataset": "gone.npz", "name": "lost"}, CELL)
     with pytest.raises(UserError, match=r"lost.* failed: .*gone\.npz"):
         benchmark(suite=str(path), workers=1, show=False)
@@ -115,6 +184,10 @@ def test_a_plan_is_worked_off_and_what_is_finished_is_skipped(folder: Path) -> N
     stamps = [r.stat().st_mtime_ns for r in results]
     entries = read_plan(folder / "runs/mine/plan.json")
     assert [cell.finished for cell in entries] == [False, True]
+    assert len(started) == 2
+    (failure,) = (folder / "runs/mine/queue").glob("*.json")
+    assert failure.stem == entries[0].id
+    assert "gone.npz" in json.loads(failure.read_text())["error"]
     assert work_off(entries[1:], folder / "runs/mine", 1, show=False) == {}
     assert [r.stat().st_mtime_ns for r in results] == stamps
 
@@ -157,11 +230,25 @@ def test_a_worker_that_is_killed_gets_one_more_try(
     assert cell.finished
 
 
+def test_a_machine_that_can_begin_no_process_is_a_failure_and_not_another_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    cells = [Cell({**CELL, **QUICK, "name": name, "out": "runs", "seeds": 1}) for name in "ab"]
+    failed = work_off(cells, folder, 1, show=False)
+    assert list(failed) == [cell.label for cell in cells]
+    assert all("Cannot allocate memory" in why for why in failed.values())
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_the_workers_and_the_same_command_goes_on(folder: Path) -> None:
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
-        "from offline_rl.suite.benchmark import benchmark; "
+        "from offline_rl.suite import queue; from offline_rl.suite.benchmark import benchmark; "
+        "queue.NICENESS = 0; "
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)

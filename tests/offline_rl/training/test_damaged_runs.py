@@ -214,10 +214,11 @@ def test_a_report_names_the_damaged_line(begun):
 
 
 def test_a_checksum_tells_a_zero_from_a_minus_zero(tmp_path: Path):
-    """Of bytes, not of values; and of shapes and names."""
+    """Of bytes, not of values; and of shapes, kinds and names."""
     folder, sums = SeedFolder(tmp_path, 0), set()
-    for tensors in ({"a": [0.0]}, {"a": [-0.0]}, {"b": [0.0]}, {"a": [[0.0]]}):
-        folder.save(MIDDLE, {k: torch.tensor(v) for k, v in tensors.items()}, {})
+    zero = torch.zeros(1)
+    for tensors in ({"a": zero}, {"a": -zero}, {"b": zero}, {"a": zero[None]}, {"a": zero.int()}):
+        folder.save(MIDDLE, tensors, {})
         with safe_open(folder.checkpoints()[MIDDLE], "pt") as file:
             sums.add(file.metadata()["checksum"])
-    assert len(sums) == 4
+    assert len(sums) == 5

@@ -18,12 +18,17 @@ from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Algorithm, minimise
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.schedule import Interact, Learn, Online, at
+from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
+from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.utils.files import read_json
 from policies import Spec
 from policies.networks.mlp import Scalar
 
@@ -108,6 +113,28 @@ def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
     assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
 
 
+def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """Half an update a step; after learning from data, with that; also when gone on with later."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"seeds": 1}
+    lengths = list[int]()
+
+    def look(trainer: Any) -> None:
+        lengths.append(trainer.engine.algorithm.num_updates)
+
+    alone = keys | {"utd": 0.5, "num_updates": 0, "num_env_steps": 30, "name": "alone"}
+    train(**alone, watch=look)
+    assert set(lengths) == {15}
+    lengths.clear()
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    run = train(**offline, num_updates=8, watch=look).path
+    more = {"num_env_steps": 30, "out": str(tmp_path), "eval_episodes": 1, "compile": "never"}
+    finetune(run=run, **more, tracker="none", show=False, watch=look)
+    assert set(lengths) == {8}
+
+
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
     """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
     means = {}
@@ -159,8 +186,12 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             ("num_env_steps", 5),
             ("algorithm", "sac"),
             ("algorithm.hidden", 8),
-        ): r"params/policy\S+ is \(",
-        (("num_env_steps", 5), ("algorithm", "td3"), ("algorithm.hidden", 9)): r"critic/\S+ is \(",
+        ): r"params/policy\S+ is \(.*it is made of other networks",
+        (
+            ("num_env_steps", 5),
+            ("algorithm", "td3"),
+            ("algorithm.hidden", 9),
+        ): r"critic/\S+ is \(.*that run had algorithm.hidden=\[8\]",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
     }.items():
         given = dict(change)
@@ -180,15 +211,144 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         finetune(run=tmp_path / "gone", num_env_steps=5)
 
 
+def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
+    """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    for key, value in (("warm_up", 7), ("discount", 0.5)):
+        said = description(prepare({**keys, f"online.{key}": value}), "default")
+        assert said["online"][key] == value
+        assert "discount" not in description(prepare(keys), "default")["online"]
+
+
+@pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
+def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: float) -> None:
+    """Also where it is one of them."""
+    keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
+    plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
+    learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
+    stacked = {"tau": torch.tensor(0.2)}
+    assert learner.with_values(stacked).cfg.tau == stacked["tau"]
+    assert learner.at("online").with_values(stacked).cfg.tau == then
+    for name, cfg in plan.settings.items():
+        assert description(plan, name)["online"].get("tau", cfg.tau) == then
+
+
+def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
+    hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
+    start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
+    config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
+    keys = keys_of(config, {}, start)
+    assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
+    assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
+    assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert not [key for key in other if "." in key]
+
+
 def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
     """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
     run = train(**keys, algorithm="td3_bc").path
-    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
-    own |= {"online.warm_up": 10, "online.warm_up_by": "policy", "algorithm.hidden": [8]}
+    own = {"show": False, "tracker": "none", "algorithm": "td3"}
+    own |= {"online.warm_up": 10, "online.warm_up_by": "policy"}
     path = finetune(run=run, num_env_steps=10, **own).path
     assert same(learnt(path), learnt(run))
+    told = read_json(path / "seed_0" / "config.json")
+    assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
+    assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
+    assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
+
+
+def small(**values: Any) -> dict[str, Any]:
+    """Keys of a run whose networks have sizes of their own for policy and critics."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
+    sizes = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8]}
+    return {**keys, **sizes, "seeds": 1, **values}
+
+
+def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """The run's sizes, transform and temperature come along; then it learns from the line alone."""
+    made = {"algorithm.critics": 3, "algorithm.subset": 2, "algorithm.layer_norm": True}
+    made |= {"algorithm.samples": 2, "algorithm.reward_scale": 0.5}
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), num_updates=4, **made)
+    run = train(**keys, algorithm="cal_ql").path
+    before = learnt(run)
+    own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "wsrl"}
+    own |= {"compile": "never", "checkpoint_every": 10, "batch_size": 8}
+    path = finetune(run=run, num_env_steps=14, **own, **{"online.warm_up": 10}).path
+    warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
+    assert same(warm, {k: v for k, v in before.items() if k in warm})
+    assert {k.split("/")[1] for k in warm if k.startswith("params/")} == {
+        *("policy", "critic", "critic_target", "log_alpha")
+    }
+    after = tensors(path)
+    assert int(after["counters/update"]) == 4 + 4 * 4
+    moved = "params/policy/trunk.weights.0"
+    assert not torch.equal(after[moved], before[moved])
+    assert len(after["buffer/rewards"]) == 14
+    assert after["buffer/rewards"].abs().max() < 5  # half of the line's; the data's are 50 and more
+    hyper = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
+    assert (hyper["critics"], hyper["reward_scale"]) == (3, 0.5)
+
+
+def checkpoint_after(run: Path, env_steps: int) -> Path:
+    """The file of that moment."""
+    files = SeedFolder(run, 0).checkpoints()
+    return next(file for done, file in files.items() if done.env_steps == env_steps)
+
+
+def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
+    keys = small(task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
+    keys |= {"algorithm.samples": 2, "num_updates": 2, "num_env_steps": 25}
+    path = train(**keys, algorithm="cal_ql").path
+    found = tensors(path)
+    assert found["buffer/added"].tolist() == [25, 20, 5]
+    rewards, returns = found["buffer/rewards"].double(), found["buffer/mc_returns"].double()
+    for start in (0, 10):
+        running = 0.0
+        for row in reversed(range(start, start + 10)):
+            running = rewards[row].item() + 0.99 * running
+            assert returns[row].item() == pytest.approx(running, rel=1e-5)
+    assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
+
+
+def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
+    """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
+    keys |= {"online.warm_up": 100, "algorithm.reward_scale": 4.0, "algorithm.reward_shift": -1.0}
+    path = train(**keys, num_env_steps=25, keep_data=True).path
+    found = [read(path / f"seed_{seed}" / "experience.hdf5") for seed in range(2)]
+    for data in found:
+        assert data.num_rows == 25
+        assert np.flatnonzero(data.truncated).tolist() == [9, 19, 24]
+        assert not data.terminated.any()
+        assert data.rewards == pytest.approx(data.next_observations[:, 0], abs=1e-6)
+        assert data.observations[:10, 1].tolist() == [*range(10)]
+    assert not np.array_equal(found[0].actions, found[1].actions)
+    with pytest.raises(UserError, match="give num_env_steps="):
+        train(**{**keys, "num_updates": 4}, keep_data=True, dataset=str(path))
+    with pytest.raises(UserError, match="reward_scale=0"):
+        train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
+
+
+def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
+    """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
+    keys |= {"algorithm": "iql", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    whole = train(**keys, num_updates=10, num_env_steps=20, name="whole").path
+    first = train(**keys, num_updates=10, name="first").path
+    kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
+    more = {k: v for k, v in keys.items() if k in kept}
+    path = finetune(run=first, num_env_steps=20, **more).path
+    assert same(learnt(path), learnt(whole))
+    name = "params/policy/trunk.weights.0"
+    assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
@@ -273,6 +433,8 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert metrics["value"].tolist() == [pytest.approx(np.mean(values))] * 2
     assert metrics["last"].tolist() == [pytest.approx((6 + 17) / 2)] * 2
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
+    engine.run(6)  # metrics are means since they were last asked for
+    assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
     engine.starts["update"] = 100
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)
@@ -303,3 +465,51 @@ def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
     assert sorted(done) == done
     assert Done.of("0000000040.safetensors") == Done(0, 40)
     assert Done.of("x.safetensors") is None
+
+
+@pytest.mark.parametrize(("warm_up", "said"), [(30, True), (10, False)])
+def test_steps_that_bring_no_update_are_told(
+    warm_up: int, said: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "show": True}
+    result = train(**keys | {"num_updates": 0, "num_env_steps": 30, "online.warm_up": warm_up})
+    assert ("nothing will be learnt" in capsys.readouterr().out) == said
+    assert (result.results[0]["online_updates"] == 0) == said
+
+
+def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
+    keys |= {"algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    arrays = read(data)
+    run = train(**keys, dataset=arrays, num_updates=4).path
+    more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
+    more |= {"online.mixing": 0.5}
+    with pytest.raises(UserError, match="in memory: give it again from Python, as dataset="):
+        finetune(run=run, **more)
+    assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
+
+
+def test_each_checkpoint_is_read_for_its_checksum_once(
+    line: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
+    keys |= {"task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
+    run, read_files = train(**keys, algorithm="sac").path, list[Path]()
+    monkeypatch.setattr("offline_rl.training.finetune.checksum", lambda f: read_files.append(f))
+    start, _ = start_of(run, 1)
+    assert list(start.checkpoints) == [0]
+    assert len(read_files) == 1
+    with pytest.raises(UserError, match=r"seeds=3: run=.* has 2 seeds"):
+        start_of(run, 3)
+
+
+def test_layers_of_one_size_are_those_of_every_network() -> None:
+    """Whoever has one option for all networks, and whoever has one for each."""
+    told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
+    assert networks_of(algorithm_class("td3").Config, told) == {"hidden": [8], "activation": "elu"}
+    both = {"policy_hidden": [8], "critic_hidden": [8]}
+    assert networks_of(algorithm_class("cql").Config, told) == both
+    assert networks_of(algorithm_class("sac").Config, both) == {"hidden": [8]}
+    assert networks_of(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}

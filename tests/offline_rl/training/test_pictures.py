@@ -9,7 +9,7 @@ import pytest
 
 import envs
 import policies
-from envs.experts.push import Expert
+from envs.experts.push import PushExpert
 from envs.suites.push import Push
 from offline_rl import Dataset, train
 from offline_rl.data.writers.d4rl import write
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"algorithm.hidden": [16], "algorithm.keypoints": 4, "ba
 @pytest.fixture(scope="module")
 def data() -> Dataset:
     env = envs.make_vector(TASK, 2)
-    episodes = record_episodes(env, Expert(env, seed=0), 0)
+    episodes = record_episodes(env, PushExpert(env, seed=0), 0)
     whole = {k: channels.concatenate([e[k] for e in episodes]) for k in episodes[0]}
     return Dataset.from_arrays(**whole)
 

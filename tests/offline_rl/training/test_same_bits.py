@@ -1,19 +1,26 @@
 """One command, the same bits: whatever the clock says, and whether or not a cache is warm."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from small_data import save_small
 
+from offline_rl.training.choices import precision, stored
+from offline_rl.training.options import TrainOptions
+from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
 LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
@@ -56,6 +63,50 @@ def test_two_runs_of_one_call_end_in_the_same_bits(
         assert (choices["compile"], choices["threads"]) == (False, 2)
         assert "20 of them do not repay a compilation" in choices["why"]
     assert_same_bits(tmp_path / "one", tmp_path / "other")
+
+
+def test_a_resumed_run_computes_as_it_was_begun(
+    threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun where there is one core, and goes on where there are two."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    keys = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "checkpoint_every": 10}
+    keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "tracker": "none", "show": False}
+    for cores in (1, 2):
+        monkeypatch.setattr(hardware, "cores", lambda cores=cores: cores)
+        (seed,) = train(**keys, out=str(tmp_path / "runs")).path.glob("seed_*")
+        middle, end = sorted((seed / "checkpoints").iterdir())
+        with safe_open(end, "pt") as file:
+            choices = json.loads(file.metadata()["progress"])["choices"]
+        assert choices["threads"] == torch.get_num_threads() == 1
+        end.unlink()
+        (seed / "result.json").unlink()
+    assert middle.is_file()
+
+
+def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = SeedFolder(tmp_path, 0), Done(updates=2)
+    progress = {"choices": {"precision": "fp32", "compile": True, "threads": 1}}
+    folder.save(done, {"update": torch.tensor(2)}, progress)
+    monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
+    assert stored(folder, done).compile
+    monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
+    with pytest.raises(UserError, match=r"seed_0 was begun compiled; here no C\+\+ compiler"):
+        stored(folder, done)
+
+
+@pytest.mark.parametrize(("flags", "expected"), [({"amx_bf16"}, "bf16"), ({"avx2"}, "fp32")])
+def test_products_are_in_bf16_where_the_processor_has_units_for_them(
+    flags: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a committed result says that it costs no score: it does of IQL, not of AWAC."""
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
+    cpu, iql = torch.device("cpu"), TrainOptions(algorithm="iql", task="none")
+    assert precision(iql, cpu) == expected
+    assert precision(replace(iql, algorithm="awac"), cpu) == "fp32"
+    assert precision(replace(iql, precision="fp32"), cpu) == "fp32"
 
 
 @pytest.mark.slow

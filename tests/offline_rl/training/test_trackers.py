@@ -1,4 +1,4 @@
-"""Weights & Biases without a network: where its runs stand, and that no two seeds share one."""
+"""Where curves go: TensorBoard's after a resume; Weights & Biases' runs, without a network."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from small_data import save_small
 
+from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 
@@ -81,3 +82,23 @@ def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.Monke
 def test_its_options_without_it_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"wandb\.project= needs tracker=wandb"):
         train(**QUICK | {"tracker": "none"}, wandb__project="mine", out=str(tmp_path))
+
+
+@pytest.mark.parametrize("kept", [20, None], ids=["from a checkpoint", "from nothing"])
+def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
+    kept: int | None, tmp_path: Path
+) -> None:
+    """What is logged at a checkpoint is not logged again; all that came after it is."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    data = save_small(tmp_path / "small.npz")
+    keys = QUICK | {"tracker": "tensorboard", "seeds": 1, "num_updates": 40, "checkpoint_every": 20}
+    keys |= {"dataset": str(data), "out": str(tmp_path / "runs"), "eval_every": 10}
+    seed = train(**keys).path / "seed_0"
+    (seed / "result.json").unlink()
+    for done, path in SeedFolder(seed.parent, 0).checkpoints().items():
+        if done.updates != kept:
+            path.unlink()
+    train(**keys)
+    events = accumulator.EventAccumulator(str(seed / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/critic_loss")] == [10, 20, 30, 40]

@@ -1,6 +1,7 @@
 """The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,20 @@ def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsy
     assert alone.scores[0] == pytest.approx(scores[2], abs=1e-2)
 
 
+def test_a_resumed_run_remembers_when_a_seed_diverged(tmp_path: Path):
+    keys = {"algorithm": "bc", "eval_every": 10, "checkpoint_every": 10, "num_updates": 30}
+
+    def kill(trainer: Trainer) -> None:
+        poison_second(trainer, 10)
+        if trainer.clock == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small_run(tmp_path, seeds=2, watch=kill, **keys)
+    result = small_run(tmp_path, seeds=2, **keys)
+    assert [r["diverged_at"] for r in result.results] == [None, 20]
+
+
 def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, monkeypatch):
     """Metrics are of the parameters before an update: the last one's damage shows in none."""
     advance = Trainer._advance
@@ -161,11 +176,17 @@ def test_values_of_hyper_parameters_train_side_by_side_as_they_would_alone(tmp_p
     assert both.results[0]["returns"] != both.results[2]["returns"]
 
 
-def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(tmp_path: Path):
-    result = small_run(tmp_path, algorithm="bc", eval_every=8)
+@pytest.mark.parametrize(
+    ("algorithm", "every", "expected"),
+    [("bc", 8, [0, 8, 16, 20]), ("td3_bc", 5, [0, 6, 10, 16, 20])],  # TD3's updates come in pairs
+)
+def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(
+    tmp_path: Path, algorithm: str, every: int, expected: list[int]
+):
+    result = small_run(tmp_path, algorithm=algorithm, eval_every=every)
     lines = (result.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    assert [row["updates"] for row in rows] == [0, 8, 16, 20]
+    assert [row["updates"] for row in rows] == expected
     assert all(row["seeds"] == rows[0]["seeds"] for row in rows)
     assert all(row["seeds"][0] >= EVALUATION_SEED for row in rows)
 
@@ -229,3 +250,16 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
     assert np.array_equal(paid.observations, replay.observations)
     with pytest.raises(UserError, match=r"rewards of Hopper-v4 .* qualities="):
         make_set(replace(plan, environment="Hopper-v4"), "medium-replay", run, {})
+
+
+def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkeypatch):
+    """Without a terminal also a line a minute, with what is left, for data alone too."""
+    monkeypatch.setattr("offline_rl.training.trainer.TELL_EVERY_S", 0.0)
+    save_small(tmp_path / "small.npz")
+    keys = SMALL | {"algorithm": "bc", "num_updates": 20, "show": True, "out": str(tmp_path)}
+    train(task="none", dataset=str(tmp_path / "small.npz"), **keys)
+    said = capsys.readouterr().out.splitlines()
+    assert "tracing: update" in said
+    told = [line for line in said if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
+    assert len(told) == 10
+    assert said.index("tracing: update") < said.index(told[0])

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from small_data import save_small
 
+from offline_rl import Dataset
 from offline_rl.algorithms.common.registry import algorithm_config
-from offline_rl.training.plan import prepare
-from offline_rl.training.train import train
+from offline_rl.training.plan import Plan, headline, prepare
+from offline_rl.training.resolve import resolve
+from offline_rl.training.train import longest, train
 from offline_rl.utils.errors import UserError
+from policies import Spec
 
 
 @pytest.fixture
@@ -52,6 +55,15 @@ def test_a_preliminary_phase_divides_into_periods(given):
         prepare({**given, "algorithm": "spot", "algorithm.vae_updates": 7})
 
 
+def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(given):
+    """An environment step brings `utd` of them."""
+    spot = {**given, "algorithm": "spot", "algorithm.vae_updates": 4}
+    assert longest(prepare(spot)) == (10, "update")
+    assert longest(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
+    online = {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0}
+    assert longest(prepare({**online, "num_env_steps": 30, "utd": 0.5})) == (15, "online")
+
+
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
 def test_preliminary_updates_are_refused_where_there_is_no_such_phase(given, algorithm, updates):
     """CQL has one where it is asked to clone first."""
@@ -85,3 +97,57 @@ def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str
     prepare({**keys, "algorithm": "recoil", "expert_dataset": str(path)})
     with pytest.raises(UserError, match="no rewards"):
         prepare({**keys, "algorithm": "bc", "algorithm.top_fraction": 0.5})
+
+
+def test_the_headline_names_the_card_whose_settings_hold() -> None:
+    """With task=none too, where the data is a card's."""
+    for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
+        known = vars(resolve({"algorithm": "iql", **task}))
+        known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True}
+        plan = Plan(**known, dataset=None, expert=None, start=None)
+        assert "the card's reward_shift=-4" in headline(plan)
+
+
+def test_data_of_which_nothing_follows_is_refused(given):
+    """One row, or rows that all are cut before an observation that nobody kept."""
+    rows = np.zeros((3, 2)), np.zeros((3, 1)), np.arange(3.0)
+    one = Dataset.from_arrays(*(x[:1] for x in rows), np.array([True]))
+    cut = Dataset.from_arrays(*rows, np.zeros(3, bool), np.ones(3, bool))
+    for data in (one, cut):
+        with pytest.raises(UserError, match="nothing to learn from"):
+            prepare({**given, "algorithm": "bc", "dataset": data})
+
+
+def test_what_is_doubted_of_data_is_said_before_it_trains(given):
+    """In memory as in files: here no end is told where the next observation jumps."""
+    draw = np.random.default_rng(0)
+    s, a, r = draw.normal(size=(6, 2)), draw.uniform(-1, 1, (6, 2)), draw.normal(size=6)
+    data = Dataset.from_arrays(s, a, r, np.zeros(6, bool), next_observations=s + 1)
+    plan = prepare({**given, "algorithm": "bc", "dataset": data})
+    assert "is not the observation of the row after it" in headline(plan)
+
+
+def test_a_time_limit_is_given_where_the_advice_names_it(given, tmp_path):
+    draw = np.random.default_rng(0)
+    arrays = {"observations": draw.normal(size=(9, 2)), "actions": draw.uniform(-1, 1, (9, 1))}
+    np.savez(tmp_path / "a.npz", rewards=draw.normal(size=9), terminals=np.zeros(9), **arrays)
+    keys = {**given, "algorithm": "bc", "dataset": str(tmp_path / "a.npz")}
+    assert "give max_episode_steps=" in headline(prepare(keys))
+    limited = prepare({**keys, "max_episode_steps": 3})
+    assert limited.dataset.num_episodes == 3
+    assert "max_episode_steps" not in headline(limited)
+
+
+def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(given, tmp_path):
+    """Centred rewards where episodes end or an environment pays; a part of the actions' range."""
+    over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
+    centred = {**given, "algorithm": "sac", "algorithm.centre_rewards": True}
+    with pytest.raises(UserError, match="episodes terminate"):
+        prepare({**centred, "dataset": over})
+    prepare(centred)  # whose episodes are cut
+    with pytest.raises(UserError, match="num_env_steps="):
+        prepare({**centred, "task": "neorl2/DMSD", "num_env_steps": 5})
+    whole = {**given, "algorithm": "bc", "action_range": "data"}
+    assert prepare(whole).dataset.actions.max() == 1
+    with pytest.raises(UserError, match="action_range=data: neorl2/DMSD"):
+        prepare({**whole, "task": "neorl2/DMSD"})

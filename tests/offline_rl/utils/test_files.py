@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
@@ -88,6 +89,17 @@ def test_a_folder_cannot_be_held_twice(tmp_path: Path):
         pass
 
 
+def test_a_folder_into_which_nothing_was_written_is_gone_again(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    with pytest.raises(UserError, match="no"), locked(there / "a" / "b"):
+        raise UserError("no")
+    assert not list(there.iterdir())
+    with locked(there / "a" / "b"):
+        (there / "a" / "b" / "result.json").touch()
+    assert (there / "a" / "b" / "result.json").is_file()
+
+
 def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
     for updates in (5, 10, 15):
@@ -129,3 +141,20 @@ def test_an_interruption_while_the_temporary_file_is_made_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a.txt", lambda temporary: temporary.write_text("a"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As safetensors tells it: an error of its own."""
+    folder = SeedFolder(tmp_path, 0)
+    folder.save(Done(updates=5), {"w": torch.ones(1)}, {})
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("offline_rl.training.run_folder.save_file", full)
+    with pytest.raises(UserError, match=r"could not be written: .*No space left.*is kept"):
+        folder.save(Done(updates=10), {"w": torch.ones(1)}, {})
+    assert [done.updates for done in folder.checkpoints()] == [5]
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -49,10 +49,9 @@ def test_upsampling_is_torchs_transposed_convolution():
     ours, theirs, x = Upsample(3), nn.ConvTranspose1d(3, 3, 4, 2, 1), torch.randn(2, 8, 3)
     taps = theirs.weight.permute(2, 0, 1)  # [4, in, out]
     theirs.bias.data[:] = torch.randn(3)
-    ours.even.weights[0].data[:] = torch.cat([taps[3], taps[1]])  # of the step before, and its own
-    ours.odd.weights[0].data[:] = torch.cat([taps[2], taps[0]])
-    for half in (ours.even, ours.odd):
-        half.biases[0].data[:] = theirs.bias
+    ours.even.data = torch.cat([taps[3], taps[1]])  # of the step before, and its own
+    ours.odd.data = torch.cat([taps[2], taps[0]])
+    ours.bias.data = theirs.bias.data
     assert (ours(x) - theirs(x.mT).mT).abs().max() < 1e-6
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from made_runs import seed_folder
 
-from offline_rl.report.cells import Cell, cell
 from offline_rl.report.runs import collect
+from offline_rl.report.standing import Standing, standing
 
 
-def of_scores(out: Path, last: tuple[float, ...], before: float, updates: int = 4000) -> Cell:
+def of_scores(out: Path, last: tuple[float, ...], before: float, updates: int = 4000) -> Standing:
     """Seeds that ended at `last`, with `before` in four evaluations; target rate and bias 0.5."""
     config = {"num_updates": updates, "hyper": {"tau": 0.5, "discount": 0.5}}
     for seed, score in enumerate(last):
         curve = {0: -99.0, **dict.fromkeys(range(1, 5), before), updates: score}
         seed_folder(out, seed, curve, config=config, num_updates=updates)
     (seeds,) = collect([out]).values()
-    return cell(seeds, "score")
+    return standing(seeds, "score")
 
 
 def test_above_is_by_more_than_the_deviation_over_seeds_and_the_error_over_episodes(

@@ -1,4 +1,4 @@
-"""A cell: what the seeds of one algorithm on one task came to together, and how surely."""
+"""What the seeds of one algorithm on one task came to together, and how surely."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offline_rl.report.statistics import (
 
 
 @dataclass(frozen=True)
-class Cell:
+class Standing:
     """Means are over seeds, of the score where the task has one, else of the return."""
 
     seeds: list[Seed]
@@ -53,18 +53,18 @@ class Cell:
         return self.finished and bool(means) and min(means) - doubt > bar
 
 
-def cell(seeds: Sequence[Seed], key: str) -> Cell:
+def standing(seeds: Sequence[Seed], key: str) -> Standing:
     """Of the seeds that have finished; key: "score" or "return"."""
     done = [(seed, seed.outcome) for seed in seeds if seed.outcome is not None]
     if not done:
-        return Cell([], [], [], None, None, None, None)
+        return Standing([], [], [], None, None, None, None)
     values = [o.score if key == "score" else o.mean_return for _, o in done]
     lasts = [last_mean(seed.curves[key]) for seed, _ in done]
     targets = [seed.target for seed, _ in done if seed.target is not None]
     successes = [s for _, o in done for s in o.success or ()]
     first, outcome = done[0]
     hyper = {k.removeprefix("hyper."): v for k, v in first.config.items()}
-    return Cell(
+    return Standing(
         seeds=[seed for seed, _ in done],
         values=[v for v in values if v is not None],
         lasts=[v for v in lasts if v is not None],

@@ -11,7 +11,8 @@ from typing import Any
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.registry import label as algorithm_label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import check_stacked, prepare, run_name
+from offline_rl.training.plan import prepare
+from offline_rl.training.resolve import check_stacked, run_name
 from offline_rl.training.run_folder import run_folder
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError

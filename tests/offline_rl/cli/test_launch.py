@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_data import save_small
 
-from offline_rl.training.launch import launch, merge
+from offline_rl.cli.launch import launch, merge
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
@@ -98,6 +98,7 @@ def test_jobs_are_trained_and_named_as_the_lists_are(tmp_path: Path) -> None:
 def test_a_mistake_in_the_last_job_is_found_before_the_first_begins(tmp_path: Path) -> None:
     data = save_small(tmp_path / "small.npz")
     good = {"algorithm": "bc", "task": "none", "dataset": str(data), "out": str(tmp_path / "runs")}
+    good |= {"num_updates": 4, "compile": "never"}
     with pytest.raises(UserError, match=r"none td3_bc default: unknown option '\w+\.alhpa'"):
         launch([good, {**good, "algorithm": "td3_bc", "algorithm.alhpa": 1}], show=False)
     assert not (tmp_path / "runs").exists()

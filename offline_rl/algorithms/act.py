@@ -1,0 +1,89 @@
+"""ACT: a transformer answers with the whole chunk at once, one learnt query for each of its steps.
+
+While it learns, an encoder looks at the demonstrated chunk and tells its style, which is kept near
+a normal distribution, so that the policy need not average styles; acting, the style is 0. The
+error is absolute, and actions beyond an episode's end do not count.
+
+Paper:   Zhao et al., RSS 2023, arXiv:2304.13705.
+Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose settings and single
+         decoder layer are used, in that actions are scaled to their range, there standardised, and
+         that chunks are never blended (its temporal ensembling, off by default).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise_with
+from offline_rl.algorithms.common.chunk_cloning import ChunkCloning, ChunkConfig
+from offline_rl.algorithms.common.config import Dropout, Rate
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Count, NonNegative, Share
+from policies.heads.act import ActionChunkingTransformer
+
+
+@dataclass(frozen=True)
+class Config(ChunkConfig):
+    """Defaults: LeRobot's."""
+
+    history: Count = 1  # observations seen at once
+    window: Count = 100  # actions predicted, from the present one on
+    executed: Count = 100  # of these, taken before the next decision
+    mask_ends: bool = True  # learn nothing from actions repeated beyond an episode's ends
+    size: Count = 512  # of a token; even, and a multiple of heads
+    heads: Count = 8  # of attention, in each layer
+    hidden_units: Count = 3200  # of each layer's perceptron
+    layers: Count = 4  # of the encoder
+    decoder_layers: Count = 1  # of the decoder
+    style_layers: Count = 4  # of the encoder of styles
+    style: Count = 32  # numbers in a style
+    kl_weight: NonNegative = 10.0  # of the style's divergence from a normal distribution
+    dropout: Dropout = 0.1  # in all layers, while it learns
+    lr: Rate = 1e-5  # learning rate
+    beta1: Share = 0.9  # of AdamW
+    weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
+    warm_up_updates: Amount = 0  # over which lr rises
+    decay_lr: bool = False  # then takes it to 0 along half a cosine over num_updates
+    ema_max: Share = 0.0  # decay of the moving average that acts; 0: the last weights act
+    batch_size: Count = 8  # chunks
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size % self.heads or self.size % 2:
+            raise ValueError(f"size={self.size} is no even multiple of heads={self.heads}")
+
+
+class ACT(ChunkCloning):
+    Config = Config
+    beside: ClassVar[Literal["oldest", "present"]] = "present"
+
+    def head(self) -> ActionChunkingTransformer:
+        spec, cfg = self.spec, self.cfg
+        chunk = ("history", "window", "executed", "action_low", "action_high")
+        sizes = ("size", "heads", "layers", "decoder_layers", "style_layers", "style")
+        options: dict[str, Any] = {name: getattr(cfg, name) for name in (*chunk, *sizes)}
+        return ActionChunkingTransformer(
+            spec.observation_dim,
+            spec.action_dim,
+            hidden=cfg.hidden_units,
+            dropout_rate=cfg.dropout,
+            **options,
+        )
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step on absolute error and divergence."""
+        a, random = self.unit(batch.actions), state.random  # [B, T, A]
+
+        def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            chunk, mean, log_variance = model(batch.observations, a, batch.real, random)
+            error = self.mean((chunk - a).abs()[None], batch)
+            divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp())
+            kl = divergence.sum(-1).mean()  # sum over the style, mean over the batch
+            return error + self.cfg.kl_weight * kl, (error, kl)
+
+        state, policy_value, (error, kl) = minimise_with(state, "model", policy_loss)
+        metrics = {"policy_loss": policy_value, "l1_loss": error, "kl": kl}
+        return self.averaged(state), metrics

@@ -1,0 +1,126 @@
+"""Consistency Policy: a diffusion policy's chunk in one step, or in three.
+
+The student jumps from any noise to any lesser one. It learns that two jumps along the teacher's
+path end where one does (CTM), and to denoise demonstrations as the teacher learnt to (DSM).
+`offline-rl distill run=<run>` begins with a run of diffusion_policy with process=edm.
+
+Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, arXiv:2310.02279.
+Differs: from the authors' code (Aaditya-Prasad/consistency-policy) in that a path's second point is
+         always the next bin and jumps end after it, where a part of theirs ends where it begins and
+         teaches nothing; that those of a batch are noised alike by their parity, not their half;
+         and in the bins of three steps, which their default takes for deviations. As there the
+         target is the student itself, and what is noise at first has deviation 1 (`unit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise_with
+from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.algorithms.common.config import Dropout
+from offline_rl.algorithms.common.edm import (
+    BINS,
+    Distance,
+    consistency_deviations,
+    distance,
+    heun,
+    jump,
+    karras_weight,
+    wide,
+)
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative
+from policies.heads.diffusion import DiffusionActor
+from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sigma
+
+
+@dataclass(frozen=True)
+class Config(DenoisingConfig):
+    """Defaults: the authors'."""
+
+    rounds: Count = 1  # jumps from noise to a chunk; at most 80
+    unit: bool = True  # begins with noise of deviation 1 instead of 80
+    ctm_weight: NonNegative = 1.0  # of consistency along the teacher's path
+    dsm_weight: NonNegative = 1.0  # of denoising the data
+    distance: Distance = "elements"  # of two chunks: the code's, or the norm of the paper
+    dropout: Dropout = 0.2  # of the student's hidden units, while it learns
+    batch_size: Count = 64  # chunks
+
+
+class Consistency(Denoising):
+    Config = Config
+    distils = "a run of diffusion_policy with algorithm.process=edm"
+    frozen = ("teacher",)
+
+    def table(self) -> Table:
+        return jumps(self.cfg.rounds, BINS, self.cfg.unit)
+
+    def head(self) -> DiffusionActor:
+        return self.actor(self.table(), until=log_time(SIGMAS[0]))
+
+    def networks(self) -> dict[str, nn.Module]:
+        return {"model": self.head(), "teacher": self.actor(karras(1))}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step on both losses, at `levels` noise levels of each chunk."""
+        cfg, random, s = self.cfg, state.random, batch.observations
+        a = self.unit(batch.actions)  # [B, T, A]
+        shape = (cfg.levels, len(a))  # [K, B]
+        t = random.integers(BINS - 1, shape)
+        later = t + 1 + (random.uniform(shape) * (BINS - 1 - t)).floor()  # t + 1 to BINS - 1
+        start, near, end = (sigma(place / (BINS - 1)) for place in (t, t + 1, later))
+        least = torch.full_like(start, SIGMAS[0])
+        x = a + wide(start) * random.normal((*shape, *a.shape[1:]))
+        closer = heun(state.teacher, s, x, start, near)
+        target = jump(state.model, s, closer, near, end, random)
+        target = jump(state.model, s, target, end, least, random)  # [K, B, T, A]
+        deviation = consistency_deviations(random, shape)
+        noised = a + wide(deviation) * random.normal(x.shape)
+
+        def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            found = jump(model, s, x, start, end, random)
+            found = jump(state.model, s, found, end, least, random)
+            ctm = self.mean(distance(found, target, None, cfg.distance), batch)
+            denoised = jump(model, s, noised, deviation, least, random)
+            weight = karras_weight(deviation)
+            dsm = self.mean(distance(denoised, a, weight, cfg.distance), batch)
+            return cfg.ctm_weight * ctm + cfg.dsm_weight * dsm, (ctm, dsm)
+
+        state, policy_value, (ctm, dsm) = minimise_with(state, "model", policy_loss)
+        metrics = {"policy_loss": policy_value, "ctm_loss": ctm, "dsm_loss": dsm}
+        return self.averaged(state), metrics
+
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other's acting policy is the teacher, and where the student begins.
+
+        What the student is told besides, a jump's end, has no weight at first.
+        """
+        taken = {**own, "counters/update": other["counters/update"]}
+        for name, value in own.items():
+            if not name.startswith("params/"):
+                continue
+            _, network, parameter = name.split("/", 2)
+            found = other.get(f"params/policy/{parameter}")
+            if found is None:
+                raise ValueError(f"{parameter} is missing")
+            taken[name] = found if network == "teacher" else self.widened(found, value)
+            if taken[name].shape != value.shape:
+                raise ValueError(f"{parameter} is {[*found.shape]}, here it is {[*value.shape]}")
+        return taken
+
+    def widened(self, found: Tensor, own: Tensor) -> Tensor:
+        """A teacher's weights with rows of zeros for the second time, behind those of the first."""
+        more = len(own) - len(found) if own.dim() else 0
+        if more < 1:
+            return found
+        spec, options = self.spec, self.cfg.options()
+        place = {"transformer": 1, "unet": options.get("time_size", 0)}.get(self.cfg.network)
+        if place is None:
+            place = self.cfg.window * spec.action_dim + options["time_size"]
+        zeros = found.new_zeros(more, *found.shape[1:])
+        return torch.cat([found[:place], zeros, found[place:]])

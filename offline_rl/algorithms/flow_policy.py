@@ -1,0 +1,55 @@
+"""Flow policy: demonstrated chunks of actions, reached along straight lines out of noise.
+
+Between noise and a chunk lies a line; a network learns its direction from points of it, given what
+was seen before. From noise alone it follows the directions in a few steps of one size.
+
+Paper:   Lipman et al., ICLR 2023, arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
+Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies/multi_task_dit),
+         whose loss and times these are, in the network, Diffusion Policy's, and that times are told
+         to it times 1,000, of which sinusoids are made; there they take 100 steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, Positive, Share
+from policies.heads.schedules import FLOW_TIME, Table, euler
+
+
+@dataclass(frozen=True)
+class Config(DenoisingConfig):
+    """Defaults: Diffusion Policy's network and optimiser, LeRobot's times."""
+
+    rounds: Count = 10  # steps from noise to a chunk
+    time_power: Positive = 1.5  # times are 1 - u ** (1 / this): above 1 nearer to the noise
+    time_max: Share = 0.999  # and at most this
+
+
+class FlowPolicy(Denoising):
+    Config = Config
+
+    def table(self) -> Table:
+        return euler(self.cfg.rounds)
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step of regression on directions, at `levels` times of each chunk."""
+        cfg, random = self.cfg, state.random
+        a = self.unit(batch.actions)  # [B, T, A]
+        noise = random.normal((cfg.levels, *a.shape))  # [K, B, T, A]
+        u = random.uniform(noise.shape[:2]) ** (1 / cfg.time_power)  # of Beta(time_power, 1)
+        t = cfg.time_max * (1 - u)  # [K, B]: 0 is noise, 1 the chunk
+        between = t[..., None, None] * a + (1 - t)[..., None, None] * noise
+        direction = a - noise
+
+        def policy_loss(model) -> Tensor:
+            told = model(batch.observations, between, FLOW_TIME * t, random)
+            return self.mean((told - direction).square(), batch)
+
+        state, policy_value = minimise(state, "model", policy_loss)
+        return self.averaged(state), {"policy_loss": policy_value}

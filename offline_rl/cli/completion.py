@@ -1,0 +1,70 @@
+"""What a shell offers after TAB: verbs, a verb's keys, and the values that are names.
+
+eval "$(offline-rl --completion bash)"        in ~/.bashrc
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint
+
+from offline_rl.utils.options import documented
+from offline_rl.utils.paths import PACKAGE, group
+
+BASH = """_offline_rl() {
+    local line="${COMP_LINE:0:COMP_POINT}"
+    mapfile -t COMPREPLY < <(offline-rl --complete "$line" 2>/dev/null)
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+}
+complete -o default -F _offline_rl offline-rl"""
+SCRIPTS = {"bash": BASH}
+GROUPS = ("experiment", "suite", "recipe")  # keys whose values are files of configs/<key>
+
+
+def candidates(line: str, verbs: Mapping[str, EntryPoint]) -> list[str]:
+    """What the last word of `line` may become. After `key=` the values alone, as bash has it."""
+    _, *words = line.split()
+    last = "" if line[-1:].isspace() else words.pop() if words else ""
+    if not words:
+        return [verb for verb in sorted(verbs) if verb.startswith(last)]
+    if words[0] not in verbs:
+        return []
+    key, given, start = last.partition("=")
+    found = keys(getattr(verbs[words[0]].load(), "options", {}), words, last)
+    if not given:
+        return sorted(f"{name}=" for name in found if name.startswith(last))
+    return [value for value in values(key, found.get(key, "")) if value.startswith(start)]
+
+
+def keys(options: Mapping[str, str], words: Sequence[str], last: str) -> dict[str, str]:
+    """A verb's keys and their types; a method's own once its name and their group are typed."""
+    found = dict[str, str]()
+    for prefix, name in options.items():
+        module, _, cls = name.partition(":")
+        found |= {
+            prefix + option.name: option.type
+            for option in documented(getattr(import_module(module), cls))
+        }
+    method = next((word[10:] for word in words if word.startswith("algorithm=")), "")
+    if method in methods() and last.startswith("algorithm."):
+        config = import_module(f"offline_rl.algorithms.{method}").Config
+        found |= {f"algorithm.{option.name}": option.type for option in documented(config)}
+    return found
+
+
+def values(key: str, kind: str) -> list[str]:
+    """What a key takes, where that can be counted."""
+    if key == "algorithm":
+        return methods()
+    if key in GROUPS:
+        return sorted(group(key))
+    if kind == "true or false":
+        return ["false", "true"]
+    one, _, choices = kind.partition("one of ")
+    return choices.split(", ") if choices and not one else []
+
+
+def methods() -> list[str]:
+    """Ours; known without importing them."""
+    return sorted(f.stem for f in (PACKAGE / "algorithms").glob("[a-z]*.py"))

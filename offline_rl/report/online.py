@@ -1,0 +1,167 @@
+"""How runs went on in an environment: the dip after the switch, what was lost on the way, the end.
+
+Over environment steps, from the last evaluation before the first of them. Compared is the share of
+episodes that succeeded where the task tells it, else the score or the return.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from offline_rl.report.curves import COLOURS, STYLES
+from offline_rl.report.runs import Seed, groups, key_of
+from offline_rl.report.statistics import wilson
+
+EARLY = 0.1  # share of the steps, after the warm-up, in which what was learnt may collapse
+HEADER = ["algorithm", "env steps", "before", "worst early", "end", "lost"]
+NOTE = (
+    "In an environment: before is the last evaluation before the first step, worst early the "
+    f"lowest of the warm-up and the {100 * EARLY:.0f} % of all steps that follow it, and when that "
+    "was, end the last one. Success in per cent with Wilson's 95 % interval over all seeds' "
+    "episodes; scores and returns as means over seeds. Lost: 100 less the mean over all steps of "
+    "success or score (cumulative regret), between evaluations linear."
+)
+
+
+class Point(NamedTuple):
+    """All seeds of a method after so many environment steps."""
+
+    env_steps: int
+    value: float
+    low: float  # of the 95 % interval of a share, else of the seeds
+    high: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """A method's way through its environment steps."""
+
+    points: list[Point]
+    measure: str  # success, score or return
+    warm_up: int = 0  # steps before anything was learnt
+
+    @property
+    def before(self) -> Point | None:
+        """Where it began, if it was evaluated there."""
+        return self.points[0] if self.points[0].env_steps == 0 else None
+
+    @property
+    def worst_early(self) -> Point | None:
+        """The lowest of the first steps, if it was evaluated among them."""
+        last = self.warm_up + EARLY * self.points[-1].env_steps
+        early = [p for p in self.points if 0 < p.env_steps <= last]
+        return min(early, key=lambda p: p.value) if early else None
+
+    @property
+    def lost(self) -> float | None:
+        """100 less the mean over all steps; None of returns, or of fewer than two evaluations."""
+        if self.measure == "return" or len(self.points) < 2:
+            return None
+        steps, values = np.array([(p.env_steps, p.value) for p in self.points]).T
+        area = ((values[1:] + values[:-1]) / 2 * np.diff(steps)).sum()
+        return float(100 - area / (steps[-1] - steps[0]))
+
+
+def measure_of(seeds: Sequence[Seed]) -> str:
+    """What the seeds of a task are compared by in an environment."""
+    told = [m.success is not None for seed in seeds for m in seed.moments.values()]
+    return "success" if all(told) else key_of(seeds)
+
+
+def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
+    """Label -> its way, of a task's seeds that act; only moments that all its seeds have."""
+    acting = [seed for seed in seeds if seed.moments]
+    measure, found = measure_of(acting), {}
+    for label, group in groups(acting).items():
+        common = sorted(set.intersection(*(set(seed.moments) for seed in group)))
+        if common:
+            points = [point(group, steps, measure) for steps in common]
+            warm_up = int(group[0].config.get("online.warm_up", 0))
+            found[label] = Course(points, measure, warm_up)
+    return found
+
+
+def point(seeds: Sequence[Seed], env_steps: int, measure: str) -> Point:
+    """All of `seeds` at one moment."""
+    moments = [seed.moments[env_steps] for seed in seeds]
+    if measure == "success":
+        told = [s for m in moments for s in m.success or ()]
+        share = sum(told) / len(told)
+        low, high = wilson(sum(told), len(told))
+        return Point(env_steps, 100 * share, 100 * low, 100 * high)
+    values = [m.score if measure == "score" else m.mean_return for m in moments]
+    known = np.array([np.nan if v is None else v for v in values])
+    return Point(env_steps, float(known.mean()), float(known.min()), float(known.max()))
+
+
+def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
+    """The rows of a task, the highest end first."""
+    found = sorted(courses(seeds).items(), key=lambda item: -item[1].points[-1].value)
+    return [row(label, course) for label, course in found]
+
+
+def row(label: str, course: Course) -> list[str]:
+    """A method's cells."""
+    worst, lost = course.worst_early, course.lost
+    when = "" if worst is None else f" at {worst.env_steps:,}"
+    return [
+        label,
+        f"{course.points[-1].env_steps:,}",
+        said(course.before, course.measure),
+        said(worst, course.measure) + when,
+        said(course.points[-1], course.measure),
+        "" if lost is None else f"{lost:.1f}",
+    ]
+
+
+def said(point: Point | None, measure: str) -> str:
+    """A value, and the interval of a share."""
+    if point is None:
+        return ""
+    if measure != "success":
+        return f"{point.value:.1f}"
+    return f"{point.value:.0f} [{point.low:.0f}, {point.high:.0f}]"
+
+
+def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
+    """Writes a PNG: a panel for each task, a line for each method over environment steps."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is no news
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    ways = {task: courses(seeds) for task, seeds in tasks.items()}
+    labels = sorted({label for own in ways.values() for label in own})
+    columns = min(len(ways), 2)
+    rows = -(-len(ways) // columns)
+    figure = Figure(figsize=(max(6.4, 5.2 * columns), 3.6 * rows + 0.7), dpi=150)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    handles = {}
+    for axes, (task, own) in zip(panels, ways.items(), strict=False):
+        for label, course in own.items():
+            k, (steps, *values) = labels.index(label), np.array(course.points).T
+            colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
+            (handles[label],) = axes.plot(steps, values[0], color=colour, ls=style, lw=1.8)
+            axes.fill_between(steps, *values[1:], color=colour, alpha=0.15, lw=0)
+        names = {"success": "success, per cent", "score": "normalised score", "return": "return"}
+        axes.set_title(task, fontsize=11)
+        axes.set_xlabel("environment steps")
+        axes.set_ylabel(names[measure_of([seed for seed in tasks[task] if seed.moments])])
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(color="0.9", lw=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.02)
+    for axes in panels[len(ways) :]:
+        axes.set_visible(False)
+    shown = {label: handles[label] for label in labels if label in handles}
+    title = "shaded: 95 % interval of a success rate, else from the lowest to the highest seed"
+    legend = {"title": title, "title_fontsize": "small", "ncols": 3, "frameon": False}
+    figure.legend([*shown.values()], [*shown], loc="outside lower center", **legend)
+    figure.savefig(path, format="png")

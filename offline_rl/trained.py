@@ -1,0 +1,136 @@
+"""A seed of a run, to be asked: what it would do, what its critics think of it, how it plays.
+
+run = offline_rl.load("runs/neorl2_DMSD/iql/default")
+run.q_values(observations, run.act(observations)).mean(0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import envs
+from offline_rl.algorithms.common.base import Algorithm, Network
+from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.data.transform import Transform
+from offline_rl.evaluation.evaluate import play
+from offline_rl.evaluation.rollout import Episodes
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.trainer import bundled
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_object
+from offline_rl.utils.hardware import cores
+from offline_rl.utils.options import build
+from policies import BundleError, Spec
+from policies.bundle import read
+from policies.policy import BundlePolicy
+from policies.runtimes.network import network
+
+
+def load(run: str | Path, seed: int | None = None) -> Trained:
+    """What a run has learnt so far. run: its folder, or a seed's; seed: default, its first.
+
+    Raises UserError where there is no such seed, or no checkpoint.
+    """
+    path = Path(run)
+    if seed is None and path.name.startswith("seed_"):
+        path, seed = path.parent, int(path.name.removeprefix("seed_"))
+    found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    if not found or (seed is not None and seed not in found):
+        what = f"has no seed {seed}, only {found}" if found else "holds no seeds"
+        raise UserError(f"{run} {what}: give the folder above seed_0, or one of its seeds")
+    return Trained(SeedFolder(path, found[0] if seed is None else seed))
+
+
+class Trained:
+    """What a seed's newest checkpoint holds, finished or not."""
+
+    def __init__(self, folder: SeedFolder) -> None:
+        """Raises UserError where there is no checkpoint."""
+        self.path, self.config, files = (
+            folder.path,
+            read_object(folder.config),
+            folder.checkpoints(),
+        )
+        if not files:
+            raise UserError(f"{folder.path} holds no checkpoint yet")
+        tensors, progress = folder.load(max(files))
+        self.updates = max(files).updates  # of all phases
+        self.parameters: dict[str, dict[str, Tensor]] = {}  # network -> its parameters
+        for key, value in tensors.items():
+            kind, network, name = (*key.split("/", 2), "")[:3]
+            if kind == "params":
+                self.parameters.setdefault(network, {})[name] = value
+        self.transform = Transform.from_json(progress["transform"])
+        self.algorithm = self._algorithm(progress.get("spec"))
+
+    def _algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
+        """As it was when it learnt. spec: None where an earlier version left it to the bundle."""
+        cls = algorithm_class(self.config["algorithm"])
+        known = {f.name for f in fields(cls.Config)}
+        given = {k: v for k, v in self.config["hyper"].items() if k in known and v is not None}
+        try:
+            seen = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
+        except BundleError as error:
+            raise UserError(f"{self.path}: what the policy sees is not known: {error}") from None
+        return cls(seen, build(cls.Config, given, "hyper."))
+
+    def __repr__(self) -> str:
+        algorithm, task = self.config["algorithm"], self.config["task"]
+        return f"<{algorithm} on {task} after {self.updates:,} updates: {self.path}>"
+
+    @cached_property
+    def policy(self) -> BundlePolicy:
+        """As that of a bundle: raw observations in, actions in [-1, 1] out."""
+        weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
+        made = bundled(self.algorithm, weights, self.transform, {})
+        return BundlePolicy(made, network(made, "torch"))
+
+    def act(self, observations: np.ndarray) -> np.ndarray:
+        """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.
+
+        A policy that remembers acts as at an episode's beginning. Raises ValueError for another
+        shape or a NaN.
+        """
+        chunk, _ = self.policy.act(np.asarray(observations))
+        return chunk[..., 0, :]
+
+    def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
+
+        In rewards as they are learnt from: `transform` says how raw ones were scaled. Raises
+        UserError where nothing of the kind is learnt, ValueError for other shapes.
+        """
+        if "critic" not in self.parameters:
+            raise UserError(f"{self.config['algorithm']} learns no values of actions")
+        s, a = np.asarray(observations), np.asarray(actions, np.float32)
+        spec = self.algorithm.spec
+        if s.shape != (len(s), *spec.observation_shape) or a.shape != (len(s), spec.action_dim):
+            raise ValueError(
+                f"observations {list(s.shape)} and actions {list(a.shape)}: expected "
+                f"[B, {', '.join(map(str, spec.observation_shape))}] and [B, {spec.action_dim}]"
+            )
+        critic = Network(self.algorithm.modules["critic"], self.parameters["critic"])
+        with torch.inference_mode():
+            values: Tensor = critic(
+                torch.from_numpy(self.transform.normaliser(s)), torch.from_numpy(a)
+            )
+        return values.numpy()
+
+    def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
+        """Whole episodes in an environment, the run's own by default. Raises UserError."""
+        name = task or self.config["task"]
+        try:
+            env = envs.make_vector(name, episodes, num_threads=min(cores(), 8))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        played = play(self.policy, env)
+        env.close()
+        return played

@@ -1,0 +1,69 @@
+"""The sentence for a name that does not exist, with what may be meant by it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SHOWN = 30  # names that a sentence lists
+SYNONYMS = {  # what it is here -> what it is called elsewhere
+    "discount": "gamma discount_factor",
+    "seeds": "seed random_seed num_seeds",
+    "num_updates": "steps num_steps n_steps max_steps train_steps updates epochs num_epochs "
+    "iterations gradient_steps max_timesteps total_timesteps",
+    "num_env_steps": "env_steps online_steps online_iterations",
+    "batch_size": "batch bs minibatch_size",
+    "task": "env env_id env_name environment",
+    "dataset": "data data_path dataset_path dataset_id",
+    "algorithm": "algo agent method",
+    "lr": "learning_rate",
+    "actor_lr": "lr learning_rate policy_lr",
+    "policy_lr": "lr learning_rate actor_lr",
+    "critic_lr": "lr learning_rate",
+    "tau": "polyak soft_target_update_rate target_update_rate",
+    "critics": "n_critics num_critics ensemble_size num_qs",
+    "hidden": "hidden_dim hidden_dims hidden_size hidden_sizes layers",
+    "policy_hidden": "hidden hidden_dim hidden_dims hidden_size hidden_sizes layers",
+    "critic_hidden": "hidden hidden_dim hidden_dims hidden_size hidden_sizes layers",
+    "eval_every": "eval_freq eval_interval evaluate_every",
+    "eval_episodes": "n_episodes n_eval_episodes num_eval_episodes",
+    "checkpoint_every": "save_every save_freq save_interval",
+    "out": "log_dir logdir output save_dir outdir",
+    "name": "exp_name run_name",
+    "tracker": "logger log",
+    "device": "gpu cuda",
+    "precision": "dtype amp",
+    "utd": "utd_ratio updates_per_step",
+    "warm_up": "learning_starts start_steps warmup",
+    "weight": "min_q_weight cql_alpha conservative_weight",
+    "expectile": "iql_tau quantile",
+    "beta": "inverse_temperature iql_beta",
+    "normalise_observations": "normalize normalize_states normalize_observations",
+    "normalise_returns": "normalize_reward normalize_rewards",
+}
+
+
+def meant(word: str) -> list[str]:
+    """What is called so elsewhere."""
+    return [here for here, elsewhere in SYNONYMS.items() if word in elsewhere.split()]
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist: those near it, or that mean the same elsewhere.
+
+    Of names with dots the last parts are compared, and others of the same group go before the rest.
+    """
+    known = sorted(known)
+    group, _, word = name.rpartition(".")
+    ends: dict[str, list[str]] = {}
+    for each in known:
+        ends.setdefault(each.rpartition(".")[2], []).append(each)
+    near = [end for end in (word, *meant(word.lower())) if end in ends]
+    near = near or difflib.get_close_matches(word, ends, 3, 0.5)
+    found = [each for end in near for each in ends[end]]
+    found = [each for each in found if group and each.rpartition(".")[0] == group] or found
+    if found:
+        return f"unknown {kind} {name!r}; did you mean {' or '.join(found[:3])}?"
+    if len(known) > SHOWN:
+        return f"unknown {kind} {name!r}; --help tells those that there are"
+    return f"unknown {kind} {name!r}; there are {', '.join(known)}"

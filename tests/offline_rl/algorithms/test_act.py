@@ -1,0 +1,102 @@
+"""ACT: layers against torch's, its loss written out, and what a style may look at."""
+
+import math
+
+import pytest
+import torch
+from by_hand import Recorded, close, start
+from test_diffusion_policy import chunks
+from torch import nn
+
+from offline_rl.algorithms.act import ACT, Config
+from policies.networks.act import Layer, PlacedAttention, fixed_places
+
+SMALL = {"history": 2, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 16}
+SMALL |= {"layers": 2, "style_layers": 1, "style": 3}
+
+
+def same(values):
+    return values
+
+
+def copy_attention(ours: PlacedAttention, theirs: nn.MultiheadAttention) -> None:
+    parts = (ours.query, ours.key, ours.value)
+    theirs.in_proj_weight.data[:] = torch.cat([p.weights[0].T for p in parts]).detach()
+    theirs.in_proj_bias.data[:] = torch.cat([p.biases[0] for p in parts]).detach()
+    theirs.out_proj.weight.data[:] = ours.out.weights[0].T.detach()
+    theirs.out_proj.bias.data[:] = ours.out.biases[0].detach()
+
+
+def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
+    torch.manual_seed(0)
+    layer = Layer(8, 2, 16, recalls=True)
+    for p in layer.parameters():
+        p.data += 0.2 * torch.randn_like(p)
+    own, recall = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+    copy_attention(layer.own, own)
+    copy_attention(layer.recall, recall)
+    x, memory, place, there = (torch.randn(*s) for s in ((3, 5, 8), (3, 4, 8), (5, 8), (4, 8)))
+    everything = torch.ones(1, 1, dtype=torch.bool)
+    found = layer(x, place, everything, same, (memory, there))
+
+    def norm(module, values):
+        return nn.functional.layer_norm(values, (8,), module.weight, module.bias)
+
+    y = norm(layer.norm_own, x + own(x + place, x + place, x)[0])
+    y = norm(layer.norm_recall, y + recall(y + place, memory + there, memory)[0])
+    inner = torch.relu(y @ layer.mlp.weights[0] + layer.mlp.biases[0])
+    y = norm(layer.norm_mlp, y + inner @ layer.mlp.weights[1] + layer.mlp.biases[1])
+    assert (found - y).abs().max() < 1e-5
+
+
+def test_fixed_places_are_sines_and_cosines_in_turn():
+    found = fixed_places(3, 4, torch.device("cpu"))
+    expected = [math.sin(2), math.cos(2), math.sin(2 / 100), math.cos(2 / 100)]
+    assert found[2].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_loss_is_absolute_error_of_real_actions_and_ten_times_the_divergence():
+    state, batch, random = start(ACT, dropout=0.0, **SMALL), chunks(), Recorded()
+    _, metrics = state.algorithm.update(state, batch, 0)
+    head = state.algorithm.modules["model"]
+    with torch.no_grad():
+        mean, log_variance = head.styles(
+            batch.observations.flatten(1), batch.actions, batch.real, None
+        )
+        z = mean + (log_variance / 2).exp() * random.normal(mean.shape)
+        chunk = head.decode(batch.observations.flatten(1), z)
+    error = (chunk - batch.actions).abs()[batch.real].mean()
+    normal = torch.distributions.Normal(0.0, 1.0)
+    told = torch.distributions.Normal(mean, (log_variance / 2).exp())
+    kl = torch.distributions.kl_divergence(told, normal).sum(-1).mean()
+    close(metrics["l1_loss"], error)
+    close(metrics["kl"], kl)
+    close(metrics["policy_loss"], error + 10 * kl)
+
+
+def test_a_style_does_not_see_actions_beyond_the_episodes_end():
+    head, batch = start(ACT, **SMALL).algorithm.head(), chunks()
+    seen = batch.observations.flatten(1)
+    other = torch.where(batch.real[..., None], batch.actions, torch.rand(8, 4, 2))
+    before = head.styles(seen, batch.actions, batch.real, None)
+    after = head.styles(seen, other, batch.real, None)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    moved = head.styles(seen, -batch.actions, batch.real, None)
+    assert (moved[0] - before[0]).abs().max() > 1e-4
+
+
+def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights():
+    state = start(ACT, **SMALL)
+    head = state.algorithm.head()
+    assert (head.noise_shape, head.history, head.horizon) == ((), 2, 4)
+    chunk = head.plan(torch.randn(5, 2, 3), torch.zeros(5, 0))
+    assert chunk.shape == (5, 4, 2)
+    for k in range(3):
+        state = state.algorithm.update(state, chunks(k), 0)[0]
+    for name, value in state.params["policy"].items():
+        assert torch.equal(value, state.params["model"][name])
+
+
+def test_a_size_that_heads_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="size=10 is no even multiple of heads=4"):
+        Config(size=10, heads=4)

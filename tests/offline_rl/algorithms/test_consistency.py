@@ -1,0 +1,192 @@
+"""Consistency: boundaries of its jumps, its losses written out, and what a student begins with."""
+
+import math
+
+import pytest
+import torch
+from by_hand import Recorded, close, start
+from test_diffusion_policy import SMALL, chunks, forks
+
+import policies
+from offline_rl.algorithms.common.edm import distance, guess, heun, jump
+from offline_rl.algorithms.consistency import Config, Consistency
+from offline_rl.algorithms.diffusion_policy import Config as TeacherConfig
+from offline_rl.algorithms.diffusion_policy import DiffusionPolicy
+from offline_rl.training.finetune import distill
+from offline_rl.training.train import train
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.trees import flatten
+from policies.heads.schedules import SIGMAS, boundary, jumps, karras, sample, sigma
+from policies.spec import Spec
+
+OWN = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler", "rounds")}
+
+
+def sines(seen, x, times, *rest):
+    """Anything that depends on all."""
+    return torch.sin(3 * x) + 0.1 * times[..., None, None]
+
+
+def test_a_jump_of_no_length_stays_and_one_from_the_least_noise_too():
+    x, some = torch.randn(6, 4, 2), torch.rand(6) * 10 + 0.1
+    least = torch.full((6,), SIGMAS[0])
+    assert torch.allclose(jump(sines, None, x, some, some, None), x, atol=1e-6)
+    assert torch.allclose(guess(sines, None, x, least), x, atol=1e-6)
+    assert torch.allclose(jump(sines, None, x, least, least, None), x, atol=1e-6)
+
+
+def test_deviations_fall_from_80_to_a_fiftieth():
+    assert (sigma(0.0), sigma(1.0)) == pytest.approx((80, 0.02))
+    assert [sigma(k / 79) for k in (27, 54)] == pytest.approx([12.0, 0.885], rel=5e-3)
+
+
+def test_heuns_step_is_of_second_order_where_the_path_is_known():
+    """Of data N(0, v) the best guess is x v / (v + sigma^2), and x / sqrt(v + sigma^2) stays."""
+    spread, x = 0.3**2, torch.full((1, 1, 1), 0.7)
+
+    def perfect(seen, scaled, time):
+        now = (time[:, None, None] / 250).exp()
+        skip, out, scale = boundary(now)
+        x = scaled / scale
+        return (x * spread / (spread + now**2) - skip * x) / out
+
+    ends = [(1.0, e) for e in (0.9, 0.95)]
+    errors = []
+    for begin, end in ends:
+        found = heun(perfect, None, x, torch.tensor([begin]), torch.tensor([end]))
+        true = 0.7 * math.sqrt((spread + end**2) / (spread + begin**2))
+        errors.append(abs(found.item() - true))
+    assert errors[0] < 1e-4
+    assert errors[1] < errors[0] / 5
+
+
+def test_the_teachers_table_leads_a_network_that_knows_to_the_chunk():
+    chunk = torch.full((1, 4, 2), 0.4)
+
+    def knows(scaled, time):
+        skip, out, scale = boundary(math.exp(time / 250))
+        return (chunk - skip * scaled / scale) / out
+
+    noise = torch.randn(3, 1, 4, 2)
+    left = 0.02 * noise[:, 0] - 0.02 / 80 * chunk  # the least noise stays
+    assert (sample(karras(10), knows, noise) - chunk - left).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_table_of_three_jumps_is_the_jumps_and_noise_between_them(unit: bool):
+    noise = torch.randn(5, 3, 4, 2)
+    table = jumps(3, 80, unit)
+
+    def network(x, time):
+        return sines(None, x, torch.full((5,), time))
+
+    found = sample(table, network, noise)
+    least = torch.full((5,), SIGMAS[0])
+    x = noise[:, 0] * (1 if unit else 80)
+    for k, place in enumerate((0, 27, 54)):
+        deviation = torch.full((5,), sigma(place / 79))
+        x = jump(sines, None, x, deviation, least, None).clip(-1, 1)
+        if k < 2:
+            x = x + sigma((27, 54)[k] / 79) * noise[:, k + 1]
+    assert (found - x).abs().max() < 1e-4
+
+
+def test_distances_are_the_papers_and_the_codes():
+    a, b = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]), torch.zeros(1, 2, 2)
+    c = 0.00054 * 2
+    assert distance(a, b, None, "norm").mean().item() == pytest.approx(math.hypot(5, c) - c)
+    codes = [math.sqrt(e**4 + c**2) - c for e in (3, 0, 0, 4)]
+    assert distance(a, b, None, "elements").mean().item() == pytest.approx(sum(codes) / 4)
+
+
+def test_the_losses_are_those_of_the_paper():
+    """CTM: x at t jumps to s as x at t + 1 does, judged at the least noise; DSM: to the data."""
+    state = start(Consistency, 20, dropout=0.0, **OWN)
+    for k, value in state.params["model"].items():
+        state.params["model"][k] = value + 0.05 * torch.randn_like(value)
+    batch, random = chunks(), Recorded()
+    _, metrics = state.algorithm.update(state, batch, 0)
+    a, s = batch.actions, batch.observations
+    t = random.integers(79, (1, 8))
+    end_place = t + 1 + (random.uniform((1, 8)) * (79 - t)).floor()
+    assert ((end_place > t) & (end_place <= 79)).all()
+    noise = random.normal((1, *a.shape))
+    now, near, end = (sigma(p / 79) for p in (t, t + 1, end_place))
+    least = torch.full((1, 8), 0.02)
+
+    def denoise(net, x, deviation, *until):
+        skip, out, scale = (c[..., None, None] for c in boundary(deviation))
+        rest = [None, 250 * until[0].log()] if until else []
+        return skip * x + out * net(s, scale * x, 250 * deviation.log(), *rest)
+
+    def G(x, begin, stop):
+        ratio = (stop / begin)[..., None, None]
+        return ratio * x + (1 - ratio) * denoise(state.model, x, begin, stop)
+
+    x = a + now[..., None, None] * noise
+    slope = (x - denoise(state.teacher, x, now)) / now[..., None, None]
+    step = (near - now)[..., None, None]
+    closer = x + step * slope
+    there = (closer - denoise(state.teacher, closer, near)) / near[..., None, None]
+    closer = x + step * (slope + there) / 2
+    mine, theirs = G(G(x, now, end), end, least), G(G(closer, near, end), end, least)
+    close(metrics["ctm_loss"], distance(mine, theirs, None, "elements").mean())
+    even = sigma(0.7 * random.uniform((1, 8)))
+    deviation = torch.where(
+        torch.arange(8) % 2 == 0, even, (1.2 * random.normal((1, 8)) - 1.2).exp()
+    )
+    noised = a + deviation[..., None, None] * random.normal((1, *a.shape))
+    weight = (deviation**2 + 0.25) / (deviation * 0.5) ** 2
+    found = G(noised, deviation, least)
+    close(
+        metrics["dsm_loss"], (weight[..., None, None] * distance(found, a, None, "elements")).mean()
+    )
+    close(metrics["policy_loss"], metrics["ctm_loss"] + metrics["dsm_loss"])
+
+
+@pytest.mark.parametrize("network", ["mlp", "unet"])
+def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
+    own = OWN | {"network": network, "widths": (16, 16)}
+    torch.manual_seed(0)
+    teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own))
+    torch.manual_seed(1)
+    student = Consistency(Spec((3,), 2), Config(**own))
+    given = flatten(teacher.initial()) | {"counters/update": torch.tensor(7)}
+    taken = student.adopt(flatten(student.initial()), given)
+    assert taken["counters/update"] == 7
+    heads = {}
+    for name in ("teacher", "model", "policy"):
+        head = heads[name] = student.modules[name]
+        start = f"params/{name}/"
+        head.load_state_dict({k[len(start) :]: v for k, v in taken.items() if k.startswith(start)})
+    seen, x, times = torch.randn(5, 2, 3), torch.randn(5, 4, 2), 100 * torch.rand(5)
+    expected = teacher.modules["policy"](seen, x, times)
+    assert torch.allclose(heads["teacher"](seen, x, times), expected, atol=1e-6)
+    for until in (torch.zeros(5), torch.full((5,), 90.0)):
+        for name in ("model", "policy"):
+            assert torch.allclose(heads[name](seen, x, times, None, until), expected, atol=1e-5)
+
+
+def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
+    hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in OWN.items()}
+    keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
+    common = {"task": "none", "seeds": 2, "num_updates": 4}
+    made = train(
+        algorithm="diffusion_policy", **{"algorithm.process": "edm"}, **hyper, **common, **keys
+    )
+    student = distill(run=made.path, num_updates=3, **keys)
+    assert student.path == tmp_path / "none" / "consistency" / "from-diffusion_policy"
+    policy = policies.load(student.path / "seed_1" / "policy.bundle")
+    assert policy.module.noise_shape == (1, 4, 1)
+    with pytest.raises(UserError, match=r"network: the student's is its teacher's, mlp"):
+        distill(run=made.path, num_updates=3, **{"algorithm.network": "unet"}, **keys)
+    with pytest.raises(UserError, match=r"is taught by another policy: offline-rl distill"):
+        train(algorithm="consistency", **common, **keys)
+
+
+def test_a_run_without_edm_is_no_teacher(tmp_path):
+    hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
+    keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
+    made = train(algorithm="diffusion_policy", task="none", num_updates=2, **hyper, **keys)
+    with pytest.raises(UserError, match=r"no teacher: .* algorithm.process=edm"):
+        distill(run=made.path, num_updates=3, **keys)

@@ -1,0 +1,195 @@
+"""What offline algorithms do otherwise in an environment: rates, weights, sources, returns."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_hand import SPEC, Recorded, made_batch, start
+from torch import Tensor
+
+from offline_rl import Dataset, UserError
+from offline_rl.algorithms.cal_ql import CalQL
+from offline_rl.algorithms.common.base import Interaction, State
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
+from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.algorithms.iql import IQL
+from offline_rl.algorithms.rebrac import ReBRAC
+from offline_rl.algorithms.spot import SPOT
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Sources
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.mixtures import Mixture
+from offline_rl.training.plan import prepare
+
+SMALL = {"hidden": (16, 16)}
+
+
+def online(state: State, **given: Any) -> State:
+    """The state's algorithm as it is in an environment, for 100 updates."""
+    own = state.algorithm
+    how = interaction(own_name(own), "a task", own.cfg, given)
+    own.interaction = replace(how, num_updates=100)
+    return replace(state, algorithm=own.at(ONLINE))
+
+
+def own_name(algorithm: object) -> str:
+    return type(algorithm).__module__.rpartition(".")[2]
+
+
+def at_update(state: State, done: int) -> State:
+    return replace(state, random=Recorded(), done=torch.tensor(done))
+
+
+def test_a_rate_that_fell_to_nothing_offline_is_whole_again_online() -> None:
+    """IQL's policy after all of its 10 offline updates: still there, moving here."""
+    state = start(IQL, num_updates=10, **SMALL)
+    state.optimiser["policy"]["count"]["steps"] += 10
+    batch = made_batch()
+
+    def moves(now: State) -> float:
+        after, _ = now.algorithm.update(at_update(now, 10), batch, 0)
+        before = now.params["policy"]["trunk.weights.0"]
+        return (after.params["policy"]["trunk.weights.0"] - before).abs().max().item()
+
+    assert moves(state) == 0
+    assert 1e-5 < moves(online(state)) < 1e-2
+
+
+def policy_loss(state: State, done: int, batch: Any) -> Tensor:
+    now = at_update(state, done)
+    return now.algorithm.policy_loss(now.policy, now, batch)[0]
+
+
+@pytest.mark.parametrize(("cls", "weight"), [(ReBRAC, "policy_bc"), (SPOT, "support_weight")])
+def test_the_datas_weight_falls_linearly_to_a_half_and_stays(cls: Any, weight: str) -> None:
+    """A loss is affine in its weight: w(t) = 1, 3/4, 1/2, 1/2 after 0, 25, 50, 90 of 100."""
+    state = start(cls, **SMALL, **{weight: 2.0})
+    free = start(cls, **SMALL, **{weight: 0.0})
+    batch, losses = made_batch(), []
+    base = policy_loss(free, 0, batch)
+    for done in (0, 25, 50, 90):
+        losses.append((policy_loss(online(state), done, batch) - base).item())
+    whole = (policy_loss(state, 90, batch) - base).item()  # offline it never falls
+    assert losses == pytest.approx([whole, 0.75 * whole, whole / 2, whole / 2], rel=1e-4)
+
+
+def test_rebracs_critics_forget_the_datas_next_actions_online() -> None:
+    state = start(ReBRAC, **SMALL, critic_bc=1.0)
+    batch = replace(made_batch(), next_actions=torch.rand(32, 2))
+    far = replace(batch, next_actions=batch.next_actions - 5)
+
+    def heeds(state: State) -> bool:
+        near_y, far_y = (state.algorithm.target(at_update(state, 0), x) for x in (batch, far))
+        return not torch.equal(near_y, far_y)
+
+    assert heeds(state)
+    assert not heeds(online(state))
+
+
+def test_a_value_for_each_seed_is_not_read_where_the_phase_has_its_own() -> None:
+    state = start(ReBRAC, **SMALL, critic_bc=0.5)
+    values = {"critic_bc": torch.tensor(3.0), "policy_bc": torch.tensor(7.0)}
+    assert state.algorithm.with_values(values).cfg.critic_bc == 3
+    then = online(state).algorithm.with_values(values).cfg
+    assert (then.critic_bc, then.policy_bc) == (0, 7)
+    assert online(state, critic_bc=0.25).algorithm.with_values(values).cfg.critic_bc == 0.25
+
+
+def cal_ql(**config: Any) -> Any:
+    return CalQL.Config(tail="failures", reward_scale=10.0, reward_shift=5.0, **config)
+
+
+def episode(rewards: list[float], *, terminated: bool) -> Dataset:
+    """As the buffer gives it: rewards as they are learnt from, the last row an end or a cut."""
+    count = len(rewards)
+    rows, flags = np.zeros((count, 2)), np.arange(count) == count - 1
+    ends = (flags, flags & False) if terminated else (flags & False, flags)
+    return Dataset.from_arrays(rows, rows[:, :1], np.array(rewards), *ends, rows)
+
+
+def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None:
+    """Rewards of -1 and 0 become -5 and 5. A time-out in failure fails for ever after."""
+    ends = np.arange(6) == 5
+    rows, raw = np.zeros((6, 2)), np.array([-1.0, -1, -1, 0, 0, 0])
+    data = Dataset.from_arrays(rows, rows[:, :1], raw, ends & False, ends, rows)
+    cfg = CalQL.complete(cal_ql(), data)
+    assert cfg.failure_reward == -5
+    failed = CalQL.mc_returns(cfg, episode([-5.0, -5, -5], terminated=False))
+    assert failed == pytest.approx(np.full(3, -500.0), rel=1e-5)
+    held = CalQL.mc_returns(cfg, episode([5.0, 5], terminated=False))  # its least, yet no failure
+    assert held == pytest.approx([5 + 0.99 * 5, 5])
+    ended = CalQL.mc_returns(cfg, episode([-5.0, 5], terminated=True))
+    assert ended == pytest.approx([-5 + 0.99 * 5, 5])
+
+
+def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(ValueError, match="failure_reward is not read by tail=zero"):
+        CalQL.Config(failure_reward=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "match"),
+    [
+        ("iql", "decay_actor_lr", "offline alone"),
+        ("iql", "squashed", "one value serves networks"),
+        ("cql", "bc_updates", "offline alone"),
+        ("cql", "critics", "one value serves networks"),
+        ("cql", "policy_hidden", "one value serves networks"),
+        ("spot", "vae_updates", "offline alone"),
+        ("rebrac", "exploration_noise", "one value serves networks"),
+    ],
+)
+def test_what_online_phases_cannot_change_is_refused(name: str, option: str, match: str) -> None:
+    cfg = algorithm_config(name, "a task", {})[0]
+    with pytest.raises(UserError, match=f"online.{option}: .*{match}"):
+        interaction(name, "a task", cfg, {option: getattr(cfg, option)})
+
+
+def test_what_needs_a_preliminary_phase_is_refused_without_data() -> None:
+    keys = {"algorithm": "spot", "task": "gym/hopper-medium-replay", "num_env_steps": 10}
+    with pytest.raises(UserError, match="fine-tune a run of it"):
+        prepare({**keys, "num_updates": 0, "online.mixing": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "mixing"),
+    [
+        *((name, "rows") for name in ("iql", "awac", "cql", "spot")),
+        *((name, 0.5) for name in ("cal_ql", "rebrac", "rlpd")),
+        *((name, 0.0) for name in ("ro2o", "wsrl", "sac", "td3")),
+    ],
+)
+def test_a_methods_batches_hold_the_data_as_its_paper_has_it(name: str, mixing: Any) -> None:
+    cls = algorithm_class(name)
+    assert cls.online
+    assert cls.Online().mixing == mixing
+    sources = Sources(ReplayBuffer((3,), 2, 5), ReplayBuffer((3,), 2, 5))
+    found = cls(SPEC, cls.Config()).source(ONLINE, sources)
+    if mixing == 0:
+        assert found is sources.online
+    else:
+        assert isinstance(found, Mixture)
+        assert (found.first, found.second) == (sources.offline, sources.online)
+        assert found.ratio == (None if mixing == "rows" else mixing)
+
+
+def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() -> None:
+    """Offline rewards are 1e6: one of them in a batch would show in the target."""
+    cls = algorithm_class("wsrl")
+    rows, ends = np.zeros((20, 3)), np.arange(20) % 10 == 9
+    data = Dataset.from_arrays(rows, rows[:, :2], np.full(20, 1e6), ends & False, ends, rows)
+    own = ReplayBuffer((3,), 2, 30)
+    some = {"observations": rows, "actions": rows[:, :2], "rewards": np.ones(20)}
+    flags = {"terminated": np.ones(20), "truncated": np.zeros(20), "next_observations": rows}
+    own.append(0, some | flags)
+    cfg = cls.Config(policy_hidden=(8,), critic_hidden=(8,), critics=2)
+    sources = Sources(ReplayBuffer.from_dataset(data), own)
+    engine = Engine(
+        lambda _: cls(SPEC, cfg, 1, Interaction(cls.Online(utd=2.0), cfg)), [0], sources
+    )
+    engine.run(4, ONLINE)
+    assert engine.metrics(ONLINE)["target"].tolist() == [1.0]
+    assert cls.Online().due(5_000, 256, 4) == 0
+    assert cls.Online().due(5_002, 256, 4) == 8

@@ -1,0 +1,81 @@
+"""d3rlpy's files, and those of others that are refused with what to do."""
+
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from offline_rl.data.read import read
+from offline_rl.utils.errors import UserError
+
+
+def dumped(path: Path, lengths: tuple[int, ...] = (3, 2), **others: object) -> Path:
+    """As d3rlpy 2 writes episodes of these lengths; the first one terminates."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"], file["version"] = len(lengths), "2.1"
+        for n, rows in enumerate(lengths):
+            file[f"observations_{n}"] = rng.normal(size=(rows, 4))
+            file[f"actions_{n}"] = rng.uniform(-1, 1, (rows, 2))
+            file[f"rewards_{n}"] = np.full((rows, 1), n + 1.0)
+            file[f"terminated_{n}"] = n == 0
+        for key, value in others.items():
+            if key in file:
+                del file[key]
+            file[key] = value
+    return path
+
+
+def test_its_episodes_are_ours(tmp_path: Path) -> None:
+    data = read(dumped(tmp_path / "a.h5"))
+    assert data.rewards.tolist() == [1, 1, 1, 2, 2]
+    assert data.terminated.tolist() == [False, False, True, False, False]
+    assert data.truncated.tolist() == [False, False, False, False, True]
+    assert data.usable.tolist() == [True, True, True, True, False]
+    assert data.next_index[3] == 4
+
+
+def test_version_1_marks_ends_of_both_kinds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["observations"], file["actions"] = rng.normal(size=(4, 2)), np.zeros((4, 1))
+        file["rewards"], file["terminals"] = np.ones(4), np.array([0.0, 1, 0, 0])
+        file["episode_terminals"] = np.array([0.0, 1, 0, 1])
+    data = read(tmp_path / "a.h5")
+    assert data.terminated.tolist() == [False, True, False, False]
+    assert data.truncated.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("others", "match"),
+    [
+        ({"rewards_1": np.ones((3, 1))}, "observations_1 has 2 rows where 3"),
+        ({"num_episodes": 0}, "num_episodes is 0"),
+        ({"observations_0_0": np.ones((3, 1))}, "of several arrays"),
+        ({"num_episodes": 3}, "observations_2"),
+    ],
+)
+def test_what_is_wrong_with_them_is_named(tmp_path: Path, others: dict, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        read(dumped(tmp_path / "a.h5", **others))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (pickle.dumps({"observations": [1]}), "a pickle. To load one runs whatever"),
+        (b"PAR1\x15\x04\x15 and so on", "a Parquet table.*pandas.read_parquet"),
+        (b"obs_0,obs_1,action,reward\n0.1,0.2,0,1\n", "a table of text.*pandas.read_csv"),
+        (b"\x00\x01\x02\x03 nothing", "not a data set: it begins with"),
+    ],
+)
+def test_others_files_are_refused_with_what_to_do(
+    tmp_path: Path, content: bytes, match: str
+) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=match):
+        read(path)

@@ -1,0 +1,165 @@
+"""`export` puts graphs into a run's bundles, `play` draws its episodes; or a sentence why not."""
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+import envs
+import policies
+from offline_rl.cli import verbs
+from offline_rl.evaluation import export as exporting
+from offline_rl.evaluation import play as playing
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.seeds import EVALUATION_SEED
+from policies import Bundle, Normaliser, Spec, bundle
+from policies.heads.decision_transformer import DecisionTransformer
+from policies.heads.deterministic import DeterministicActor
+
+
+class Sweep(gymnasium.Env):
+    """A bar that moves by the action, in [-3, 3]; five steps. Drawn 15 pixels high, 21 wide."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(-3, 3, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.place = render_mode, 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.place = float(seed or 0) % 2
+        return np.float32([self.place]), {}
+
+    def step(self, action):
+        self.place += float(action[0])
+        return np.float32([self.place]), self.place, False, False, {}
+
+    def render(self):
+        canvas = np.zeros((15, 21, 3), np.uint8)
+        canvas[:, int(np.clip(self.place, 0, 20))] = 255
+        return canvas
+
+
+@pytest.fixture
+def sweep() -> str:
+    if "sweep" not in envs.names():
+        envs.register("sweep", Sweep, max_episode_steps=5)
+    return "sweep"
+
+
+def constant(path: Path, task: str, action: float = 0.5) -> Path:
+    """Of one number seen, and the same action always."""
+    weights = {
+        "trunk.weights.0": np.zeros((1, 1), np.float32),
+        "trunk.biases.0": np.arctanh(np.float32([action])),
+    }
+    arguments = {"observations": 1, "actions": 1, "hidden": []}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same, made = Normaliser.identity((1,)), {"task": task}
+    bundle.write(path, Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, same, made))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["gif", "mp4"])
+def test_an_episode_is_drawn_picture_by_picture(tmp_path, sweep: str, kind: str, capsys) -> None:
+    """From 0 or 1, by half of 3 a step: the first and every further of five steps."""
+    pytest.importorskip("PIL" if kind == "gif" else "av")
+    run = constant(tmp_path / "run" / "seed_0" / "policy.bundle", sweep).parents[1]
+    verbs.play([f"run={run}", "episodes=2", f"out={tmp_path / f'x.{kind}'}"])
+    told = capsys.readouterr().out.splitlines()
+    starts = [(EVALUATION_SEED + k) % 2 for k in range(2)]
+    returns = [sum(start + 1.5 * (k + 1) for k in range(5)) for start in starts]
+    assert [line.split("return ")[1] for line in told[:2]] == [f"{r:.1f}, 5 steps" for r in returns]
+    assert told[2] == str(tmp_path / f"x.{kind}")
+    shown = pictures(Path(told[2]))
+    assert len(shown) == 12
+    places = [start + 1.5 * k for start in starts for k in range(6)]
+    assert [int(p[7].astype(int).sum(-1).argmax()) for p in shown] == [int(p) for p in places]
+
+
+def pictures(path: Path) -> list[np.ndarray]:
+    if path.suffix == ".gif":
+        from PIL import Image, ImageSequence
+
+        with Image.open(path) as file:
+            return [np.asarray(f.convert("RGB")) for f in ImageSequence.Iterator(file)]
+    import av
+
+    with av.open(str(path)) as file:
+        return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("x.avi", r"ends with \.mp4 or \.gif"),
+        ("x", "ends with"),
+        ("x.mp4", r"needs the package av"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(tmp_path, sweep, out, words, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "av", None)  # not installed
+    path = constant(tmp_path / "policy.bundle", sweep)
+    with pytest.raises(UserError, match=words):
+        playing.play(run=str(path), out=str(tmp_path / out))
+    assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
+
+
+def test_where_nothing_can_be_drawn_nothing_is_left(tmp_path, sweep, monkeypatch) -> None:
+    def no_display(self):
+        raise RuntimeError("no\ndisplay")
+
+    monkeypatch.setattr(Sweep, "render", no_display)
+    path = constant(tmp_path / "policy.bundle", sweep)
+    with pytest.raises(UserError, match="nothing can be drawn here: no display") as error:
+        playing.play(run=str(path), out=str(tmp_path / "x.gif"))
+    assert "\n" not in str(error.value)
+    assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
+
+
+def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    head = DeterministicActor(3, 2, (8,))
+    weights = {k: v.numpy() for k, v in head.state_dict().items()}
+    whole = Bundle(Spec((3,), 2), "DeterministicActor", head.arguments, weights, same(3))
+    path = tmp_path / "run" / "seed_0" / "policy.bundle"
+    path.parent.mkdir(parents=True)
+    bundle.write(path, whole)
+    verbs.export([f"run={tmp_path / 'run'}"])
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == str(tmp_path / "run")
+    assert "ONNX of" in told[0]
+    seen = np.random.default_rng(0).normal(size=(7, 3))
+    ours, theirs = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
+    np.testing.assert_allclose(ours.act(seen)[0], theirs.act(seen)[0], atol=1e-5)
+
+
+def same(size: int) -> Normaliser:
+    return Normaliser.identity((size,))
+
+
+def test_what_remembers_is_refused_and_the_file_stays_as_it_was(tmp_path) -> None:
+    pytest.importorskip("onnxscript")
+    head = DecisionTransformer(3, 2, target_return=1.0, window=2, size=8, layers=1)
+    weights = {k: v.numpy() for k, v in head.state_dict().items()}
+    path = tmp_path / "policy.bundle"
+    bundle.write(
+        path, Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, same(3))
+    )
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="remembers its episode"):
+        exporting.export(run=str(path))
+    assert path.read_bytes() == before
+
+
+def test_where_the_exporter_is_not_installed_the_extra_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"onnxscript: pip install .*\[export\]"):
+        exporting.export(run=str(tmp_path))
+    with pytest.raises(UserError, match="format"):
+        exporting.export(run=str(tmp_path), format="hub")

@@ -1,0 +1,49 @@
+"""The picture: as large as it needs, lines named where they end, at most a dozen of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import seed_folder
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from offline_rl.report.curves import GAP, HEIGHT, picture, spread
+from offline_rl.report.runs import collect
+
+
+@pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])
+def test_labels_keep_their_distance_and_stay_as_near_as_they_can(wanted: list[float]) -> None:
+    places = spread(wanted, 0.1)
+    assert (np.diff(places) >= 0.1 - 1e-9).all()
+    assert sum(places) == pytest.approx(sum(wanted))  # those that touch are moved both ways
+    if (np.diff(wanted) >= 0.1).all():
+        assert places == wanted
+
+
+def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
+    """Forty runs of a task and two of another: a dozen lines, the best ones, named apart."""
+    for k in range(40):
+        seed_folder(tmp_path, 0, {0: 1.0, 4000: float(k)}, name=f"run-{k}")
+    for name in ("a", "b"):
+        seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}, task="toy/other", name=name)
+    figure = picture(collect([tmp_path]))
+    FigureCanvasAgg(figure).draw()
+    whole = figure.get_window_extent()
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        assert box.height / figure.dpi > 0.8 * HEIGHT
+        assert box.width > box.height
+        middles = sorted(text.xyann[1] for text in axes.texts)
+        assert (np.diff(middles) >= GAP / HEIGHT - 1e-6).all()
+        for text in axes.texts:
+            extent = Text.get_window_extent(text)  # without its line
+            assert box.x1 < extent.x0 < extent.x1 <= whole.x1
+    many, few = sorted(figure.axes, key=lambda axes: -len(axes.lines))
+    assert len(many.lines) == 13  # and the behaviour policy
+    assert {text.get_text() for text in many.texts} == {
+        *(f"bc (run-{k})" for k in range(28, 40)),
+        "behaviour policy",
+    }
+    assert "12 of 40" in many.get_title()
+    assert len(few.lines) == 3

@@ -1,0 +1,143 @@
+"""The suite from Python: what can be completed, what a run answers, what is printed."""
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from small_data import save_small
+
+import offline_rl
+import policies
+from offline_rl import Dataset, Result, UserError
+from offline_rl.data.writers.minari import write_minari
+from offline_rl.evaluation.evaluate import evaluate
+from offline_rl.training.options import TrainOptions
+from offline_rl.training.run_folder import SeedFolder
+
+KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "num_updates": 20}
+KEYS |= {"compile": "never", "tracker": "none", "algorithm__hidden": [8, 8], "eval_episodes": 2}
+KEYS |= {"show": False, "precision": "fp32", "device": "cpu", "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    place = tmp_path_factory.mktemp("python")
+    data = save_small(place / "small.npz")
+    return offline_rl.train(**KEYS, dataset=str(data), out=str(place / "runs"))
+
+
+def test_what_there_is_can_be_completed() -> None:
+    assert {"train", "finetune", "load", "Dataset"} <= set(dir(offline_rl))
+    assert all(hasattr(offline_rl, name) for name in dir(offline_rl))
+    known = inspect.signature(offline_rl.train).parameters
+    assert {f.name for f in fields(TrainOptions)} <= known.keys()
+    assert known["num_updates"].default == 1_000_000
+    assert known["num_updates"].annotation is int
+    assert known["algorithm"].default is inspect.Parameter.empty
+    assert {"run", "num_env_steps", "eval_every"} <= inspect.signature(
+        offline_rl.finetune
+    ).parameters.keys()
+
+
+def test_a_run_acts_as_its_bundle_does(result: Result) -> None:
+    observations = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+    for seed in (0, 1):
+        run = offline_rl.load(result.path, seed=seed)
+        bundle = policies.load(result.path / f"seed_{seed}" / "policy.bundle")
+        np.testing.assert_array_equal(run.act(observations), bundle.act(observations)[0][:, 0])
+        np.testing.assert_array_equal(run.act(observations[0]), run.act(observations)[0])
+    assert offline_rl.load(result.path / "seed_1").path == run.path
+
+
+def test_its_values_are_those_of_its_critics_by_hand(result: Result) -> None:
+    """Two hidden layers of ReLUs on normalised observations beside the actions, in numpy."""
+    rng = np.random.default_rng(0)
+    s = rng.normal(size=(4, 6)).astype(np.float32)
+    a = rng.uniform(-1, 1, (4, 2)).astype(np.float32)
+    run = offline_rl.load(result.path)
+    files = SeedFolder(result.path, 0).checkpoints()
+    stored = load_file(files[max(files)])
+    assert {f"params/{n}/{k}" for n, own in run.parameters.items() for k in own} == {
+        key for key in stored if key.startswith("params/")
+    }
+    critic = {name: x.numpy().astype(np.float64) for name, x in run.parameters["critic"].items()}
+    layer = np.concatenate([run.transform.normaliser(s), a], 1)[None].astype(np.float64)
+    for k in range(3):
+        weights, biases = (critic[f"net.{part}.{k}"] for part in ("weights", "biases"))
+        layer = layer @ weights + biases.reshape(2, 1, -1)
+        layer = np.maximum(layer, 0) if k < 2 else layer
+    np.testing.assert_allclose(run.q_values(s, a), layer[..., 0], rtol=1e-4, atol=1e-5)
+    assert run.q_values(s, a).shape == (2, 4)
+    with pytest.raises(ValueError, match=r"expected \[B, 6\] and \[B, 2\]"):
+        run.q_values(s, a[:, :1])
+
+
+def test_it_plays_as_the_command_does(result: Result) -> None:
+    """The same episodes, begun from the same seeds."""
+    run = offline_rl.load(result.path)
+    told = evaluate(run=str(result.path / "seed_0"), episodes=2)
+    returns = run.evaluate(2).returns
+    assert f"{returns.mean():.1f}" in told.replace(",", "")
+    assert run.evaluate(2, task="neorl2/DMSD").seeds.tolist() == [10**9, 10**9 + 1]
+
+
+def test_what_there_is_not_is_said(result: Result, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no seed 7, only"):
+        offline_rl.load(result.path, seed=7)
+    with pytest.raises(UserError, match="holds no seeds"):
+        offline_rl.load(tmp_path)
+    data = Dataset.from_arrays(
+        np.random.default_rng(0).normal(size=(9, 2)), np.zeros((9, 1)), np.ones(9), np.arange(9) > 7
+    )
+    keys = {**KEYS, "algorithm": "bc", "task": "none", "dataset": data, "seeds": 1}
+    run = offline_rl.load(offline_rl.train(**keys, out=str(tmp_path)).path)
+    with pytest.raises(UserError, match="bc learns no values of actions"):
+        run.q_values(np.zeros((1, 2)), np.zeros((1, 1)))
+    assert repr(run).startswith("<bc on none after 20 updates: ")
+
+
+def test_a_result_is_a_table(result: Result) -> None:
+    lines = str(result).splitlines()
+    assert lines[0].split()[:3] == ["run", "seed", "score"]
+    assert [line.split()[:2] for line in lines[2:4]] == [
+        ["neorl2/DMSD/td3_bc", "0"],
+        ["neorl2/DMSD/td3_bc", "1"],
+    ]
+    assert lines[-1] == str(result.path)
+    assert repr(result) == str(result)
+
+
+def test_a_data_set_has_a_length_and_a_short_name(tmp_path: Path) -> None:
+    data = Dataset.from_arrays(
+        np.arange(12.0).reshape(6, 2),
+        np.zeros((6, 1)),
+        np.arange(6.0),
+        np.arange(6) % 3 == 2,
+        final_observations=np.zeros((2, 2)),
+        name="mine",
+    )
+    assert len(data) == 6
+    assert repr(data) == "<Dataset mine: 6 rows, 2 episodes, observations (2,), actions (1,)>"
+
+
+def test_minaris_data_sets_are_taken_by_id_and_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Dataset.from_arrays(
+        np.arange(12.0).reshape(6, 2),
+        np.zeros((6, 1)),
+        np.arange(6.0),
+        np.arange(6) % 3 == 2,
+        final_observations=np.zeros((2, 2)),
+    )
+    write_minari(data, tmp_path / "mine" / "line-v0")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    assert len(Dataset.from_minari("mine/line-v0")) == 6
+    storage = SimpleNamespace(data_path=tmp_path / "mine" / "line-v0" / "data")
+    filtered = SimpleNamespace(storage=storage, episode_indices=np.array([1]))
+    assert Dataset.from_minari(filtered).rewards.tolist() == [3, 4, 5]

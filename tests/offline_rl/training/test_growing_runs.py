@@ -1,0 +1,143 @@
+"""A run goes on: with more updates, other intervals, moved data, after being asked to end."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from small_data import save_small
+
+from offline_rl import UserError, train
+from offline_rl.engine.engine import Engine
+from offline_rl.report.report import report
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.utils.files import locked, read_json
+
+KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "device": "cpu"}
+KEYS |= {"compile": "never", "tracker": "none", "algorithm.hidden": [8], "batch_size": 8}
+KEYS |= {"show": False, "precision": "fp32", "checkpoint_every": 10}
+TRUE_RUN = Engine.run
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    data = save_small(tmp_path / "small.npz")
+    return KEYS | {"dataset": str(data), "out": str(tmp_path / "runs")}
+
+
+def learnt(run: Path, seed: int = 0) -> dict[str, Any]:
+    """What the newest checkpoint holds, as bytes."""
+    files = SeedFolder(run, seed).checkpoints()
+    return {name: x.numpy().tobytes() for name, x in load_file(files[max(files)]).items()}
+
+
+def test_more_updates_go_on_and_end_as_if_they_had_been_asked_for_at_once(keys) -> None:
+    whole = train(**keys | {"num_updates": 60}, name="whole")
+    first = train(**keys, seeds=2)
+    before = read_json(first.path / "seed_0" / "config.json")
+    result = train(**keys | {"num_updates": 60}, seeds=2)
+    assert result.path == first.path
+    assert learnt(result.path) == learnt(whole.path)
+    assert [r["num_updates"] for r in result.results] == [60, 60]
+    assert read_json(first.path / "seed_0" / "config.json") == before | {"num_updates": 60}
+    with pytest.raises(UserError, match="was begun with num_updates=60, now it is 20"):
+        train(**keys, seeds=2)
+
+
+def test_all_seeds_of_a_run_grow_together(keys) -> None:
+    path = train(**keys, seeds=2).path
+    before = (path / "seed_0" / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"together, \[1\] as well"):
+        train(**keys | {"num_updates": 40})
+    assert (path / "seed_0" / "result.json").read_bytes() == before
+
+
+def test_a_schedule_that_ended_is_asked_about(keys) -> None:
+    keys |= {"algorithm": "iql"}
+    train(**keys)
+    with pytest.raises(UserError, match=r"learning rate of policy is 0.*stretch=true"):
+        train(**keys | {"num_updates": 40})
+    assert train(**keys | {"num_updates": 40}, stretch=True).results[0]["num_updates"] == 40
+    flat = keys | {"algorithm.decay_actor_lr": False, "name": "flat"}
+    train(**flat)
+    assert train(**flat | {"num_updates": 40}).results[0]["num_updates"] == 40
+
+
+def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> None:
+    """The file is known by its checksum; a finished run is left alone."""
+    path = train(**keys).path
+    shutil.copy(tmp_path / "small.npz", tmp_path / "moved.npz")
+    moved = keys | {"dataset": str(tmp_path / "moved.npz"), "eval_every": 7, "checkpoint_every": 5}
+    before = (path / "seed_0" / "result.json").stat()
+    assert train(**moved).path == path
+    assert (path / "seed_0" / "result.json").stat() == before
+    train(**moved, seeds=2)
+    assert "2 seeds" in report([path])
+    save_small(tmp_path / "other.npz", num_rows=600)
+    with pytest.raises(UserError, match="was begun with data="):
+        train(**keys | {"dataset": str(tmp_path / "other.npz")})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_there(
+    number: signal.Signals, keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None
+) -> None:
+    keys |= {"checkpoint_every": 10_000, "num_updates": 60}
+    whole = train(**keys, name="whole").path
+
+    def asked(self: Engine, *args: Any) -> None:
+        TRUE_RUN(self, *args)
+        if self.updates == 30:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", asked)
+        with pytest.raises(KeyboardInterrupt):
+            train(**keys)
+    folder = SeedFolder(whole.with_name("default"), 0)
+    assert [done.updates for done in folder.checkpoints()] == [30]
+    assert folder.state == "interrupted"
+    assert learnt(train(**keys).path) == learnt(whole)
+
+
+def test_a_second_time_ends_it_at_once(keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None) -> None:
+    def asked_twice(self: Engine, *args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "run", asked_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(**keys)
+    assert not list(Path(keys["out"]).rglob("*.safetensors"))
+
+
+def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Engine, *args: Any) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", fail)
+        with pytest.raises(OSError, match="full"):
+            train(**keys)
+    assert "Failed: td3_bc seed 0, not evaluated yet (OSError('the disk is full'))." in report(
+        [keys["out"]]
+    )
+    (run,) = Path(keys["out"]).glob("*/*/*")
+    with locked(run):
+        assert "Running: td3_bc seed 0" in report([keys["out"]])
+    train(**keys)
+    assert not (run / "seed_0" / "failed.json").exists()
+
+
+def test_what_a_kill_left_half_written_is_gone_at_the_next_start(keys) -> None:
+    run = Path(keys["out"], "none", "td3_bc", "default")
+    left = run / "seed_0" / "checkpoints" / ".updates_1.safetensors.0123456789ab.tmp"
+    mine = run / "seed_0" / ".mine.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    mine.touch()
+    train(**keys)
+    assert not left.exists()
+    assert mine.exists()

@@ -1,0 +1,86 @@
+"""When inference looks, what it shows the policy, and how often it asks."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from robots_in_memory import spec as robot_spec
+
+from offline_rl.utils.errors import UserError
+from policies import Channel, Spec
+from real_robot.control.inference import Inference
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.session import chunk_of, chunk_type
+from real_robot.recording.rows import row_type
+from real_robot.safety.states import State
+
+PERIOD_NS = 50_000_000  # of a policy at 20 Hz
+
+
+class Planner:
+    """Sees two observations, answers six actions that say how often it was asked."""
+
+    noise_shape: tuple[int, ...] = ()
+
+    def __init__(self, executed: int) -> None:
+        seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"))
+        own: dict[str, Any] = {"history": 2, "horizon": 6, "executed": executed, "rate_hz": 20.0}
+        own |= {"action_names": ("shoulder", "elbow")}
+        self.spec = Spec((seen,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), **own)
+        self.asked = list[list[list[float]]]()
+
+    def plan(self, seen: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        self.asked.append(seen[0].round(6).tolist())
+        return np.full((1, 6, 2), 0.1 * len(self.asked), np.float32)
+
+    def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any:
+        raise AssertionError("it is asked for plans")
+
+
+@pytest.mark.parametrize(("executed", "steps"), [(2, 2), (3, 3), (6, 3)])
+def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions_are_taken(
+    tmp_path, executed: int, steps: int
+) -> None:
+    """Or half of them, so that the next chunk is there before the last ends."""
+    robot, planner = robot_spec(), Planner(executed)
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
+    words = Words(tmp_path / "words", create=True)
+    made: Any = planner
+    inference = Inference(made, robot, ticks, chunks, words)
+    for tick in range(28):  # four of the robot's in a period of the policy's
+        row = ticks.record
+        row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, tick
+        row["q"] = [tick / 4, 0.5]
+        ticks.push()
+        inference.look(10**9 + tick * PERIOD_NS // 4)
+    at = range(0, 7, steps)
+    expected = [[[float(max(k - 1, 0)), 0.5], [float(k), 0.5]] for k in at]
+    assert planner.asked == expected
+    reader = Reader(chunks, from_start=True)
+    for count, k in enumerate(at):
+        assert reader.following()
+        chunk = chunk_of(reader.record)
+        assert (chunk.seq, chunk.observed_ns) == (count, 4 * k)
+        np.testing.assert_allclose(chunk.actions, 0.1 * (count + 1), rtol=1e-6)
+
+
+def test_histories_of_several_channels_are_refused(tmp_path) -> None:
+    planner = Planner(2)
+    parts = [Channel(name, (1,), names=(f"{name}.q",)) for name in ("shoulder", "elbow")]
+    made: Any = SimpleNamespace(
+        spec=Spec(
+            tuple(parts),
+            2,
+            history=2,
+            action_low=(-1.0, -1.0),
+            action_high=(1.0, 1.0),
+            action_names=planner.spec.action_names,
+        ),
+        noise_shape=(),
+    )
+    robot = robot_spec()
+    rings = [Ring.create(tmp_path / "t", row_type(robot), 4)] * 2
+    with pytest.raises(UserError, match="this policy observes shoulder, elbow"):
+        Inference(made, robot, *rings, Words(tmp_path / "words", create=True))
