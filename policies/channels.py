@@ -122,17 +122,13 @@ class Normalisers:
 
     def __call__(self, observations: Observations) -> Observations:
         """{channel: [..., *obs]} -> the same, the vectors normalised."""
-        return {
-            name: self.of[name](values) if name in self.of else values
-            for name, values in observations.items()
-        }
+        of = self.of
+        return {k: of[k](v) if k in of else v for k, v in observations.items()}
 
     def inverse(self, observations: Observations) -> Observations:
-        """Undoes it."""
-        return {
-            name: self.of[name].inverse(values) if name in self.of else values
-            for name, values in observations.items()
-        }
+        """What `__call__` makes them of."""
+        of = self.of
+        return {k: of[k].inverse(v) if k in of else v for k, v in observations.items()}
 
     @property
     def is_identity(self) -> bool:

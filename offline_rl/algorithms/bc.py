@@ -11,7 +11,6 @@ Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -24,7 +23,6 @@ from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
-from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count
 from policies.heads.chunk import ChunkActor
 from policies.heads.deterministic import DeterministicActor
@@ -81,8 +79,6 @@ class BC(Algorithm):
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         check_length(cfg, dataset)
-        if cfg.in_chunks and isinstance(dataset.observations, Mapping):
-            raise UserError("bc answers with a window of actions to one vector alone: window=1")
         return cfg
 
     @classmethod
@@ -96,11 +92,12 @@ class BC(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
-        layers = {"hidden": [*cfg.hidden], "activation": cfg.activation}
+        made: dict[str, Any] = {"actions": spec.action_dim, "hidden": [*cfg.hidden]}
+        made["activation"] = cfg.activation
         if cfg.in_chunks:
-            layers |= {name: getattr(cfg, name) for name in ("history", "window", "executed")}
-            return {"policy": ChunkActor(spec.observation_dim, spec.action_dim, **layers)}
-        return {"policy": on(spec, cfg, DeterministicActor, actions=spec.action_dim, **layers)}
+            sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+            return {"policy": on(spec, cfg, ChunkActor, **made, **sizes)}
+        return {"policy": on(spec, cfg, DeterministicActor, **made)}
 
     def optimisers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
@@ -109,10 +106,10 @@ class BC(Algorithm):
         """One step of regression."""
 
         def policy_loss(policy):  # mean over batch, action dimensions and the episode's own steps
+            answer = policy(batch.observations, state.random)  # by which pictures are cut
+            error = (answer - batch.actions).square()
             if batch.real is None:
-                answer = policy(batch.observations, state.random)  # by which pictures are cut
-                return (answer - batch.actions).square().mean()
-            error = (policy(batch.observations) - batch.actions).square()
+                return error.mean()
             return (error.mean(-1) * batch.real).sum() / batch.real.sum()
 
         state, policy_value = minimise(state, "policy", policy_loss)

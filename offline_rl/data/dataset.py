@@ -156,7 +156,8 @@ class Dataset:
         return self.num_rows
 
     def __repr__(self) -> str:
-        shapes = f"observations {self.observations.shape[1:]}, actions {self.actions.shape[1:]}"
+        seen = channels.shapes(self.observations)
+        shapes = f"observations {seen}, actions {self.actions.shape[1:]}"
         return (
             f"<Dataset {self.name}: {len(self):,} rows, {self.num_episodes:,} episodes, {shapes}>"
         )

@@ -55,10 +55,9 @@ def doubts(
             f"{max_episode_steps:,} steps, the longest has {lengths.max():,}: ends are missing."
         )
     for word, array in columns.items():
-        if word.partition("/")[0] not in ("observations", "actions", "rewards"):
+        known = word.partition("/")[0] in ("observations", "actions", "rewards")
+        if not known or array.dtype == np.uint8:
             continue
-        if array.dtype == np.uint8:
-            continue  # pictures have margins
         flat = array.reshape(len(last), -1)
         low, high = flat.min(), flat.max()
         if max(-low, high) > HUGE:

@@ -21,8 +21,8 @@ def faults(
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or _choice(word, array) or _shape(word, array)
-        fault = fault or _picture(word, array)
+        fault = _kind(array) or _choice(word, array)
+        fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
         else:

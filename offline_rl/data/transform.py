@@ -108,6 +108,12 @@ class Transform:
             actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
         )
 
+    @property
+    def parts(self) -> Any:
+        """The lone vector's normaliser, or that of each vector by its channel's name."""
+        made = self.normaliser
+        return made.of if isinstance(made, Normalisers) else made
+
     def raw(self, dataset: Dataset) -> Dataset:
         """The inverse of `dataset`, but for rounding, and for clipped actions."""
         return replace(
@@ -115,12 +121,6 @@ class Transform:
             observations=self.normaliser.inverse(dataset.observations),
             rewards=((dataset.rewards - self.reward_shift) / self.reward_scale).astype(np.float32),
         )
-
-    @property
-    def parts(self) -> Any:
-        """The lone vector's normaliser, or that of each vector by its channel's name."""
-        made = self.normaliser
-        return made.of if isinstance(made, Normalisers) else made
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""

@@ -88,30 +88,31 @@ class StackedPolicy:
         def plan(step: Tensor, params: Any, seed: Tensor, seen: Tensor, noise: Tensor) -> Tensor:
             return Network(module, params).plan(seen, noise)
 
+        def seen(*before: int) -> Any:
+            def one(shape: tuple[int, ...]) -> Tensor:
+                dtype = torch.uint8 if channels.is_picture(shape) else torch.float32
+                return zeros(*before, *shape).to(dtype)
+
+            return channels.each(one, observation_shape)
+
         def encode(step: Tensor, params: Any, seed: Tensor, seen: Tensor) -> Tensor:
             return Network(module, params).encode(seen)
 
         def predict(step: Tensor, params: Any, seed: Tensor, *own: Tensor) -> Tensor:
             return Network(module, params).predict(*own)
 
-        def example(*before: int) -> Observations:
-            def of(shape: tuple[int, ...]) -> Tensor:
-                kind = torch.uint8 if channels.is_picture(shape) else torch.float32
-                return torch.zeros(*self.shape, *before, *shape, dtype=kind, device=device)
-
-            return channels.each(of, observation_shape)
-
         self.graphs: dict[str, Callable[..., Any]] = {}
         if self.queue is None:
-            self.graphs["act"] = graph(act, example(), self.rewards, self.context)
+            example = seen()
+            self.graphs["act"] = graph(act, example, self.rewards, self.context)
         elif hasattr(module, "table"):  # a graph of one round, however many there are
-            seen = example(head.history)
-            self.graphs["encode"] = graph(encode, seen)
-            own = self.graphs["encode"](self.leaves, now, seen), zeros(*head.noise_shape[1:])
+            example = seen(head.history)
+            self.graphs["encode"] = graph(encode, example)
+            own = self.graphs["encode"](self.leaves, now, example), zeros(*head.noise_shape[1:])
             self.graphs["predict"] = graph(predict, *own, zeros())
         else:
-            noise = zeros(*(head.noise_shape or (0,)))
-            self.graphs["plan"] = graph(plan, example(head.history), noise)
+            example = seen(head.history)
+            self.graphs["plan"] = graph(plan, example, zeros(*(head.noise_shape or (0,))))
 
     def snapshot(self) -> None:
         """Keeps the policies as they are now, for calls while they go on learning."""
@@ -159,12 +160,11 @@ class StackedPolicy:
             return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
 
         head: Any = self.module
+        everything = channels.each(whole, observations)
         if "plan" in self.graphs:
-            chunks = self._run("plan", channels.each(whole, observations), whole(noise)).flatten(
-                0, 1
-            )
+            chunks = self._run("plan", everything, whole(noise)).flatten(0, 1)
             return chunks.cpu().numpy()[rows]
-        seen = self._run("encode", channels.each(whole, observations))
+        seen = self._run("encode", everything)
 
         def network(x: Tensor, time: float) -> Tensor:
             times = torch.full(self.shape, time, device=self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,4 +13,6 @@ class GenerateOptions:
     recipe: str  # a file of configs/recipe, or one of yours (.yaml)
     out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
     runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
+    format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: a LeRobotDataset v3, of a script's sets
+    video: bool = False  # with format=lerobot: pictures as videos instead of images
     qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets

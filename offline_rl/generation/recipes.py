@@ -89,6 +89,10 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     for quality in qualities or ():
         if quality not in known:
             raise UserError(unknown("quality", quality, known))
+    if options.format == "lerobot" and not isinstance(plan, Script):
+        raise UserError(f"format=lerobot is for demonstrations, and {recipe} trains an agent")
+    if options.video and options.format != "lerobot":
+        raise UserError("video=true means something with format=lerobot only")
     suite = plan.suite if isinstance(plan, Script) else "gym"
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
@@ -98,7 +102,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             agent = build(Agent, plan.agent)
             run = learn(agent, recipe, options.runs, show)
             learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
-        script(plan, recipe, folder, wanted, show, learnt)
+        lerobot, video = options.format == "lerobot", options.video
+        script(plan, recipe, folder, wanted, show, learnt, lerobot=lerobot, video=video)
         if learnt is not None:
             curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)

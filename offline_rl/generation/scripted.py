@@ -19,7 +19,7 @@ from typing import Any
 import envs
 from envs import experts
 from envs.experts.walkers import AntWalk
-from offline_rl.generation.store import Act, record, store
+from offline_rl.generation.store import Act, record, store, store_lerobot
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import unknown
@@ -54,10 +54,14 @@ def script(
     wanted: list[str],
     show: bool,
     learnt: tuple[Policy, Any] | None = None,
+    *,
+    lerobot: bool = False,
+    video: bool = False,
 ) -> None:
     """Makes the sets in `folder`. Raises UserError for a bad recipe.
 
-    learnt: the agent's policy and its learning curve.
+    learnt: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
+    video: with its pictures as videos.
     """
     kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
@@ -72,6 +76,9 @@ def script(
         environment = plan.environments.get(each, task)
         rows = int(plan.rows_of.get(each, plan.rows))
         data = record(environment, rows, seeds.place("scripted sets", k), actor)
+        if lerobot:
+            store_lerobot(data, folder / each, f"{plan.suite}: {each}", show, video=video)
+            continue
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:

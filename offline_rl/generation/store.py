@@ -11,7 +11,10 @@ import numpy as np
 import envs
 from offline_rl.data import Dataset
 from offline_rl.data.writers.d4rl import write
+from offline_rl.data.writers.lerobot import write_lerobot
+from offline_rl.evaluation.meaning import spec_of
 from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, write_json
 from policies import channels
 from policies.channels import Observations
@@ -36,7 +39,7 @@ def record(
         done += sum(len(episode["rewards"]) for episode in batch)
     whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
     columns = {k: channels.take(values, slice(rows)) for k, values in whole.items()}
-    return Dataset.from_arrays(**columns)
+    return Dataset.from_arrays(**columns, spec=spec_of(env))
 
 
 def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, Any]]:
@@ -81,6 +84,16 @@ def store(
     write_json(path.with_suffix(".json"), {**card, **held})
     if show:
         print(f"{path}: {held['rows']:,} rows, mean return {held['return_mean']:.2f}")
+
+
+def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bool) -> None:
+    """Writes a set as a LeRobotDataset. Raises UserError where nothing says its rate."""
+    if data.spec is None or data.spec.rate_hz is None:
+        raise UserError(f"{path}: its environment has no rate, which LeRobot's layout needs")
+    write_lerobot(data, path, fps=round(data.spec.rate_hz, 6), task=task, video=video)
+    if show:
+        mean = data.episode_returns().mean()
+        print(f"{path}: {data.num_rows:,} rows, mean return {mean:.2f}")
 
 
 def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:

@@ -45,9 +45,9 @@ def sources_of(
 
 def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
     """An empty buffer for what each seed will see."""
-    seen, actions = plan.spec.seen, plan.spec.action_dim
+    actions = plan.spec.action_dim
     return ReplayBuffer(
-        seen,
+        plan.spec.seen,
         actions,
         plan.options.num_env_steps,
         streams=len(seeds),

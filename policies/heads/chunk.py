@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from policies.networks.dropout import Random
 from policies.networks.mlp import MLP, Activation
 
 
@@ -34,8 +35,8 @@ class ChunkActor(nn.Module):
         sizes = history * observations, window * actions
         self.trunk = MLP(*sizes, hidden, activation=activation)
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """[B, history, *obs] -> [B, window, A]."""
+    def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
+        """[B, history, *obs] -> [B, window, A]; random: is not drawn from."""
         return self.trunk(observations.flatten(1)).unflatten(-1, (self.horizon, -1)).tanh()
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:

@@ -46,3 +46,23 @@ class Seeing(nn.Module):
     def explore(self, observations: Mapping[str, Tensor], random: Any) -> Tensor:
         """See `heads.head`."""
         return self.head.explore(self.eyes(observations), random)
+
+
+class SeeingPlanner(Seeing):
+    """And one that answers with chunks: a `heads.head.Planner`."""
+
+    def __init__(
+        self,
+        channels: Mapping[str, Sequence[int]],
+        head: str,
+        head_arguments: Mapping[str, Any],
+        encoder: Mapping[str, Any],
+    ) -> None:
+        """See `Seeing`."""
+        super().__init__(channels, head, head_arguments, encoder)
+        self.history, self.horizon = self.head.history, self.head.horizon
+        self.executed, self.noise_shape = self.head.executed, self.head.noise_shape
+
+    def plan(self, observations: Mapping[str, Tensor], noise: Tensor) -> Tensor:
+        """See `Planner`."""
+        return self.head.plan(self.eyes(observations), noise)

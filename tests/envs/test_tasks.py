@@ -281,42 +281,6 @@ def test_without_the_d4rl_package_the_remedy_is_named(monkeypatch: pytest.Monkey
         envs.task("d4rl:hoper-medium-v2")
 
 
-OWN = """
-import gymnasium, numpy as np
-from gymnasium.spaces import Box
-
-class Point(gymnasium.Env):
-    max_episode_steps = 7
-    observation_space, action_space = Box(-9, 9, (2,)), Box(-1, 1, (1,))
-    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
-    def step(self, action): return np.zeros(2, np.float32), 1.0, False, False, {}
-
-gymnasium.register("PointOfAFile-v0", Point, max_episode_steps=5)
-"""
-
-
-def test_an_environment_in_a_file_is_a_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its class or by the id it registers, wherever the file is; a module from where one is."""
-    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # what is appended goes afterwards
-    (tmp_path / "point_of_mine.py").write_text(OWN)
-    for name, steps in ((f"{tmp_path}/point_of_mine.py:Point", 7), ("PointOfAFile-v0", 5)):
-        found = envs.make_vector(f"env:{name}", 2)
-        assert (found.max_episode_steps, found.observation_shape) == (steps, (2,))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "module_of_mine.py").write_text(OWN.replace("OfAFile", "OfAModule"))
-    assert envs.task("env:module_of_mine:PointOfAModule-v0").max_episode_steps == 5
-    (tmp_path / "broken_of_mine.py").write_text("x = 1\ny = x / 0\n")
-    with pytest.raises(ValueError, match=r"broken_of_mine.py, line 2: ZeroDivisionError"):
-        envs.task("env:broken_of_mine.py:Point")
-    with pytest.raises(ValueError, match="no such file"):
-        envs.task("env:gone_of_mine.py:Point")
-    (tmp_path / "json.py").write_text(OWN)
-    with pytest.raises(ValueError, match="another module's name"):
-        envs.task("env:json.py:Point")
-
-
 class Seeing(Line):
     """The same line with a picture of where the point is, and its place beside it."""
 
@@ -375,3 +339,39 @@ def test_a_single_environment_of_channels_says_its_space_and_keeps_to_it() -> No
     assert env.observation_space.contains(seen)
     assert env.observation_space.contains(env.step(env.action_space.sample())[0])
     assert env.observation_space["picture"].dtype == np.uint8
+
+
+OWN = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box
+
+class Point(gymnasium.Env):
+    max_episode_steps = 7
+    observation_space, action_space = Box(-9, 9, (2,)), Box(-1, 1, (1,))
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
+    def step(self, action): return np.zeros(2, np.float32), 1.0, False, False, {}
+
+gymnasium.register("PointOfAFile-v0", Point, max_episode_steps=5)
+"""
+
+
+def test_an_environment_in_a_file_is_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its class or by the id it registers, wherever the file is; a module from where one is."""
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # what is appended goes afterwards
+    (tmp_path / "point_of_mine.py").write_text(OWN)
+    for name, steps in ((f"{tmp_path}/point_of_mine.py:Point", 7), ("PointOfAFile-v0", 5)):
+        found = envs.make_vector(f"env:{name}", 2)
+        assert (found.max_episode_steps, found.observation_shape) == (steps, (2,))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_of_mine.py").write_text(OWN.replace("OfAFile", "OfAModule"))
+    assert envs.task("env:module_of_mine:PointOfAModule-v0").max_episode_steps == 5
+    (tmp_path / "broken_of_mine.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(ValueError, match=r"broken_of_mine.py, line 2: ZeroDivisionError"):
+        envs.task("env:broken_of_mine.py:Point")
+    with pytest.raises(ValueError, match="no such file"):
+        envs.task("env:gone_of_mine.py:Point")
+    (tmp_path / "json.py").write_text(OWN)
+    with pytest.raises(ValueError, match="another module's name"):
+        envs.task("env:json.py:Point")

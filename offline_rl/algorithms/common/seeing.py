@@ -9,7 +9,7 @@ from torch import nn
 
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction
 from offline_rl.utils.options import Count
-from policies.heads.seeing import Seeing
+from policies.heads.seeing import Seeing, SeeingPlanner
 from policies.networks.encoders import Kind
 from policies.spec import Spec
 
@@ -31,4 +31,5 @@ def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -
     if spec.lone is not None:
         return head(spec.observation_dim, **arguments)
     encoder = {"kind": cfg.encoder, "keypoints": cfg.keypoints, "crop": cfg.crop}
-    return Seeing(spec.seen, head.__name__, arguments, encoder)
+    kind = SeeingPlanner if hasattr(head, "plan") else Seeing
+    return kind(spec.seen, head.__name__, arguments, encoder)

@@ -63,4 +63,7 @@ def _pictures(encoded: list[bytes | None]) -> np.ndarray:
     held = [content for content in encoded if content is not None]
     if missing := len(encoded) - len(held):
         raise ValueError(f"{missing:,} pictures are files of their own, not in the table")
-    return np.stack([np.asarray(imageio.v3.imread(content)) for content in held])
+    read = [np.asarray(imageio.v3.imread(content)) for content in held]
+    if len(shapes := sorted({picture.shape for picture in read})) > 1:
+        raise ValueError(f"its pictures differ in size: {[list(shape) for shape in shapes[:2]]}")
+    return np.stack(read)

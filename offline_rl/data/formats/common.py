@@ -12,6 +12,7 @@ from offline_rl.data.containers.raw import Raw
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 from offline_rl.utils.options import ActionRange
+from policies import channels
 
 Columns = dict[str, np.ndarray]
 Bounds = tuple[np.ndarray | float, np.ndarray | float]
@@ -82,8 +83,8 @@ def _place(path: str) -> list[str]:
 
 
 def is_picture(shape: Sequence[int]) -> bool:
-    """Whether arrays [N, *shape] are pictures [N, H, W, C]."""
-    return len(shape) == 3 and shape[-1] in (1, 3, 4)
+    """Whether arrays [N, *shape] are pictures, [N, H, W, C] if they are as they should be."""
+    return channels.is_picture(shape)
 
 
 def choose(
@@ -108,11 +109,6 @@ def choose(
             f"{where}: {what}. Choose among {', '.join(shapes) or 'nothing'} with "
             f"observation_keys=[...]."
         )
-    if len(asked) > 1 and any(is_picture(shapes[key]) for key in asked):
-        raise UserError(
-            f"{where}: observation_keys {', '.join(asked)} mix pictures with other arrays. Name "
-            f"one picture, or arrays that are none."
-        )
     left = [key for key in shapes if key not in asked]
     return asked, [f"not observed: {', '.join(left)}"] if left else []
 
@@ -122,6 +118,33 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     if len(parts) == 1 and is_picture(parts[0].shape[1:]):
         return as_bytes(parts[0])
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def observed(word: str, parts: Mapping[str, np.ndarray]) -> Columns:
+    """Columns of what is seen, [N, ...] by name: vectors side by side as one.
+
+    Where there is a picture each part is a channel, `<word>/<name>`; one without a name stays.
+    """
+    if "" in parts or not any(is_picture(part.shape[1:]) for part in parts.values()):
+        return {word: joined(list(parts.values()))}
+    return {
+        f"{word}/{channel(name)}": as_bytes(part)
+        if is_picture(part.shape[1:])
+        else part.reshape(len(part), -1)
+        for name, part in parts.items()
+    }
+
+
+def called(word: str, columns: Columns, names: Mapping[str, str]) -> dict[str, str]:
+    """What the file calls the columns that `observed` made; names: of its parts."""
+    if word in columns:
+        return {word: " + ".join(names.values())}
+    return {f"{word}/{channel(name)}": own for name, own in names.items()}
+
+
+def channel(name: str) -> str:
+    """What the array `name` is called as a channel."""
+    return name.replace("/", ".")
 
 
 def as_bytes(picture: np.ndarray) -> np.ndarray:

@@ -18,8 +18,9 @@ from offline_rl.data.formats.common import (
     Found,
     ReadOptions,
     below,
+    called,
     choose,
-    joined,
+    observed,
     same_lengths,
 )
 from offline_rl.utils.errors import UserError
@@ -62,12 +63,12 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     truncated[ends - 1] = True
     if not has_reward:
         notes.append(NO_REWARDS)
-    columns = {
-        "observations": joined([arrays[f"data/{key}"] for key in keys]),
+    columns = observed("observations", {key: arrays[f"data/{key}"] for key in keys}) | {
         "actions": arrays["data/action"],
         "rewards": arrays.get(f"data/{REWARD}", np.zeros(rows, np.float32)),
         "terminated": np.zeros(rows, bool),
         "truncated": truncated,
     }
-    words = {"observations": " + ".join(f"data/{key}" for key in keys), "actions": "data/action"}
+    words = called("observations", columns, {key: f"data/{key}" for key in keys})
+    words["actions"] = "data/action"
     return Found("diffusion_policy", as_columns(columns), words, notes=[*raw.notes, *notes])

@@ -9,15 +9,19 @@
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
 or a part of one. `next.done` says terminated or truncated alike (`rl/gym_manipulator.py`): a done
 frame terminates where next.success says so, else where it is rewarded, and is truncated otherwise.
-Videos are not read; pictures in the tables are.
+Pictures lie in the tables, or as videos beside them: videos/<key>/chunk-<c>/file-<f>.mp4 in version
+3, where meta/episodes says which and from when on, a file of its own for each episode in version 2.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from offline_rl.data.containers import film
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
@@ -26,11 +30,12 @@ from offline_rl.data.formats.common import (
     Columns,
     Found,
     ReadOptions,
+    called,
     choose,
     counted,
     flag,
-    joined,
     metadata_in,
+    observed,
     same_lengths,
 )
 from offline_rl.utils.errors import UserError
@@ -38,6 +43,8 @@ from offline_rl.utils.errors import UserError
 NAME = "LeRobot"
 TAKES = ("observation_keys", "subset")
 OBSERVED = "observation."
+VIDEO_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+VIDEO_3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 INDICES = ("index", "episode_index", "frame_index")
 ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
@@ -55,17 +62,11 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     if not version.startswith(("v2.", "v3.")):
         raise UserError(f"{raw.where}: codebase_version is {version}; v2 and v3 are read.")
     shapes, videos = _observable(raw, features)
-    for key in options.observation_keys or ():
-        if key in videos:
-            raise UserError(
-                f"{raw.where}: {key} is a video; store pictures in the tables (dtype image) to "
-                f"observe them, or name other observation_keys."
-            )
     keys, notes = choose(raw.where, shapes, options)
-    if videos:
-        notes.append(f"videos are not read: {', '.join(videos)}")
+    filmed = [key for key in keys if key in videos]
     present = [key for key in ENDS if key in raw.keys]
-    arrays = {key: raw.get(key) for key in (*INDICES, *keys, "action", *present)}
+    stored = [key for key in keys if key not in videos]
+    arrays = {key: raw.get(key) for key in (*INDICES, *stored, "action", *present)}
     rows = len(arrays["index"])
     same_lengths(raw.where, arrays, rows)
     counted(raw.where, "frames", rows, info.get("total_frames"))
@@ -74,22 +75,89 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     arrays |= {key: arrays[key].reshape(rows) for key in INDICES}
     lengths = _episodes(raw, arrays)
     counted(raw.where, "episodes", len(lengths), info.get("total_episodes"))
+    kept = np.ones(rows, bool)
     if options.subset is not None:
         kept = _split(raw.where, info.get("splits", {}), options.subset, arrays["episode_index"])
         arrays = {key: array[kept] for key, array in arrays.items()}
+    files = list[Path]()
+    for key in filmed:
+        arrays[key], own = _filmed(raw, info, key, lengths, kept)
+        files += own
+    for key in keys:
+        _of_size(raw.where, key, arrays[key].shape[1:], shapes[key])
     if "next.reward" not in present:
         notes.append(NO_REWARDS)
     columns = _columns(raw.where, arrays, keys)
     return Found(
         f"LeRobot {version}",
         as_columns(columns),
-        {"observations": " + ".join(keys), "actions": "action", "rewards": "next.reward"},
+        called("observations", columns, {_channel(key): key for key in keys})
+        | {"actions": "action", "rewards": "next.reward"},
         notes=[*notes, f"observed: {', '.join(keys)}"],
         action_extremes=_extremes(raw),
         observation_names=_names(features, keys),
         action_names=_names(features, ["action"]),
         rate_hz=_rate(raw.where, info.get("fps")),
+        files=tuple(files),
     )
+
+
+def _channel(key: str) -> str:
+    """observation.images.top -> top; observation.state -> state."""
+    return key.removeprefix(OBSERVED).removeprefix("images.")
+
+
+def _filmed(
+    raw: Raw, info: Mapping[str, Any], key: str, lengths: np.ndarray, kept: np.ndarray
+) -> tuple[np.ndarray, list[Path]]:
+    """The pictures [N, H, W, C] of the frames `kept`, out of all episodes', and their files."""
+    fps = _rate(raw.where, info.get("fps"))
+    if fps is None:
+        raise UserError(f"{raw.where}: no fps in meta/info.json, by which {key} is to be read.")
+    numbers, at = np.arange(len(lengths)), (np.cumsum(lengths) - lengths)
+    template = info.get("video_path") or (VIDEO_3 if _whole_files(info) else VIDEO_2)
+    if _whole_files(info):
+        table = Table(raw.where, sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet")))
+        with _listed(raw.folder / "meta" / "episodes"):
+            names = ("chunk_index", "file_index", "from_timestamp")
+            chunk, file, start = (table.get(f"videos/{key}/{name}") for name in names)
+        first = np.rint(start * fps).astype(int)
+        paths = [
+            template.format(video_key=key, chunk_index=c, file_index=f)
+            for c, f in zip(chunk.tolist(), file.tolist(), strict=True)
+        ]
+    else:
+        first, size = np.zeros(len(lengths), int), int(info.get("chunks_size", 1000))
+        paths = [
+            template.format(video_key=key, episode_chunk=n // size, episode_index=n)
+            for n in numbers.tolist()
+        ]
+    wanted: dict[str, list[np.ndarray]] = {}
+    for number in numbers:
+        if kept[at[number]]:
+            frames = first[number] + np.arange(lengths[number])
+            wanted.setdefault(paths[number], []).append(frames)
+    parts = [
+        film.pictures(raw.folder / path, np.concatenate(frames), fps)
+        for path, frames in wanted.items()
+    ]
+    for part in parts:
+        _of_size(raw.where, key, part.shape[1:], parts[0].shape[1:])
+    return np.concatenate(parts), [raw.folder / path for path in wanted]
+
+
+def _whole_files(info: Mapping[str, Any]) -> bool:
+    """Whether files hold many episodes, as version 3 has it."""
+    return str(info.get("codebase_version")).startswith("v3")
+
+
+def _of_size(where: str, key: str, found: Sequence[int], said: Sequence[int]) -> None:
+    """Raises UserError where pictures are not of the size they should be."""
+    if len(found) == 3 and list(said) not in (list(found), [found[2], *found[:2]]):
+        raise UserError(
+            f"{where}: {key} holds pictures of {list(found)} where {list(said)} is said. Was it "
+            f"copied or made anew in part?"
+        )
 
 
 def _names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
@@ -151,8 +219,7 @@ def _columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
     else:
         over = done & (rewards.reshape(rows, -1)[:, 0] > 0)
     over = over & ~cut
-    return {
-        "observations": joined([arrays[key] for key in keys]),
+    return observed("observations", {_channel(key): arrays[key] for key in keys}) | {
         "actions": arrays["action"].reshape(rows, -1),
         "rewards": rewards,
         "terminated": over,
@@ -173,7 +240,7 @@ def _observable(raw: Raw, features: Mapping[str, Any]) -> tuple[dict[str, list[i
     shapes = {
         key: shape
         for key, (kind, shape) in kinds.items()
-        if key in raw.keys and kind not in ("video", "string")
+        if kind == "video" or (key in raw.keys and kind != "string")
     }
     return shapes, videos
 
@@ -193,18 +260,23 @@ def _episodes(raw: Raw, arrays: Columns) -> np.ndarray:
         )
     files = sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet"))
     if files:
-        try:
+        with _listed(files[0].parent):
             listed = Table(raw.where, files).get("length")
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{files[0].parent}: the table of episodes cannot be read ({error})."
-            ) from None
         if not np.array_equal(listed, lengths):
             raise UserError(
                 f"{raw.where}: meta/episodes lists {len(listed):,} episodes of {listed.sum():,} "
                 f"frames, data holds {len(lengths):,} of {lengths.sum():,}. Copy it again."
             )
     return lengths
+
+
+@contextmanager
+def _listed(folder: Path) -> Iterator[None]:
+    """Makes one sentence of a table of episodes that cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: the table of episodes cannot be read ({error}).") from None
 
 
 def _split(where: str, splits: Mapping[str, str], name: str, episode: np.ndarray) -> np.ndarray:

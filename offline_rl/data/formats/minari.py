@@ -25,12 +25,13 @@ from offline_rl.data.formats.common import (
     Found,
     ReadOptions,
     below,
+    called,
     choose,
     counted,
     flag,
-    joined,
     metadata_in,
     numbered,
+    observed,
     same_lengths,
     stacked,
 )
@@ -73,7 +74,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         "Minari",
         as_columns(columns),
         {
-            "observations": ", ".join(f"observations/{key}".rstrip("/") for key in keys),
+            **called("observations", columns, {k: f"observations/{k}".rstrip("/") for k in keys}),
             "terminated": "terminations",
             "truncated": "truncations",
             "costs": "infos/cost",
@@ -99,17 +100,17 @@ def _episode(
     same_lengths(f"{raw.where}: {episode}", more, steps + 1)
     if not steps:
         raise UserError(f"{raw.where}: {episode} has no steps. Leave it out of the data set.")
-    observations = joined(list(parts.values()))
+    seen = observed("", parts)
     where = f"{raw.where}: {episode}"
     ended, cut = (flag(where, key, scalars[key]) for key in SCALARS[1:])
     cut[-1] = True
     return {
-        "observations": observations[:-1],
+        **{f"observations{name}": values[:-1] for name, values in seen.items()},
         "actions": arrays["actions"],
         "rewards": scalars["rewards"],
         "terminated": ended,
         "truncated": cut & ~ended,
-        "next_observations": observations[1:],
+        **{f"next_observations{name}": values[1:] for name, values in seen.items()},
         **{f"infos/{path}": more[f"infos/{path}"][1:] for path in infos},
     }
 

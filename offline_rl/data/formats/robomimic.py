@@ -23,11 +23,12 @@ from offline_rl.data.formats.common import (
     Found,
     ReadOptions,
     below,
+    called,
     choose,
     counted,
     flag,
-    joined,
     numbered,
+    observed,
     same_lengths,
     stacked,
 )
@@ -74,11 +75,9 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     if again.any():
         notes.append(f"{again.sum():,} rows that follow a success are left out")
         columns = {word: array[~again] for word, array in columns.items()}
-    names = {
-        "observations": " + ".join(f"obs/{key}" for key in keys),
-        "next_observations": " + ".join(f"next_obs/{key}" for key in keys),
-        "terminated": "dones",
-    }
+    names = {"terminated": "dones"}
+    for word, group in (("observations", "obs"), ("next_observations", "next_obs")):
+        names |= called(word, columns, {key: f"{group}/{key}" for key in keys})
     return Found(
         "robomimic", as_columns(columns), names, notes=[*notes, f"observed: {', '.join(keys)}"]
     )
@@ -92,8 +91,7 @@ def _demo(raw: Raw, demo: str, keys: list[str], groups: list[str], scalars: list
     same_lengths(f"{raw.where}: {demo}", arrays, rows)
     counted(f"{raw.where}: {demo}", "steps", rows, raw.attribute(demo, "num_samples"))
     place, none = np.arange(rows), np.zeros(rows, np.float32)
-    columns = {
-        "observations": joined([parts[f"obs/{key}"] for key in keys]),
+    columns = observed("observations", {key: parts[f"obs/{key}"] for key in keys}) | {
         "actions": arrays["actions"],
         "rewards": arrays.get("rewards", none),
         "dones": arrays.get("dones", none),
@@ -101,7 +99,7 @@ def _demo(raw: Raw, demo: str, keys: list[str], groups: list[str], scalars: list
         "first": place == 0,
     }
     if "next_obs" in groups:
-        columns["next_observations"] = joined([parts[f"next_obs/{key}"] for key in keys])
+        columns |= observed("next_observations", {key: parts[f"next_obs/{key}"] for key in keys})
     return columns
 
 

@@ -104,7 +104,7 @@ def test_what_is_seen_next_has_the_same_channels_of_the_same_shapes(
         Dataset.from_arrays(**given, next_observations=change(*given["observations"].values()))
 
 
-@pytest.mark.parametrize("writer", [write, write_npz])
+@pytest.mark.parametrize("writer", [write, write_npz, write_minari])
 def test_written_channels_are_read_again_to_the_bit(tmp_path: Path, writer: Any) -> None:
     data = made()
     name = {write: "a.hdf5", write_npz: "a.npz", write_minari: "a-v0"}[writer]

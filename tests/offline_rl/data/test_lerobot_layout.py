@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from made_layouts import fixed_lists, free_lists, lerobot, png
 
+from offline_rl.data.containers import film
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
 from offline_rl.utils.errors import UserError
 
 pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
@@ -119,14 +119,98 @@ def test_states_are_joined_by_name_or_as_asked(tmp_path: Path):
     assert "not observed: observation.environment_state" in swapped.notes
 
 
-def test_videos_are_left_out_with_a_sentence(tmp_path: Path):
-    video = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
-    path = lerobot(tmp_path / "a", frames(), LENGTHS, features=video)
-    assert "videos are not read: observation.images.top" in read(path).notes
-    warnings = [problem.sentence for problem in validate(path)]
-    assert any("videos are not read" in sentence for sentence in warnings)
-    with pytest.raises(UserError, match=r"observation\.images\.top is a video"):
-        read(path, observation_keys=["observation.images.top"])
+def seen_by(camera: int, side: int = 16) -> np.ndarray:
+    """[ROWS, side, side + 4, 3]: pictures whose grey tells the row, and their halves the camera."""
+    grey = (20 * np.arange(ROWS)[:, None, None] + 10 * camera).astype(np.uint8)
+    shown = np.broadcast_to(grey, (ROWS, side, side + 4)).copy()
+    shown[:, : side // 2] += 30
+    return np.repeat(shown[..., None], 3, -1)
+
+
+TOP, SIDE = "observation.images.top", "observation.images.side"
+
+
+def with_videos(folder: Path, version: str = "v3.0") -> Path:
+    """Two cameras' videos; in version 3 of all episodes in one, but the last of the second's."""
+    pytest.importorskip("av", reason="videos need the extra lerobot")
+    described = {key: {"dtype": "video", "shape": [16, 20, 3]} for key in (TOP, SIDE)}
+    path = lerobot(folder, frames(), LENGTHS, version=version, features=described)
+    starts = np.cumsum(LENGTHS) - LENGTHS
+    listed: dict[str, list[float]] = {}
+    for camera, key in enumerate((TOP, SIDE)):
+        shown = seen_by(camera)
+        if version.startswith("v2"):
+            files = {
+                f"videos/chunk-000/{key}/episode_{n:06d}.mp4": shown[start : start + length]
+                for n, (start, length) in enumerate(zip(starts, LENGTHS, strict=True))
+            }
+        else:
+            cut = 8 if camera else ROWS
+            files = {
+                f"videos/{key}/chunk-000/file-{k:03d}.mp4": part
+                for k, part in enumerate((shown[:cut], shown[cut:]))
+                if len(part)
+            }
+            listed[f"videos/{key}/chunk_index"] = [0, 0, 0]
+            listed[f"videos/{key}/file_index"] = [0, 0, camera]
+            listed[f"videos/{key}/from_timestamp"] = [0.0, 0.3, 0.0 if camera else 0.8]
+        for name, part in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            film.write(path / name, part, fps=10)
+    if listed:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = path / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+        whole = pq.read_table(table)
+        for name, values in listed.items():
+            whole = whole.append_column(name, pa.array(values))
+        pq.write_table(whole, table)
+    return path
+
+
+CAMERAS = ["observation.state", TOP, SIDE]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_videos_are_read_frame_by_frame_for_every_episode_and_camera(tmp_path: Path, version: str):
+    path = with_videos(tmp_path / "a", version)
+    assert f"not observed: {SIDE}, {TOP}" in read(path).notes
+    data = read(path, observation_keys=CAMERAS)
+    np.testing.assert_array_equal(data.observations["state"], frames()["observation.state"])
+    for camera, name in enumerate(("top", "side")):
+        assert data.observations[name].dtype == np.uint8
+        apart = abs(data.observations[name].astype(int) - seen_by(camera))
+        assert apart.max() <= 4  # a video keeps a grey about
+    part = read(with_split(path), subset="val", observation_keys=CAMERAS)
+    np.testing.assert_array_equal(part.observations["side"], data.observations["side"][3:])
+    assert part.sha256 != data.sha256 or version == "v2.1"
+
+
+def with_split(path: Path) -> Path:
+    rewrite_info(path, splits={"train": "0:1", "val": "1:3"})
+    return path
+
+
+def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
+    path = with_videos(tmp_path / "a")
+    file = path / "videos" / TOP / "chunk-000" / "file-000.mp4"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(UserError, match=r"file-000\.mp4: a video that cannot be decoded"):
+        read(path, observation_keys=CAMERAS)
+    film.write(file, seen_by(0)[:6], fps=10)
+    with pytest.raises(
+        UserError, match=r"4 of 10 frames are not in the video, the first at 0\.600 s"
+    ):
+        read(path, observation_keys=CAMERAS)
+    film.write(file, seen_by(0, side=32), fps=10)
+    with pytest.raises(UserError, match=r"pictures of \[32, 36, 3\] where \[16, 20, 3\] is said"):
+        read(path, observation_keys=CAMERAS)
+    file.unlink()
+    with pytest.raises(UserError, match="there is no such video"):
+        read(path, observation_keys=CAMERAS)
+    assert read(path).num_rows == ROWS
 
 
 def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
@@ -137,9 +221,23 @@ def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
     data = read(path)
     np.testing.assert_array_equal(data.observations, made["observation.state"])
     assert "not observed: observation.image" in data.notes
-    seen = read(path, observation_keys=["observation.image"])
-    assert seen.observations.dtype == np.uint8
-    np.testing.assert_array_equal(seen.observations, pictures)
+    seen = read(path, observation_keys=["observation.state", "observation.image"]).observations
+    assert list(seen) == ["state", "image"]
+    assert seen["image"].dtype == np.uint8
+    np.testing.assert_array_equal(seen["image"], pictures)
+
+
+def test_pictures_of_different_sizes_or_of_another_than_is_said_are_refused(tmp_path: Path):
+    shown = [np.zeros((6 + (row == 7), 5, 3), np.uint8) for row in range(ROWS)]
+    described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
+    for name, pictures, sentence in (
+        ("a", shown, r"its pictures differ in size: \[\[6, 5, 3\], \[7, 5, 3\]\]"),
+        ("b", [shown[7]] * ROWS, r"pictures of \[7, 5, 3\] where \[6, 5, 3\] is said"),
+    ):
+        made = frames() | {"observation.image": [png(picture) for picture in pictures]}
+        path = lerobot(tmp_path / name, made, LENGTHS, features=described)
+        with pytest.raises(UserError, match=sentence):
+            read(path, observation_keys=["observation.image"])
 
 
 def test_a_subset_is_a_split_of_the_set(tmp_path: Path):

@@ -172,16 +172,36 @@ def test_a_mask_of_a_missing_demonstration_is_refused(tmp_path: Path):
         read(path, subset="train")
 
 
-def test_one_picture_can_be_observed(tmp_path: Path):
+def test_cameras_and_vectors_are_channels_by_their_keys(tmp_path: Path):
     made = demos([3])
     pictures = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
     made["demo_0"]["obs"]["agentview_image"] = pictures[:-1]
     made["demo_0"]["next_obs"]["agentview_image"] = pictures[1:]
     path = robomimic(tmp_path / "image.hdf5", made)
     np.testing.assert_array_equal(read(path).observations[:3], observed(made))
-    data = read(path, observation_keys=["agentview_image"])
-    assert data.observations.dtype == np.uint8
-    np.testing.assert_array_equal(data.next_observations, pictures[1:])
+    for keys in (["agentview_image"], ["object", "agentview_image"]):
+        data = read(path, observation_keys=keys)
+        assert list(data.observations) == keys
+        assert data.observations["agentview_image"].dtype == np.uint8
+        np.testing.assert_array_equal(data.next_observations["agentview_image"], pictures[1:])
+    felt = made["demo_0"]["obs"]["object"].astype(np.float32)
+    np.testing.assert_array_equal(data.observations["object"][:3], felt)
+
+
+def test_a_camera_that_one_demonstration_lacks_or_sees_smaller_is_named(tmp_path: Path):
+    made = demos([3, 2])
+    for k, (name, side) in enumerate((("demo_0", 8), ("demo_1", 6))):
+        for group in ("obs", "next_obs"):
+            made[name][group]["front"] = np.full((3 - k, side, side, 3), 9, np.uint8)
+    path = robomimic(tmp_path / "a.hdf5", made)
+    with pytest.raises(UserError, match=r"observations/front have \[6, 6, 3\] and \[8, 8, 3\]"):
+        read(path, observation_keys=["front", "object"])
+    del made["demo_1"]["obs"]["front"]
+    path = robomimic(tmp_path / "b.hdf5", made)
+    with pytest.raises(UserError, match="no array 'data/demo_1/obs/front'"):
+        read(path, observation_keys=["front", "object"])
+    with pytest.raises(UserError, match=r"no side to observe. Choose among front"):
+        read(path, observation_keys=["side"])
 
 
 def broken(key: str, value: Any) -> dict[str, Demo]:

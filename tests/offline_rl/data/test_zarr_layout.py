@@ -96,11 +96,24 @@ def test_own_keys_are_joined_flat_in_the_given_order(tmp_path: Path):
     np.testing.assert_array_equal(data.observations, expected)
 
 
-def test_a_picture_of_whole_numbers_becomes_bytes(tmp_path: Path):
+def test_pictures_of_whole_numbers_become_bytes_beside_vectors(tmp_path: Path):
     arrays = pusht()
-    data = read(zarr(tmp_path / "a.zarr", arrays), observation_keys=["img"], **PIXELS)
-    assert data.observations.dtype == np.uint8
-    np.testing.assert_array_equal(data.observations, arrays["data/img"])
+    path = zarr(tmp_path / "a.zarr", arrays)
+    for keys in (["img"], ["img", "keypoint", "state"]):
+        seen = read(path, observation_keys=keys, **PIXELS).observations
+        assert list(seen) == keys
+        assert seen["img"].dtype == np.uint8
+        for key in keys:
+            np.testing.assert_array_equal(seen[key], arrays[f"data/{key}"].reshape(seen[key].shape))
+
+
+def test_pictures_of_parts_or_with_the_colours_first_are_refused(tmp_path: Path):
+    halves = pusht() | {"data/img": pusht()["data/img"] / 255}
+    with pytest.raises(UserError, match="data/img has type float32; pictures are uint8"):
+        read(zarr(tmp_path / "a.zarr", halves), observation_keys=["img"], **PIXELS)
+    first = pusht() | {"data/img": np.moveaxis(pusht()["data/img"], 3, 1).astype(np.uint8)}
+    with pytest.raises(UserError, match=r"data/img has shape .* Move the colours"):
+        read(zarr(tmp_path / "b.zarr", first), observation_keys=["img", "state"], **PIXELS)
 
 
 def test_rewards_are_read_where_they_are(tmp_path: Path):

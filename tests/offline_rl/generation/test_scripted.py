@@ -67,6 +67,36 @@ def test_a_set_may_have_pictures_and_fewer_rows(tmp_path: Path, monkeypatch: pyt
     assert ((ink > 0.01) & (ink < 0.3)).all()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "name"), [("push", "standard-pixels-expert"), ("fetch", "reach-expert")]
+)
+def test_demonstrations_leave_as_lerobots_and_are_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, name: str
+):
+    pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
+    whole = module.load_recipe
+    few = {"rows": 60, "rows_of": {}}
+    monkeypatch.setattr(module, "load_recipe", lambda n: replace(whole(n), **few))
+    monkeypatch.setattr(roll, "BATCH", 2)
+    keys = {"recipe": recipe, "out": str(tmp_path), "qualities": [name], "show": False}
+    generate(**keys, format="lerobot")
+    data = load(tmp_path / name)
+    assert data.num_rows == 60
+    assert data.spec.rate_hz == {"push": 20, "fetch": 25}[recipe]
+    if recipe == "push":
+        seen = ["observation.images.picture", "observation.state"]
+        shown = load(tmp_path / name, observation_keys=seen).observations
+        assert shown["picture"].shape == (60, 96, 96, 3)
+        np.testing.assert_array_equal(shown["state"], data.observations)
+
+
+def test_lerobots_layout_is_for_demonstrations_alone(tmp_path: Path):
+    with pytest.raises(UserError, match="format=lerobot is for demonstrations"):
+        generate(recipe="hopper", out=str(tmp_path), format="lerobot")
+    with pytest.raises(UserError, match="video=true means something with format=lerobot"):
+        generate(recipe="push", out=str(tmp_path), video=True)
+
+
 def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
     folder = tmp_path / "push"
     wanted = ["standard-expert", "standard-medium"]

@@ -93,3 +93,13 @@ def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data:
         other = Dataset.from_arrays(seen, *rest)
         with pytest.raises(UserError, match="data of another task"):
             learn(tmp_path, other)
+
+
+def test_chunks_are_cloned_from_a_history_of_pictures(tmp_path: Path, data: Dataset) -> None:
+    chunks = {"algorithm.history": 2, "algorithm.window": 4, "algorithm.executed": 3}
+    result = learn(tmp_path, data, **chunks)
+    file = result.path / "seed_0" / "policy.bundle"
+    policy = policies.load(file)
+    assert (policy.spec.history, policy.spec.horizon, policy.spec.executed) == (2, 4, 3)
+    told = json.loads(evaluate(run=str(file), episodes=2, json=True))
+    assert told["bundles"][0]["returns"] == result.results[0]["returns"]
