@@ -122,16 +122,19 @@ def _filmed(
             names = ("chunk_index", "file_index", "from_timestamp")
             chunk, file, start = (table.get(f"videos/{key}/{name}") for name in names)
         first = np.rint(start * fps).astype(int)
-        paths = [
-            template.format(video_key=key, chunk_index=c, file_index=f)
+        places = [
+            {"chunk_index": c, "file_index": f}
             for c, f in zip(chunk.tolist(), file.tolist(), strict=True)
         ]
     else:
         first, size = np.zeros(len(lengths), int), int(info.get("chunks_size", 1000))
-        paths = [
-            template.format(video_key=key, episode_chunk=n // size, episode_index=n)
-            for n in numbers.tolist()
-        ]
+        places = [{"episode_chunk": n // size, "episode_index": n} for n in numbers.tolist()]
+    try:
+        paths = [str(template).format(video_key=key, **place) for place in places]
+    except (LookupError, ValueError):
+        raise UserError(
+            f"{raw.where}: video_path in meta/info.json is {template!r}, which names no file."
+        ) from None
     wanted: dict[str, list[np.ndarray]] = {}
     for number in numbers:
         if kept[at[number]]:

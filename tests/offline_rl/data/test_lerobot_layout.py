@@ -211,6 +211,9 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     with pytest.raises(UserError, match="there is no such video"):
         read(path, observation_keys=CAMERAS)
     assert read(path).num_rows == ROWS
+    rewrite_info(path, video_path="videos/{camera}.mp4")
+    with pytest.raises(UserError, match=r"video_path in meta/info\.json is"):
+        read(path, observation_keys=CAMERAS)
 
 
 def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
