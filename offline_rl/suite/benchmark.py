@@ -30,6 +30,8 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         out = Path(options.out or f"runs/{Path(name).stem}")
         chosen = {"algorithms": options.algorithms, "tasks": options.tasks, "seeds": options.seeds}
         wanted = cells(read_suite(name), str(out), **chosen)  # type: ignore[arg-type]
+        if show:
+            print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
         wanted = priced(wanted, str(out))
         if not options.dry_run:
             write_plan(out / "plan.json", name, wanted)

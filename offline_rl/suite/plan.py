@@ -8,7 +8,7 @@
 
 A cell with `from` is fine-tuned from an earlier cell, of this algorithm and name and the same task.
 All of it is checked before anything runs. What a cell costs is told by earlier runs of the same
-algorithm in the same folder; where there is none yet, nobody knows.
+algorithm in the same folder; where there is none yet, the counted work of an update, roughly.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from offline_rl.algorithms.common.registry import label
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, read_object, write_json
 from offline_rl.utils.options import build, unknown
@@ -49,7 +50,7 @@ class Cell:
     """One run: all seeds of one algorithm on one task."""
 
     keys: dict[str, Any]  # of `train`; of `finetune` where there is a `run`
-    seconds: float | None = None  # what it is expected to take, where earlier runs tell
+    seconds: float | None = None  # what it is expected to take, where that is known
 
     @property
     def folders(self) -> list[SeedFolder]:
@@ -185,7 +186,8 @@ def check(keys: Mapping[str, Any]) -> None:
 def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
     """The cells with their cost, from the finished runs below `out`; the same task's first.
 
-    Raises UserError naming a result that is damaged.
+    Where there is none of the algorithm yet, by counted work: of its first cell, which stands for
+    the others. Raises UserError naming a result that is damaged.
     """
     speeds: dict[tuple[str, str | None], list[float]] = {}
     for file in Path(out).glob("*/*/*/seed_*/result.json"):
@@ -202,11 +204,22 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
     priced = []
     for cell in wanted:
         k = cell.keys
-        name = label(k["algorithm"])
+        name, size = label(k["algorithm"]), cell.total * len(cell.folders)
         found = speeds.get((name, k["task"])) or speeds.get((name, None))
-        seconds = median(found) * cell.total * len(cell.folders) if found else None
-        priced.append(Cell(k, seconds))
+        if not found and (seconds := counted(cell)) is not None:
+            found = speeds[name, None] = [seconds / size]
+        priced.append(Cell(k, median(found) * size if found else None))
     return priced
+
+
+def counted(cell: Cell) -> float | None:
+    """What its updates should take in seconds; None where that is not known before it begins."""
+    if "run" in cell.keys or not cell.total or cell.finished:
+        return None
+    try:
+        return expected_seconds(cell.keys)
+    except UserError:  # such as data that is not there yet: said when its turn comes
+        return None
 
 
 def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:

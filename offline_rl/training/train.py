@@ -7,7 +7,7 @@ written before the checks pass.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -22,9 +22,11 @@ from offline_rl.algorithms.common.registry import label
 from offline_rl.algorithms.common.schedule import Learn
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
+from offline_rl.engine.work import COMPILED_SPEEDUP
 from offline_rl.online.collector import Collector
+from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training.choices import choose, precision, stored
+from offline_rl.training.choices import Choices, choose, precision, stored
 from offline_rl.training.finetune import Start, networks_of
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
@@ -127,33 +129,11 @@ def train_group(
     """Trains members that are at the same point, side by side."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
-    earlier = plan.start.num_updates if plan.start is not None else 0
-    online = int(o.num_env_steps * plan.interaction.online.utd)
-    horizon = o.num_updates or earlier or online  # updates, for schedules
-    device = hardware.device(o.device)
-    data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
-    if plan.start is None:
-        transform = Transform.fit(plan.cfg, data, plan.spec.seen)
-    else:
-        transform = begun_with(plan.start, seeds, plan.spec)
-    sources = sources_of(plan, data, transform, seeds, device)
     done = common_checkpoint(folders)
     begun = stored(folders[0], done) if done is not None else None
-    engine = Engine(
-        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
-        seeds,
-        sources,
-        batch_size=plan.cfg.batch_size,
-        device=device,
-        precision=begun.precision if begun else precision(o, device),
-        values=stacked([m.cfg for m in members]),
-    )
+    engine, sources, transform = engine_of(plan, members, begun)
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
-    before = plan.start.updates if plan.start is not None else 0
-    for piece in plan.schedule:  # before anything is traced, which has them in it
-        engine.starts[piece.phase] = before
-        before += piece.updates if isinstance(piece, Learn) else 0
     choices = begun or choose(o, engine, *longest(plan))
     engine.compiled = choices.compile
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
@@ -217,6 +197,7 @@ def train_group(
         trainer.run()
     except torch.OutOfMemoryError as error:
         count, batch = len(members), plan.cfg.batch_size
+        device = engine.device
         total = hardware.memory(device) / 2**30
         fewer = f"{count // 2} seeds at a time" if count > 1 else f"batch_size={batch // 2}"
         raise UserError(
@@ -236,6 +217,56 @@ def train_group(
     for made in (evaluation, collector):
         if made is not None:
             made.close()
+
+
+def engine_of(
+    plan: Plan, members: Sequence[Member], begun: Choices | None = None
+) -> tuple[Engine, Sources, Transform]:
+    """What trains members side by side, what it learns from, and how that was transformed."""
+    o, seeds = plan.options, [m.folder.seed for m in members]
+    earlier = plan.start.num_updates if plan.start is not None else 0
+    online = int(o.num_env_steps * plan.interaction.online.utd)
+    horizon = o.num_updates or earlier or online  # updates, for schedules
+    device = hardware.device(o.device)
+    data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
+    if plan.start is None:
+        transform = Transform.fit(plan.cfg, data, plan.spec.seen)
+    else:
+        transform = begun_with(plan.start, seeds, plan.spec)
+    sources = sources_of(plan, data, transform, seeds, device)
+    engine = Engine(
+        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
+        seeds,
+        sources,
+        batch_size=plan.cfg.batch_size,
+        device=device,
+        precision=begun.precision if begun else precision(o, device),
+        values=stacked([m.cfg for m in members]),
+    )
+    before = plan.start.updates if plan.start is not None else 0
+    for piece in plan.schedule:  # before anything is traced, which has them in it
+        engine.starts[piece.phase] = before
+        before += piece.updates if isinstance(piece, Learn) else 0
+    return engine, sources, transform
+
+
+def expected_seconds(keys: Mapping[str, Any]) -> float:
+    """What the updates of a run should take, all seeds together, by their counted work.
+
+    Within a factor of two or so; evaluations and the environment are left out. Nothing is written.
+    Raises UserError where the run would be refused.
+    """
+    plan = prepare(keys)
+    name, cfg = next(iter(plan.settings.items()))
+    run = run_folder(plan.options.out, plan.options.task, label(plan.options.algorithm), name)
+    members = [Member(SeedFolder(run, seed), cfg, {}) for seed in plan.seeds]
+    groups = [members] if plan.stackable else [[member] for member in members]
+    engine, _, _ = engine_of(plan, groups[0])
+    updates, phase = longest(plan)
+    choices = choose(plan.options, engine, updates, phase)
+    work = engine.work(phase)
+    one = work.seconds(engine.device.type, choices.precision, choices.threads)
+    return one * updates * len(groups) / (COMPILED_SPEEDUP if choices.compile else 1)
 
 
 def longest(plan: Plan) -> tuple[int, str]:
