@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from policies import BundleError, Spec, load
-from policies.chunks import Queue
+from policies import BundleError, Spec, channels, load
 from policies.player import queue
 from real_robot.control.observing import goals, observer
 from real_robot.control.rings import Reader, Ring, Words
@@ -59,7 +58,9 @@ class Inference:
         spec = policy.spec
         self.policy, self._chunks, self._words, self._now_ns = policy, chunks, words, now_ns
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
-        self._queue = history(policy)
+        draws = getattr(policy, "noise_shape", ())
+        made: Any = policy
+        self._queue = queue(made) if spec.history > 1 or draws else None
         self._rows = Reader(ticks)
         self._steps = max(1, min(spec.executed, int(spec.horizon * ASK_AGAIN)))
         self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
@@ -69,8 +70,8 @@ class Inference:
 
     def warm_up(self) -> None:
         """Lets the runtime allocate and choose; what it answers is not used."""
-        shapes = {channel.name: channel.shape for channel in self.policy.spec.channels}
-        blank = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        seen = self.policy.spec.channels
+        blank = {channel.name: np.zeros(channel.shape, channel.dtype) for channel in seen}
         lone = self.policy.spec.lone
         for _ in range(WARM_UP):
             self.policy.act(blank if lone is None else blank[lone.name])
@@ -95,7 +96,7 @@ class Inference:
         late = now_ns - self._next_ns > self._period_ns
         self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
         if self._queue is not None:
-            self._queue.see(observation[None])
+            self._queue.see(channels.each(lambda x: x[None], observation))
         self._seen += 1
         if (self._seen - 1) % self._steps:
             return False
@@ -114,18 +115,7 @@ class Inference:
 
     def _finite(self, observation: Any) -> bool:
         """Whether every number of the observation is one."""
-        parts = observation.values() if isinstance(observation, dict) else [observation]
-        return all(np.isfinite(part).all() for part in parts)
-
-
-def history(policy: Any) -> Queue | None:
-    """Of one robot, for a policy that sees one or draws noise. Raises UserError."""
-    if policy.spec.history == 1 and not getattr(policy, "noise_shape", ()):
-        return None
-    try:
-        return queue(policy)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        return all(np.isfinite(part).all() for part in channels.parts(observation))
 
 
 def infer(session: Session) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from robots_in_memory import spec as robot_spec
 
-from offline_rl.utils.errors import UserError
 from policies import Channel, Spec
 from real_robot.control.inference import Inference
 from real_robot.control.rings import Reader, Ring, Words
@@ -66,21 +65,29 @@ def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions
         np.testing.assert_allclose(chunk.actions, 0.1 * (count + 1), rtol=1e-6)
 
 
-def test_histories_of_several_channels_are_refused(tmp_path) -> None:
-    planner = Planner(2)
+def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
+    """The present observation last, each channel in an array of its own."""
+    asked, robot = list[dict[str, list[list[float]]]](), robot_spec()
+
+    def plan(seen: dict[str, np.ndarray], noise: np.ndarray) -> np.ndarray:
+        asked.append({name: x[0].round(6).tolist() for name, x in seen.items()})
+        return np.zeros((1, 2, 2), np.float32)
+
     parts = [Channel(name, (1,), names=(f"{name}.q",)) for name in ("shoulder", "elbow")]
-    made: Any = SimpleNamespace(
-        spec=Spec(
-            tuple(parts),
-            2,
-            history=2,
-            action_low=(-1.0, -1.0),
-            action_high=(1.0, 1.0),
-            action_names=planner.spec.action_names,
-        ),
-        noise_shape=(),
-    )
-    robot = robot_spec()
-    rings = [Ring.create(tmp_path / "t", row_type(robot), 4)] * 2
-    with pytest.raises(UserError, match="this policy observes shoulder, elbow"):
-        Inference(made, robot, *rings, Words(tmp_path / "words", create=True))
+    limits = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
+    sizes: dict[str, Any] = {"history": 2, "horizon": 2, "executed": 1, "rate_hz": 20.0}
+    spec = Spec(tuple(parts), 2, **limits, **sizes, action_names=("shoulder", "elbow"))
+    made: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
+    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    for k in range(2):
+        row = ticks.record
+        row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, k
+        row["q"] = [k, 0.5]
+        ticks.push()
+        inference.look(10**9 + k * PERIOD_NS)
+    assert asked == [
+        {"shoulder": [[0.0], [0.0]], "elbow": [[0.5], [0.5]]},
+        {"shoulder": [[0.0], [1.0]], "elbow": [[0.5], [0.5]]},
+    ]
