@@ -42,7 +42,7 @@ class Source(Protocol):
 
     def sample(
         self, data: Any, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch: ...
+    ) -> Any: ...  # a Batch; of rollouts, `replay.rollouts.Decisions`
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,4 @@ class Sources:
 
     offline: Source | None = None  # the data
     online: Source | None = None  # each seed's own experience
+    rollouts: Source | None = None  # decisions of its present policy

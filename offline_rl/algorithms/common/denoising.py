@@ -25,7 +25,8 @@ Answer = Callable[[Tensor, Tensor], Tensor]  # x [..., B, T, A], times [..., B] 
 
 def rounds_of(table: Table, tuned: int, like: Tensor) -> Tensor:
     """The last `tuned` rounds' numbers, [K', 8]."""
-    return like.new_tensor([[*row] for row in table[-tuned:]])
+    numbers = [float(number) for row in table[-tuned:] for number in row]
+    return like.new_tensor(numbers).unflatten(0, (tuned, len(Round._fields)))
 
 
 def transition(answer: Answer, numbers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
