@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise, minimise_with
-from offline_rl.algorithms.common.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.config import Rate
+from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, clipped_loss, kept, standardised
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.ppo import clip_range, clipped_loss, kept, standardised
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import Amount, NonNegative, Positive, Share
 from policies.networks.mlp import Scalar

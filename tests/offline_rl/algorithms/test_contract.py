@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
-from offline_rl.algorithms.common.chains import DenoisingRL
 from offline_rl.algorithms.common.config import stackable
+from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from offline_rl.algorithms.common.denoising import (
+from offline_rl.algorithms.common.on_policy.denoising import (
     log_density,
     mean_of_executed,
     replayed,

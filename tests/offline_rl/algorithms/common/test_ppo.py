@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from offline_rl.algorithms.common.ppo import (
+from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
     accumulated,
     advantages,

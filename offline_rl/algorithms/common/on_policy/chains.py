@@ -19,7 +19,7 @@ from offline_rl.algorithms.common.base import Algorithm, Network, State, wanted
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
 from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
 from offline_rl.algorithms.common.critics import Value
-from offline_rl.algorithms.common.denoising import (
+from offline_rl.algorithms.common.on_policy.denoising import (
     log_density,
     mean_of_executed,
     replayed,
@@ -27,7 +27,7 @@ from offline_rl.algorithms.common.denoising import (
     sampled,
     transition,
 )
-from offline_rl.algorithms.common.ppo import (
+from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
     advantages,
     moments_with,
