@@ -366,6 +366,7 @@ KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose 
 WITHOUT = {  # algorithms without a case, and why
     "act": "huggingface/lerobot was not run: tests hold layers and loss to torch's and the paper's",
     "consistency": "Aaditya-Prasad/consistency-policy's policy was not run: it needs robomimic",
+    "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
     "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -94,6 +94,7 @@ class Engine:
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
         self._traced: dict[tuple[str, Places], GraphModule] = {}
         self._programs: dict[tuple[str, Places], Program] = {}
+        self._applied: dict[tuple[str, str], GraphModule] = {}
 
     @property
     def updates(self) -> int:
@@ -259,6 +260,35 @@ class Engine:
         yield
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
+
+    def apply(self, method: str, inputs: Mapping[str, Tensor], phase: str = "update") -> Any:
+        """What the algorithm's `method(state, inputs)` answers for each seed; nothing is learnt.
+
+        inputs, and what comes back: [S, …] each, of the same names and shapes in every call.
+        """
+        now, start = self.at(phase)[0], self.starts.get(phase, 0)
+        leaves, form = tree_flatten((self.state, self.values, dict(inputs)))
+
+        def one(tree: Any, values: Any, given: Any) -> Any:
+            algorithm, counters = now.with_values(values), tree["counters"]
+            random = Random(counters["seed"], counters["update"])
+            done = counters["update"] - start
+            state = State(algorithm, tree["params"], tree["optimiser"], random, done)
+            return getattr(algorithm, method)(state, given)
+
+        def stacked(leaves: list[Tensor]) -> Any:
+            arguments = tree_unflatten(leaves, form)
+            if len(self.seeds) == 1:
+                return tree_map(lambda x: x[None], one(*tree_map(lambda x: x[0], arguments)))
+            return vmap(one)(*arguments)
+
+        with torch.no_grad():
+            if (phase, method) not in self._applied:
+                graph = traced(stacked, leaves)
+                graph.graph.eliminate_dead_code()
+                graph.recompile()
+                self._applied[phase, method] = graph
+            return self._applied[phase, method](leaves)
 
     def work(self, phase: str = "update") -> Work:
         """What an update of a phase costs, all seeds together."""

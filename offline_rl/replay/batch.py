@@ -43,7 +43,7 @@ class Source(Protocol):
 
     def sample(
         self, data: Any, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch: ...
+    ) -> Any: ...  # a Batch; of rollouts, `replay.rollouts.Decisions`
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,4 @@ class Sources:
 
     offline: Source | None = None  # the data
     online: Source | None = None  # each seed's own experience
+    rollouts: Source | None = None  # decisions of its present policy

@@ -128,7 +128,7 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     if algorithm == start.algorithm:
         kept = {f.name: hyper[f.name] for f in fields(kind.Config) if f.name in hyper}
     else:
-        kept = networks_of(kind.Config, hyper)
+        kept = networks_of(kind.Config, hyper) | kind.inherits(start.algorithm, hyper)
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
     if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already

@@ -15,7 +15,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     prepared,
 )
-from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece
+from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.transform import centre_of, range_of_returns
@@ -80,6 +80,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         raise UserError(
             f"{options.algorithm} is taught by another policy: offline-rl distill run=<folder>, of "
             f"{algorithm.distils}"
+        )
+    if algorithm.continues and start is None:
+        raise UserError(
+            f"{options.algorithm} goes on from another policy: offline-rl finetune "
+            f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
         )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
@@ -311,7 +316,7 @@ def headline(plan: Plan) -> str:
 def idle(plan: Plan) -> str:
     """A sentence where an environment's steps are too few to learn from; else nothing."""
     steps, online, batch = plan.options.num_env_steps, plan.interaction.online, plan.cfg.batch_size
-    if not steps:
+    if not any(isinstance(piece, Interact) for piece in plan.schedule):
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period

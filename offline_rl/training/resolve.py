@@ -14,6 +14,7 @@ from envs import Task
 from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
+from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -170,6 +171,8 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
     if options.num_env_steps and options.task == "none":
         raise UserError("num_env_steps needs an environment; task=none has none")
+    if options.keep_data and issubclass(algorithm.Online, OnPolicy):
+        raise UserError(f"keep_data=true: {options.algorithm} keeps nothing of what it saw")
     if options.keep_data and not options.num_env_steps:
         raise UserError("keep_data=true keeps what is seen online: give num_env_steps=")
     if options.expert_dataset is not None and "expert" not in algorithm.needs:

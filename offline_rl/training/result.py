@@ -8,6 +8,7 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import label, origin
 from offline_rl.data.writers.d4rl import write
+from offline_rl.online.collector import Collector
 from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
@@ -100,7 +101,11 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "version": __version__,
         "commit": hardware.commit(),
     }
-    if o.keep_data and trainer.collector is not None and trainer.collector.buffer.added[s]:
+    if (
+        o.keep_data
+        and isinstance(trainer.collector, Collector)
+        and trainer.collector.buffer.added[s]
+    ):
         seen = trainer.collector.buffer.everything(s)
         write(trainer.transform.raw(seen), folder.path / EXPERIENCE)
     result = plain(result)

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.schedule import Collect
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns, shapes
 from offline_rl.replay.mixtures import WithExpert
+from offline_rl.replay.rollouts import Rollouts
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Plan
 from offline_rl.utils import hardware
@@ -39,8 +41,20 @@ def sources_of(
     elif data is not None:
         learnt, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
         offline = offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
+    if any(isinstance(piece, Collect) for piece in plan.schedule):
+        return Sources(offline, rollouts=rollouts(plan, seeds, device))
     steps = plan.options.num_env_steps
     return Sources(offline, experience(plan, seeds, device) if steps else None)
+
+
+def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts:
+    """Room for what each seed's policy will decide in an iteration."""
+    cfg = plan.interaction.cfg
+    learner: Any = plan.algorithm(plan.spec, cfg, interaction=plan.interaction)
+    size = cfg.decisions // cfg.environments, cfg.environments
+    columns, carried = learner.columns()
+    options: Any = {"steps": cfg.tuned, "carried": carried, "device": device}
+    return Rollouts(len(seeds), size, columns, **options)
 
 
 def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:

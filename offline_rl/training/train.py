@@ -19,13 +19,15 @@ from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.registry import label
-from offline_rl.algorithms.common.schedule import Learn
+from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
 from offline_rl.online.collector import Collector
+from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.rollouts import Rollouts
 from offline_rl.training.choices import Choices, choose, precision, stored
 from offline_rl.training.finetune import Start, networks_of
 from offline_rl.training.options import TrainOptions
@@ -147,8 +149,15 @@ def train_group(
         if plan.task.env_id
         else None
     )
-    collector = None
-    if o.num_env_steps:
+    collector: Collector | RolloutCollector | None = None
+    if isinstance(sources.rollouts, Rollouts):
+        collector = RolloutCollector(
+            engine,
+            lambda count: envs.make_vector(plan.task, count, num_threads=threads),
+            sources.rollouts,
+            transform,
+        )
+    elif o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
         collector = Collector(
             engine,
@@ -245,7 +254,7 @@ def engine_of(
     )
     before = plan.start.updates if plan.start is not None else 0
     for piece in plan.schedule:  # before anything is traced, which has them in it
-        engine.starts[piece.phase] = before
+        engine.starts.setdefault(piece.phase, before)
         before += piece.updates if isinstance(piece, Learn) else 0
     return engine, sources, transform
 
@@ -271,10 +280,12 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
 
 def longest(plan: Plan) -> tuple[int, str]:
     """The phase with the most updates, and how many: what compilation and threads are for."""
-    utd = plan.interaction.online.utd
-    sizes = [p.size if isinstance(p, Learn) else int(p.size * utd) for p in plan.schedule]
-    most = max(range(len(sizes)), key=sizes.__getitem__)
-    return sizes[most], plan.schedule[most].phase
+    utd, sizes = plan.interaction.online.utd, dict[str, int]()
+    for piece in plan.schedule:
+        share = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
+        sizes[piece.phase] = sizes.get(piece.phase, 0) + int(piece.size * share)
+    phase = max(sizes, key=sizes.__getitem__)
+    return sizes[phase], phase
 
 
 def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:

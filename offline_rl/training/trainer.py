@@ -19,11 +19,12 @@ from tqdm import tqdm
 
 from envs import Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.schedule import ONLINE, Learn, Piece, at
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.collector import Collector
+from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.training.evaluator import Evaluator
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -63,7 +64,7 @@ class Trainer:
         *,
         schedule: Sequence[Piece],
         evaluation: VectorEnv | None,
-        collector: Collector | None = None,
+        collector: Collector | RolloutCollector | None = None,
         choices: Mapping[str, Any],
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
@@ -107,7 +108,7 @@ class Trainer:
         """Updates in all: of preliminary phases (`pretrain`), or `online`."""
         learn = [work for work in self.schedule if isinstance(work, Learn)]
         if kind == "pretrain":
-            return sum(work.updates for work in learn if work.phase != "update")
+            return sum(work.updates for work in learn if work.phase not in ("update", ONLINE))
         start = self.engine.starts.get(ONLINE)
         return 0 if start is None else max(self.engine.updates - start, 0)
 
@@ -142,8 +143,16 @@ class Trainer:
 
     def _period(self) -> int:
         """Of the clock: what is done is done in so many at a time."""
-        learning = self.work is not None and isinstance(self.work[0], Learn)
-        return self.engine.period(self.work[0].phase) if self.work and learning else 1
+        work = self.work[0] if self.work is not None else None
+        if isinstance(work, Learn):
+            return self.engine.period(work.phase)
+        return self.each if isinstance(work, Collect) else 1
+
+    @property
+    def each(self) -> int:
+        """What the clock counts of a decision in all environments of a seed."""
+        assert isinstance(self.collector, RolloutCollector)
+        return self.collector.each * self.collector.executed
 
     def _stops(self) -> Iterator[int]:
         """The clock's next moments at which something besides learning happens."""
@@ -157,8 +166,10 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         """At each multiple of `every`, and wherever one piece of work ends."""
-        piece = self.work
-        return piece is None or piece[1] == 0 or self.clock % every < min(self._period(), every)
+        k, done = at(self.schedule, self.clock)
+        phases = [work.phase for work in self.schedule]
+        end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
+        return end or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
         """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
@@ -167,7 +178,15 @@ class Trainer:
         if isinstance(work, Learn):
             self.clock += self._learn(stop - self.clock, work.phase, count=True)
             return
-        assert self.collector is not None
+        if isinstance(work, Collect):
+            assert isinstance(self.collector, RolloutCollector)
+            while self.clock < stop and not self._asked():
+                self.collector.step()
+                self.clock += self.each
+                self.bar.update(self.each)
+                self._tell(self.clock)
+            return
+        assert isinstance(self.collector, Collector)
         algorithm, _ = self.engine.at(work.phase)
         online, batch = algorithm.interaction.online, self.engine.batch_size
         start = self.engine.starts[work.phase]

@@ -31,7 +31,7 @@ class Random:
 
     def __init__(self, seed: Tensor, update: Tensor) -> None:
         """seed, update: 0-d int64, in [0, 2**31); a seed's bits from 32 on tell streams apart."""
-        self.update = update
+        self.seed, self.update = seed, update
         low, high = seed & 0x7FFFFFFF, seed >> 32
         self.key = mix((low * 0x1E3779B1 + update + high * 0x5BD1E995) & MASK)
         self.key2 = mix((update * 0x2545F491 + low * 0x3C6EF372 + high) & MASK)

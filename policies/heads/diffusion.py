@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.heads.schedules import Table, draws, sample
 from policies.networks.denoisers import Kind, denoiser
@@ -99,6 +100,18 @@ class DiffusionActor(Scaled):
         until: Tensor | None = None,
     ) -> Tensor:
         """`forward` after `encode`."""
+        return self.by(self.network, seen, x, times, random, until)
+
+    def by(
+        self,
+        network: nn.Module,
+        seen: Tensor,
+        x: Tensor,
+        times: Tensor,
+        random: Random | None = None,
+        until: Tensor | None = None,
+    ) -> Tensor:
+        """What a network of this one's sizes answers; the rest is `predict`'s."""
         drop = hidden_dropout(self.dropout_rate, random) or (lambda values: values)
         rows, chunk = x.shape[:-2], x.shape[-2:]
         seen = seen.expand(*rows, *seen.shape[-2:]).reshape(prod(rows), *seen.shape[-2:])
@@ -106,14 +119,19 @@ class DiffusionActor(Scaled):
         if self.until is not None:
             told.append(torch.full_like(times, self.until) if until is None else until)
         moments = torch.stack(told, -1).reshape(prod(rows), len(told))
-        return self.network(x.reshape(prod(rows), *chunk), moments, seen, drop).reshape(x.shape)
+        answer: Tensor = network(x.reshape(prod(rows), *chunk), moments, seen, drop)
+        return answer.reshape(x.shape)
+
+    def asked(self, seen: Tensor, x: Tensor, time: float) -> Tensor:
+        """The answer in a round of the table, that of `time`."""
+        return self.predict(seen, x, x.new_full(x.shape[:1], time))
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
         """See `Planner`."""
         seen = self.encode(observations)
 
         def network(x: Tensor, time: float) -> Tensor:
-            return self.predict(seen, x, x.new_full(x.shape[:1], time))
+            return self.asked(seen, x, time)
 
         return self.finished(sample(self.table, network, noise))
 
@@ -121,3 +139,35 @@ class DiffusionActor(Scaled):
         """A sampler's last [B, T, A] -> the actions from the present one on, [B, horizon, A]."""
         chunk = x[:, self.history - 1 :].clip(-1, 1)
         return self.raw(chunk).clip(-1, 1)
+
+
+class TunedActor(DiffusionActor):
+    """One of whose rounds the last were fine-tuned; those before ask what `network` was before."""
+
+    def __init__(self, *, tuned: int, **options: Any) -> None:
+        """tuned: rounds, fewer than all."""
+        super().__init__(**options)
+        self.arguments["tuned"] = tuned
+        self.base = copy.deepcopy(self.network)
+        self.late = {row[0] for row in self.table[-tuned:]}  # their times
+
+    def predict(
+        self,
+        seen: Tensor,
+        x: Tensor,
+        times: Tensor,
+        random: Random | None = None,
+        until: Tensor | None = None,
+    ) -> Tensor:
+        """Of both networks each row's own: for a graph, in which a time is not known before."""
+        late = (times[..., None] == times.new_tensor(sorted(self.late))).any(-1)
+        tuned, before = (self.by(net, seen, x, times, random) for net in (self.network, self.base))
+        return torch.where(late[..., None, None], tuned, before)
+
+    def asked(self, seen: Tensor, x: Tensor, time: float) -> Tensor:
+        network = self.network if time in self.late else self.base
+        return self.by(network, seen, x, x.new_full(x.shape[:1], time))
+
+    def before(self, observations: Tensor, x: Tensor, times: Tensor) -> Tensor:
+        """`forward` as it was before it was fine-tuned."""
+        return self.by(self.base, self.encode(observations), x, times)

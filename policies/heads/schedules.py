@@ -107,10 +107,21 @@ def ddim(
     return table
 
 
-def euler(rounds: int) -> Table:
-    """Along a flow from noise at time 0 to the chunk at time 1, in steps of one size."""
-    step = 1 / rounds
-    return [Round(FLOW_TIME * k * step, 1.0, 0.0, 0.0, 1.0, step, 0.0, 0.0) for k in range(rounds)]
+def euler(rounds: int, eta: float = 0.0) -> Table:
+    """Along a flow from noise at time 0 to the chunk at time 1, in steps of one size.
+
+    eta: how much of the noise that is left is drawn anew in every step, all at 1, its share staying
+    as the time says (Wang and Yu, arXiv:2509.05952); the last step is certain.
+    """
+    step, certain = 1 / rounds, math.cos(math.pi / 2 * eta)
+    table = []
+    for k in range(rounds):
+        left = max(1 - (k + 1) * step, 0.0) if k + 1 < rounds else 0.0  # of noise, after the step
+        fresh = (1 - certain) * left
+        keep, follow = 1.0 - fresh, step + fresh * k * step
+        spread = math.sin(math.pi / 2 * eta) * left
+        table.append(Round(FLOW_TIME * k * step, 1.0, 0.0, 0.0, keep, follow, 0.0, spread))
+    return table
 
 
 def sigma(place: Any) -> Any:

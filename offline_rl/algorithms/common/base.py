@@ -97,6 +97,7 @@ class Algorithm:
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
     frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
     distils: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
+    continues: ClassVar[str] = ""  # what it fine-tunes, where it cannot begin from nothing
     needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
@@ -225,6 +226,14 @@ class Algorithm:
             if network_of(name) not in kept or not name.startswith("optimiser/"):
                 taken[name] = other[name]
         return taken
+
+    @classmethod
+    def inherits(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of its config that follow from another algorithm's run, that run's `hyper`.
+
+        Raises UserError for a run that it cannot go on from.
+        """
+        return {}
 
     def initial(self) -> dict[str, Any]:
         """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""

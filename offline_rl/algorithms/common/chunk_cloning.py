@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Algorithm, State, soft_update
-from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, BaseConfig, Dropout, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
@@ -20,6 +20,7 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Table
 from policies.networks.denoisers import Kind
+from policies.spec import Spec
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -31,19 +32,27 @@ SHAPE = (  # what a student has of its teacher
     *("history", "window", "executed", "action_low", "action_high", "normalise_observations"),
     *("network", "widths", "time_size", "heads"),
 )
-Ends = Annotated[tuple[float, ...], Range(-1, 1)]
-Even = Annotated[int, Range(4)]
+Ends = Annotated[tuple[float, ...], Range(-1, 1), BUILT]
+Built = Annotated[int, Range(1), BUILT]
+Even = Annotated[int, Range(4), BUILT]
 
 
 @dataclass(frozen=True)
-class ChunkConfig(BaseConfig):
-    """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
+class ChunkShape(BaseConfig):
+    """What a decision is; defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
 
-    history: Count = 2  # observations seen at once
-    window: Count = 16  # actions predicted, the first beside the oldest of these observations
-    executed: Count = 8  # of these, from the present one on, taken before the next decision
+    history: Built = 2  # observations seen at once
+    window: Built = 16  # actions predicted, the first beside the oldest of these observations
+    executed: Built = 8  # of these, from the present one on, taken before the next decision
     action_low: Ends | None = None  # of each action, scaled to -1; null: the data's least
     action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
+    normalise_observations: bool = True
+
+
+@dataclass(frozen=True)
+class ChunkConfig(ChunkShape):
+    """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
+
     mask_ends: bool = False  # learn nothing from actions repeated beyond an episode's ends
     lr: Rate = 1e-4  # learning rate at its highest
     beta1: Share = 0.95  # of AdamW
@@ -53,7 +62,6 @@ class ChunkConfig(BaseConfig):
     decay_lr: bool = True  # then takes it to 0 along half a cosine over num_updates
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
     ema_max: Share = 0.9999  # and at most this
-    normalise_observations: bool = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 
     def __post_init__(self) -> None:
@@ -71,17 +79,15 @@ class ChunkConfig(BaseConfig):
 
 
 @dataclass(frozen=True)
-class DenoisingConfig(ChunkConfig):
+class DenoiserShape(ChunkShape):
     """A network that denoises; defaults: Diffusion Policy's."""
 
-    network: Kind = "unet"  # what denoises
+    network: Annotated[Kind, BUILT] = "unet"  # what denoises
     # a U-Net's channels by level, an MLP's units by layer, or for each layer of a transformer the
     # size of its tokens
     widths: Sizes | None = None  # by level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
     time_size: Even | None = None  # of a time's embedding; null: the first width, in an mlp 32
-    heads: Count = 4  # of attention in each layer of a transformer
-    dropout: Dropout = 0.0  # of a network's hidden units, while it learns
-    levels: Count = 1  # noise levels for each encoded observation
+    heads: Built = 4  # of attention in each layer of a transformer
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +111,12 @@ class DenoisingConfig(ChunkConfig):
         if (self.options().get("time_size") or 4) % 2:
             raise ValueError(f"time_size={self.time_size} is odd")
 
+    def actor(self, spec: Spec) -> dict[str, Any]:
+        """What a head of these sizes is made of, but for its table."""
+        names = ("history", "window", "executed", "network", "action_low", "action_high")
+        sizes = {"observations": spec.observation_dim, "actions": spec.action_dim}
+        return sizes | {"options": self.options()} | {name: getattr(self, name) for name in names}
+
     def options(self) -> dict[str, Any]:
         """Of the network of that name."""
         widths = [*(self.widths or PAPER[self.network])]
@@ -113,6 +125,14 @@ class DenoisingConfig(ChunkConfig):
         if self.network == "mlp":
             return {"hidden": widths, "time_size": self.time_size or 32}
         return {"widths": widths, "time_size": self.time_size or widths[0]}
+
+
+@dataclass(frozen=True)
+class DenoisingConfig(DenoiserShape, ChunkConfig):
+    """How it is taught; defaults: Diffusion Policy's."""
+
+    dropout: Dropout = 0.0  # of a network's hidden units, while it learns
+    levels: Count = 1  # noise levels for each encoded observation
 
 
 class ChunkCloning(Algorithm):
@@ -204,17 +224,8 @@ class Denoising(ChunkCloning):
 
     def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
         """A head of the config's sizes."""
-        spec, cfg = self.spec, self.cfg
-        names = ("history", "window", "executed", "network", "action_low", "action_high")
-        return DiffusionActor(
-            spec.observation_dim,
-            spec.action_dim,
-            options=cfg.options(),
-            table=table,
-            until=until,
-            dropout_rate=cfg.dropout,
-            **{name: getattr(cfg, name) for name in names},
-        )
+        options = self.cfg.actor(self.spec)
+        return DiffusionActor(**options, table=table, until=until, dropout_rate=self.cfg.dropout)
 
     @property
     def undecayed(self) -> tuple[str, ...]:

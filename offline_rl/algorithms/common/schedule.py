@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
@@ -37,7 +37,21 @@ class Interact:
         return self.env_steps
 
 
-Piece: TypeAlias = Learn | Interact
+@dataclass(frozen=True)
+class Collect:
+    """So many decisions of each seed's policy as it is, kept until the next are collected."""
+
+    phase: str
+    decisions: int
+    executed: int  # environment steps of a decision, unless its episode ends before
+
+    @property
+    def size(self) -> int:
+        """What the clock counts of it: environment steps."""
+        return self.decisions * self.executed
+
+
+Piece: TypeAlias = Learn | Interact | Collect
 
 
 def at(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
@@ -78,6 +92,17 @@ class OneBuffer(Online):
     """In a buffer that begins with the data."""
 
     mixing: Share | Literal["rows"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicy(Online):
+    """From its own rollouts alone: nothing of the rest is read."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name}: this method learns from its own rollouts alone")
 
 
 @dataclass(frozen=True, kw_only=True)

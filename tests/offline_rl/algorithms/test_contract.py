@@ -7,7 +7,7 @@ and what has been traced is kept for the next.
 import math
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,11 +16,14 @@ from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.config import stackable
+from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.rollouts import Rollouts
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.options import Checked, Range, build, coerce, documented, ranges
 from offline_rl.utils.random import Random
@@ -35,6 +38,7 @@ SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2}
 SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
 SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
 SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
+SMALL |= {"tuned": 3, "environments": 4, "decisions": 16, "epochs": 2, "value_hidden": [16]}
 OWN = {"DT": {"heads": 2}}
 SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
@@ -59,15 +63,44 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
     )
 
 
-def source(cls: type[Algorithm], cfg: object) -> Source:
+def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
+    if issubclass(cls, DenoisingRL):
+        return toy_rollouts(cls(SPEC, cfg), device)
     expert = dataset(100, seed=1) if "expert" in cls.needs else None
-    return offline_source(cls, cfg, dataset(), expert)
+    return offline_source(cls, cfg, dataset(), expert, device=device)
+
+
+def online(cls: type[Algorithm]) -> Online:
+    """Of two updates a step, where it learns from steps."""
+    return cls.Online() if issubclass(cls, DenoisingRL) else cls.Online(utd=2.0)
+
+
+def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
+    """Of chains whose steps go nowhere, as an untrained network's nearly do."""
+    cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
+    size = cfg.decisions // cfg.environments, cfg.environments
+    made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
+    draw = np.random.default_rng(0)
+    for name in ("observations", "next_observations", "advantages", "returns", "chain"):
+        scale = 0.05 if name == "chain" else 1.0
+        shape = made.data[name].shape
+        made.data[name].copy_(torch.from_numpy(scale * draw.normal(size=shape)))
+    made.data["executed"].fill_(1)
+    made.data["log_probs"].fill_(1)
+    return made
+
+
+def sources(cls: type[Algorithm], cfg: object) -> Sources:
+    made = source(cls, cfg)
+    if issubclass(cls, DenoisingRL):
+        return Sources(rollouts=made)
+    return Sources(offline=made)
 
 
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    made, how = source(cls, cfg), Interaction(cls.Online(utd=2.0), cfg)  # of a small cycle
+    made, how = sources(cls, cfg), Interaction(online(cls), cfg)  # of a small cycle
     return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, made, batch_size=32, **options)
 
 
@@ -160,14 +193,14 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     cfg = small_config(cls)
     then = replace(cfg, **cls.Online.changes)
     experience = offline_source(cls, then, dataset(seed=2))
-    how = Interaction(cls.Online(utd=2.0), then, 10)
-    sources = Sources(source(cls, cfg), experience)
-    e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], sources, batch_size=32)
+    how = Interaction(online(cls), then, 10)
+    both = replace(sources(cls, cfg), online=experience)
+    e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], both, batch_size=32)
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
     e.run(2 * e.period("online"), "online")
     after = flatten(e.state["params"])
     moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
-    assert moved == set(e.state["params"]) - {"vae"}
+    assert moved == set(e.state["params"]) - {"vae", *e.algorithm.frozen}
     assert e.finite().all()
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
@@ -180,7 +213,7 @@ def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_expl
     assert actions.shape == (len(SEEDS), 8, 2)
     assert actions.abs().max() <= 1
     assert torch.equal(actions, e.stacked_policy(8)(observations, 5))
-    if e.algorithm.online:
+    if e.algorithm.online and not hasattr(e.algorithm.modules["policy"], "plan"):
         explore = e.stacked_policy(8, explore=True)
         assert explore(observations, 1).abs().max() <= 1
         assert torch.equal(explore(observations, 1), explore(observations, 1))
@@ -273,9 +306,9 @@ def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: di
     """Traced on one that is not the CPU, and has no memory: a stray tensor would be refused."""
     cls = algorithm_class(name)
     cfg = small_config(cls, **values)
-    expert = dataset(100, seed=1) if "expert" in cls.needs else None
-    made = offline_source(cls, cfg, dataset(), expert, device="meta")
-    e = Engine(lambda _: cls(SPEC, cfg, 100), [0], made, batch_size=32, device="meta")
+    made = source(cls, cfg, "meta")
+    both = Sources(rollouts=made) if issubclass(cls, DenoisingRL) else Sources(made)
+    e = Engine(lambda _: cls(SPEC, cfg, 100), [0], both, batch_size=32, device="meta")
     e.programs()
     for phase, places in e._traced:
         graph, leaves, inputs = e._trace(phase, places)
@@ -297,12 +330,12 @@ def test_config_floats_may_be_stacked_values(name: str):
     """Two learning rates side by side, the second its own, equal the two runs apart."""
     cls = algorithm_class(name)
     rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
-    made, own = source(cls, small_config(cls)), getattr(small_config(cls), rate)
+    made, own = sources(cls, small_config(cls)), getattr(small_config(cls), rate)
     values = [3 * own, own]
 
     def make(s: int) -> Algorithm:
         cfg = small_config(cls, **{rate: values[s]})
-        return cls(SPEC, cfg, 100, Interaction(cls.Online(utd=2.0), cfg))
+        return cls(SPEC, cfg, 100, Interaction(online(cls), cfg))
 
     both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
     both.run(10)
@@ -357,6 +390,7 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
             "flow_policy",
             "consistency",
             "act",
+            "dppo",
         )  # Mish, as their papers have it
         assert name in ("cql", "cal_ql", "mcq", "decision_transformer", *chunks)
         return

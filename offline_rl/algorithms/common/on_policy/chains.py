@@ -1,0 +1,252 @@
+"""What methods share that reinforce a policy's denoising steps: its run, its chains, its rollouts.
+
+`model` learns; in `policy`, which acts, its weights lie beside those from before (`TunedActor`). An
+iteration collects decisions with their chains (`replay.rollouts`), computes advantages once from
+all of them (`digest`), and then learns from pairs of a decision and one of its denoising steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Algorithm, Network, State, wanted
+from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
+from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
+from offline_rl.algorithms.common.critics import Value
+from offline_rl.algorithms.common.on_policy.denoising import (
+    log_density,
+    mean_of_executed,
+    replayed,
+    rounds_of,
+    sampled,
+    transition,
+)
+from offline_rl.algorithms.common.on_policy.ppo import (
+    FIRST_COUNT,
+    advantages,
+    moments_with,
+    running_returns,
+    scaled,
+)
+from offline_rl.replay.batch import Source, Sources
+from offline_rl.replay.rollouts import Decisions, Shapes
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import Count, Positive, Range, Share
+from policies.heads.diffusion import DiffusionActor, TunedActor
+from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler
+
+DENSITIES = (-5.0, 2.0)  # a log density that is compared lies between, as DPPO's authors have it
+
+
+@dataclass(frozen=True)
+class ChainConfig(DenoiserShape):
+    """Defaults: DPPO's for gym (irom-princeton/dppo:cfg/gym/finetune)."""
+
+    process: Annotated[Literal["ddpm", "flow"], BUILT] = "ddpm"  # the run's: how it was taught
+    noise_levels: Built = 100  # the run's, of ddpm
+    predicts: Annotated[Literal["noise", "action"], BUILT] = "noise"  # the run's, of ddpm
+    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # of ddpm
+    rounds: Built = 20  # from noise to a chunk
+    tuned: Built = 10  # of these, the last that are fine-tuned
+    eta: Fraction = 1.0  # noise of ddim and flows while exploring; acting has none
+    sampling_floor: Positive = 0.1  # least deviation of a round, while exploring
+    density_floor: Positive = 0.1  # and in densities that are compared
+    noise_max: Annotated[float, Range(above=0), BUILT] = 3.0  # noise is cut at +- this
+    environments: Built = 40  # of each seed
+    decisions: Built = 20_000  # of an iteration, in all environments together
+    batch_size: Count = 50_000  # denoising steps
+    discount: Discount = 0.9975  # gamma, of an environment step
+    trace: Share = 0.95  # lambda of generalised advantages
+    scale_rewards: bool = True  # by the deviation of their running sums
+
+    epochs: Built = 5  # visits to all of an iteration's denoising steps
+    value_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the critic
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tuned > self.rounds:
+            raise ValueError(f"tuned={self.tuned} steps are more than the sampler's {self.rounds}")
+        if self.process == "ddpm" and self.rounds > self.noise_levels:
+            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+        if self.decisions % self.environments:
+            raise ValueError(
+                f"environments={self.environments} do not divide decisions={self.decisions}"
+            )
+        if self.batch_size > self.decisions * self.tuned:
+            raise ValueError(
+                f"batch_size={self.batch_size} is more than decisions x tuned, "
+                f"{self.decisions * self.tuned}"
+            )
+
+
+class DenoisingRL(Algorithm):
+    """A subclass gives `optimisers` and `update`, which ends in `acting`."""
+
+    Online: ClassVar[type[schedule.Online]] = schedule.OnPolicy
+    continues = "a run of diffusion_policy with process=ddpm, or of flow_policy"
+    online = True
+    follows_card = False
+
+    @classmethod
+    def inherits(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        process = {"diffusion_policy": hyper.get("process", "ddpm"), "flow_policy": "flow"}
+        found = process.get(algorithm)
+        if found in ("ddpm", "flow"):
+            return {"process": found}
+        chunks = "window" in hyper and "rounds" in hyper
+        reason = "its steps are certain and have no density" if chunks else "it does not denoise"
+        raise UserError(
+            f"{cls.__name__.lower()} cannot go on from {algorithm}: {reason}; give {cls.continues}"
+        )
+
+    @property
+    def updates(self) -> int:
+        """Of an iteration."""
+        return self.cfg.epochs * (self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size)
+
+    def schedule(
+        self, num_updates: int, num_env_steps: int, pretrain: int | None
+    ) -> list[schedule.Piece]:
+        cfg, phase = self.cfg, schedule.ONLINE
+        size = cfg.decisions * cfg.executed
+        if num_updates or num_env_steps % size:
+            raise UserError(
+                f"num_env_steps={num_env_steps}: an iteration takes {size} steps, "
+                f"algorithm.decisions={cfg.decisions} of {cfg.executed}; give a multiple of that, "
+                "and num_updates=0"
+            )
+        collect = schedule.Collect(phase, cfg.decisions, cfg.executed)
+        return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        return wanted(sources.rollouts)
+
+    def columns(self) -> tuple[Shapes, Shapes]:
+        """Of a decision; and what goes on from one rollout to the next."""
+        cfg, chunk = self.cfg, (self.cfg.window, self.spec.action_dim)
+        seen, numbers = (cfg.history, *self.spec.observation_shape), ("terminated", "truncated")
+        own: dict[str, tuple[int, ...]] = dict.fromkeys((*numbers, "advantages", "returns"), ())
+        own |= {"observations": seen, "next_observations": seen, "log_probs": (cfg.tuned,)}
+        own |= {"chain": (cfg.tuned + 1, *chunk)}
+        own |= dict.fromkeys(("rewards", "executed"), (cfg.executed,))
+        return own, {"moments": (3,), "so_far": (cfg.environments,)}
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Standard normal numbers that an exploring decision takes."""
+        return self.cfg.rounds + 1, self.cfg.window, self.spec.action_dim
+
+    def table(self, eta: float) -> Table:
+        """The sampler's."""
+        cfg = self.cfg
+        if cfg.process == "flow":
+            return euler(cfg.rounds, eta)
+        alphas = cosine_alphas(cfg.noise_levels)
+        if cfg.sampler == "ddpm":
+            return ddpm(alphas, cfg.rounds, cfg.predicts)
+        return ddim(alphas, cfg.rounds, cfg.predicts, eta)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """`model` learns and is a part of `policy`, which acts."""
+        cfg = self.cfg
+        options = cfg.actor(self.spec) | {"table": self.table(0.0)}
+        tuned = {} if cfg.tuned == cfg.rounds else {"tuned": cfg.tuned}
+        policy = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
+        value = Value(cfg.history * self.spec.observation_dim, cfg.value_hidden, activation="mish")
+        model = DiffusionActor(**options)
+        for part in (policy.network, *([policy.base] if isinstance(policy, TunedActor) else [])):
+            part.load_state_dict(model.network.state_dict())
+        return {"model": model, "policy": policy, "value": value}
+
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other's acting policy is where the model begins, and what came before it stays."""
+        taken = {**own, "counters/update": other["counters/update"]}
+        for name, value in own.items():
+            kind, network, *rest = name.split("/", 2)
+            if kind != "params" or network not in ("model", "policy"):
+                continue
+            found = other.get(f"params/policy/network.{rest[0].split('.', 1)[1]}")
+            if found is None or found.shape != value.shape:
+                raise ValueError(f"{name}, {tuple(value.shape)}, is missing or of another shape")
+            taken[name] = found
+        return taken
+
+    def decide(self, state: State, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Observations [E, history, O] and noise -> chains, actions [E, executed, A]."""
+        cfg, seen = self.cfg, given["observations"]
+
+        def base(x: Tensor, times: Tensor) -> Tensor:
+            return state.policy.before(seen, x, times)
+
+        def model(x: Tensor, times: Tensor) -> Tensor:
+            return state.model(seen, x, times)
+
+        floors: Any = {"floor": cfg.sampling_floor, "cut": cfg.noise_max}
+        table = self.table(cfg.eta)
+        chain = sampled(table, base, model, given["noise"], tuned=cfg.tuned, **floors)
+        head: Any = self.modules["model"]
+        first = cfg.history - 1
+        chunk = chain[:, -1, first : first + cfg.executed].clip(-1, 1)
+        return {"chain": chain, "actions": head.raw(chunk).clip(-1, 1)}
+
+    def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Advantages, and what the policy thinks of its own steps, before any update on them."""
+        cfg, moments, n = self.cfg, data["moments"], data["executed"].sum(-1)  # [T, E]
+        gamma = torch.ones_like(n) * cfg.discount
+        rewards = (
+            data["rewards"] * gamma[..., None] ** torch.arange(cfg.executed, device=n.device)
+        ).sum(-1)
+        ended = data["terminated"] + data["truncated"]
+        so_far = running_returns(rewards, ended, data["so_far"], gamma**n)
+        made = {"so_far": so_far[-1] * (1 - ended[-1])}
+        if cfg.scale_rewards:
+            fresh = moments.new_tensor([FIRST_COUNT, 0.0, 1.0])
+            moments = moments_with(torch.where(moments[0] > 0, moments, fresh), so_far)
+            rewards = scaled(rewards, moments)
+        values, following = (
+            state.value(data[name].flatten(2)) for name in ("observations", "next_observations")
+        )
+        discount = gamma**n * (1 - data["terminated"])
+        gained = advantages(rewards, values, following, discount, ended, cfg.trace)
+        seen, chain = (data[name].flatten(0, 1) for name in ("observations", "chain"))
+
+        def model(x: Tensor, times: Tensor) -> Tensor:
+            return state.model(seen, x, times)
+
+        found = replayed(self.table(cfg.eta), model, chain, cfg.density_floor)
+        taken = data["executed"].flatten(0, 1)
+        log_probs = [self.told(found[:, k], taken) for k in range(cfg.tuned)]
+        made |= {"moments": moments, "advantages": gained, "returns": gained + values}
+        return made | {"log_probs": torch.stack(log_probs, -1).unflatten(0, n.shape)}
+
+    def told(self, densities: Tensor, executed: Tensor) -> Tensor:
+        """[B, T, A] -> [B]: the mean over the actions that were taken."""
+        return mean_of_executed(densities.clamp(*DENSITIES), executed, self.cfg.history - 1)
+
+    def numbers(self, batch: Decisions) -> Tensor:
+        """Those of each step's round, [B, 8]; made outside of losses, where no tensor may be."""
+        return rounds_of(self.table(self.cfg.eta), self.cfg.tuned, batch.chain)[batch.step]
+
+    def density(self, model: Network, batch: Decisions, numbers: Tensor) -> Tensor:
+        """Log densities of a batch's denoising steps, [B], as `digest` has them."""
+        cfg, k = self.cfg, batch.step
+        own = torch.arange(len(k), device=k.device)
+
+        def answer(x: Tensor, times: Tensor) -> Tensor:
+            told: Tensor = model(batch.observations, x, times)
+            return told
+
+        mean, spread = transition(answer, numbers, batch.chain[own, k])
+        spread = spread.clamp(min=cfg.density_floor)
+        return self.told(log_density(batch.chain[own, k + 1], mean, spread), batch.executed)
+
+    def acting(self, state: State) -> State:
+        """With the model's weights in the policy."""
+        policy = {**state.params["policy"], **state.params["model"]}
+        return replace(state, params={**state.params, "policy": policy})

@@ -1,0 +1,86 @@
+"""DPPO: a policy that denoises, improved by reward, each denoising step a decision of its own.
+
+What an environment answers to a chunk of actions is the reward of all the denoising steps that made
+it. Proximal policy optimisation raises or lowers their densities, those of the noisiest steps least
+and within the narrowest clip; the critic sees the state alone. Steps before the last K' are taken
+by the policy as it was.
+`offline-rl finetune algorithm=dppo run=<run>` begins with one of diffusion_policy or flow_policy.
+
+Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
+Differs: from the authors' code (irom-princeton/dppo) in that a time-out is no part of the next
+         episode: it bootstraps from what was seen last, and advantages are cut there; that gamma
+         is an environment step's, not a chunk's, inside chunks too; that actions which an
+         episode's end left over do not count; that what DDIM follows is the network's own noise,
+         not that of the clipped guess; and in the critic's learning rate, which stays.
+         Flows are fine-tuned with the noise of arXiv:2509.05952.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise, minimise_with
+from offline_rl.algorithms.common.config import Rate
+from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, clipped_loss, kept, standardised
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.replay.rollouts import Decisions
+from offline_rl.utils.options import Amount, NonNegative, Positive, Share
+from policies.networks.mlp import Scalar
+
+
+@dataclass(frozen=True)
+class Config(ChainConfig):
+    """Defaults: the authors' for gym (cfg/gym/finetune); the policy's own are its run's."""
+
+    denoising_discount: Share = 0.99  # of an advantage, for each step before the last
+    clip: Positive = 0.01  # of the last denoising step's ratio
+    first_clip: Positive = 0.01  # of the first one's
+    clip_rate: Positive = 3.0  # how late it widens
+    target_kl: Positive = 1.0  # nats; beyond, an iteration's further updates change nothing
+    policy_lr: Rate = 1e-4  # learning rate of the policy
+    value_lr: Rate = 1e-3  # of the critic
+    value_weight: NonNegative = 0.5  # of its loss
+    value_warm_up: Amount = 0  # iterations in which the critic alone learns
+
+
+class DPPO(DenoisingRL):
+    Config: ClassVar[type] = Config
+    frozen = ("stopped",)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """In `stopped` stands the rollout from which nothing more is learnt."""
+        return super().networks() | {"stopped": Scalar(-1.0)}
+
+    def optimisers(self) -> dict[str, Adam]:
+        return {"model": Adam(self.cfg.policy_lr), "value": Adam(self.cfg.value_lr)}
+
+    def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
+        """One step of policy and critic; none where an iteration has gone as far as it may."""
+        cfg, old, k = self.cfg, state, batch.step
+        numbers = self.numbers(batch)
+        before = batch.log_probs.gather(1, k[:, None])[:, 0]  # [B]
+        gained = standardised(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
+        clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
+
+        def policy_loss(model):
+            found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
+            return found.loss, (found.divergence, found.share)
+
+        def value_loss(value):
+            error = value(batch.observations.flatten(1)) - batch.returns
+            return cfg.value_weight * 0.5 * error.square().mean()
+
+        state, policy_value, (divergence, share) = minimise_with(state, "model", policy_loss)
+        state = kept(old, state, state.done < cfg.value_warm_up * self.updates)
+        state, value = minimise(state, "value", value_loss)
+        stopped = old.stopped()
+        state = kept(old, self.acting(state), stopped == batch.rollout)
+        far = torch.where(divergence > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped)
+        state = replace(state, params={**state.params, "stopped": {"value": far}})
+        metrics = {"policy_loss": policy_value, "value_loss": value, "divergence": divergence}
+        return state, metrics | {"clipped": share, "returns": batch.returns.mean()}

@@ -1,0 +1,232 @@
+"""DPPO: from a run that denoises, through rollouts, to a better policy; what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from safetensors.torch import load_file
+
+import envs
+from envs import tasks
+from offline_rl import Dataset, UserError, finetune, train
+from offline_rl.algorithms.common.base import Interaction
+from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
+from offline_rl.algorithms.dppo import DPPO, Config
+from offline_rl.data.writers.d4rl import write
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Sources
+from offline_rl.replay.rollouts import Rollouts
+from offline_rl.training.run_folder import SeedFolder
+from policies import Spec
+
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
+SMALL |= {"executed": 2, "sampler": "ddim", "rounds": 5, "tuned": 3, "value_hidden": (16,)}
+SMALL |= {"environments": 4, "decisions": 24, "batch_size": 24, "epochs": 2}
+
+
+class Line(gymnasium.Env):
+    """A point on a line; up to 7 steps, fewer where it leaves [-1, 1]; the reward is its place."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.x, self.t = float(self.np_random.uniform(-0.9, 0.9)), 0
+        return np.array([self.x, 0], np.float32), {}
+
+    def step(self, action: np.ndarray):
+        self.x, self.t = self.x + 0.2 * float(action[0]), self.t + 1
+        gone = abs(self.x) > 1
+        return np.array([self.x, self.t], np.float32), self.x, gone, False, {}
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task's name."""
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
+    envs.register("line", Line, max_episode_steps=7)
+    return "line"
+
+
+def run_of(algorithm: str, task: str, folder: Path, **more: Any) -> Path:
+    """A clone's, of a few updates."""
+    draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
+    rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), draw.uniform(size=60))
+    data = write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), folder / "line.hdf5")
+    keys = {"algorithm": algorithm, "task": task, "dataset": str(data), "out": str(folder)}
+    keys |= {"num_updates": 4, "compile": "never", "eval_episodes": 1, "tracker": "none"}
+    return train(**keys, show=False, **more).path
+
+
+CLONE = {"algorithm.network": "mlp", "algorithm.widths": [16], "algorithm.window": 4}
+CLONE |= {"algorithm.executed": 2, "algorithm.rounds": 5, "seeds": 2}
+TUNE: dict[str, Any] = {"algorithm": "dppo", "num_env_steps": 96, "eval_every": 10_000}
+TUNE |= {"algorithm.tuned": 3, "algorithm.environments": 4, "algorithm.decisions": 24}
+TUNE |= {"algorithm.batch_size": 24, "algorithm.epochs": 2, "algorithm.value_hidden": [16]}
+TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
+
+
+def engine(**changes: Any) -> tuple[Engine, Rollouts]:
+    """Of one seed, with a rollout that the policy itself might have made."""
+    cfg, spec = Config(**(SMALL | changes)), Spec((3,), 2)
+    how = Interaction(OnPolicy(), cfg)
+    columns, carried = DPPO(spec, cfg, 1, how).columns()
+    size = cfg.decisions // cfg.environments, cfg.environments
+    store = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried)
+    e = Engine(
+        lambda _: DPPO(spec, cfg, 1, how),
+        [0],
+        Sources(rollouts=store),
+        batch_size=cfg.batch_size,
+    )
+    draw = np.random.default_rng(0)
+    for _ in range(size[0]):
+        seen = draw.normal(size=(1, size[1], cfg.history, 3)).astype(np.float32)
+        noise = draw.normal(size=(1, size[1], *e.algorithm.noise_shape)).astype(np.float32)
+        given = {"observations": torch.from_numpy(seen), "noise": torch.from_numpy(noise)}
+        told = e.apply("decide", given, ONLINE)
+        actions = told.pop("actions")
+        assert actions.shape == (1, size[1], cfg.executed, 2)
+        assert actions.abs().max() <= 1
+        row = {name: value.numpy() for name, value in told.items()}
+        row |= {"observations": seen, "next_observations": seen + 0.1}
+        row |= {"rewards": draw.normal(size=(1, size[1], cfg.executed))}
+        row |= {"executed": np.ones((1, size[1], cfg.executed))}
+        row |= {"terminated": draw.random((1, size[1])) < 0.2}
+        row |= {"truncated": np.zeros((1, size[1]))}
+        store.append(row)
+    store.put(e.apply("digest", store.tensors(), ONLINE), e.updates)
+    return e, store
+
+
+def test_the_ratio_is_one_on_a_first_pass_and_later_not():
+    """With rates of 0 no update moves anything, whatever the epoch."""
+    for rate, same in ((0.0, True), (1e-2, False)):
+        e, _ = engine(policy_lr=rate, target_kl=1e9)
+        e.run(1, ONLINE)
+        assert abs(e.metrics(ONLINE)["divergence"][0]) < 1e-9
+        e.run(5, ONLINE)
+        assert (e.metrics(ONLINE)["divergence"][0] < 1e-9) == same
+
+
+def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
+    e, store = engine(policy_lr=1e-1, target_kl=1e-6)
+    e.run(2, ONLINE)  # the first moves by any means, the second finds out
+    before = {k: v for k, v in e.seed_state(0).items() if "counters" not in k}
+    e.run(2, ONLINE)
+    after = e.seed_state(0)
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    store.put({}, e.updates)  # another rollout
+    e.run(1, ONLINE)
+    after = e.seed_state(0)
+    assert not all(torch.equal(after[k], v) for k, v in before.items())
+
+
+def test_in_a_warm_up_the_critic_alone_learns():
+    e, _ = engine(value_warm_up=1)
+    before = e.seed_state(0)
+    e.run(6, ONLINE)
+    after = e.seed_state(0)
+    moved = {k.split("/")[1] for k, v in after.items() if (v != before[k]).any()}
+    assert moved == {"value", "update"}
+
+
+def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
+    """While it collects, with episodes under way, and between two minibatches."""
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
+    whole = finetune(run=run, **TUNE, name="whole").path
+    # 48 steps, 6 updates, 48 steps, 6 updates on the clock
+    again = finetune(run=run, **TUNE, name="again", checkpoint_every=3).path
+    for seed in range(2):
+        folder = SeedFolder(again, seed)
+        ends = [max(load.items())[1] for load in (SeedFolder(whole, seed).checkpoints(),)]
+        files = folder.checkpoints()
+        assert len(files) > 1
+        last = load_file(files[max(files)])
+        undisturbed = load_file(ends[0])
+        assert all(torch.equal(last[k], v) for k, v in undisturbed.items())
+    for stop in (24, 51):  # in the middle of collecting; in the middle of learning
+        name = f"from-{stop}"
+
+        def quit_at(trainer: Any, stop: int = stop) -> None:
+            if trainer.clock == stop:
+                raise RuntimeError("the cable is out")
+
+        keys = {**TUNE, "name": name, "checkpoint_every": stop, "eval_every": stop}
+        with pytest.raises(RuntimeError, match="cable"):
+            finetune(run=run, **keys, watch=quit_at)
+        path = finetune(run=run, **keys).path
+        for seed in range(2):
+            one, two = (SeedFolder(p, seed).checkpoints() for p in (whole, path))
+            first, second = load_file(one[max(one)]), load_file(two[max(two)])
+            assert all(torch.equal(first[k], second[k]) for k in first)
+    rows = (whole / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["env_steps"] == 96
+
+
+def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path):
+    clone = {k: v for k, v in CLONE.items() if k != "seeds"}
+    run = run_of("flow_policy", line, tmp_path, **clone)
+    result = finetune(run=run, **{**TUNE, "num_env_steps": 48})
+    hyper = json.loads((result.path / "seed_0" / "config.json").read_text())["hyper"]
+    assert (hyper["process"], hyper["rounds"], hyper["window"]) == ("flow", 5, 4)
+    before = load_file(max(SeedFolder(run, 0).checkpoints().items())[1])
+    after = load_file(max(SeedFolder(result.path, 0).checkpoints().items())[1])
+    names = [k for k in before if k.startswith("params/policy/network.")]
+    for name in names:
+        base = name.replace("/network.", "/base.")
+        assert torch.equal(before[name], after[base])
+        assert torch.equal(after[name.replace("/policy/", "/model/")], after[name])
+    assert any((after[name] != before[name]).any() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm.tuned": 6}, "tuned=6 steps are more than the sampler's 5"),
+        ({"algorithm.environments": 5}, "environments=5 do not divide decisions=24"),
+        ({"num_env_steps": 100}, "num_env_steps=100: an iteration takes 48 steps"),
+        ({"algorithm.batch_size": 100}, "batch_size=100 is more than decisions x tuned, 72"),
+        ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
+        ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
+    ],
+)
+def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE)
+    with pytest.raises(UserError, match=words):
+        finetune(run=run, **(TUNE | changes))
+    assert not (run.parents[1] / "dppo").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "words"),
+    [
+        ("bc", {"algorithm.hidden": [8]}, "dppo cannot go on from bc: it does not denoise"),
+        (
+            "diffusion_policy",
+            {**CLONE, "algorithm.process": "edm"},
+            "its steps are certain and have no density; give a run of diffusion_policy",
+        ),
+    ],
+)
+def test_a_run_without_densities_is_refused(
+    line: str, tmp_path: Path, algorithm: str, more: dict, words: str
+):
+    run = run_of(algorithm, line, tmp_path, **more)
+    with pytest.raises(UserError, match=words):
+        finetune(run=run, **TUNE)
+
+
+def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: Path):
+    with pytest.raises(UserError, match="dppo goes on from another policy: offline-rl finetune"):
+        train(algorithm="dppo", task=line, num_updates=0, num_env_steps=48, show=False)
+    envs.register("short", Line, max_episode_steps=1)
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE)
+    with pytest.raises(UserError, match="executed=2: an episode here has 1 steps"):
+        finetune(run=run, **TUNE, task="short")
