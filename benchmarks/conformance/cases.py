@@ -340,4 +340,5 @@ CASES = (
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
+    "resfit": "amazon-science/residual-offpolicy-rl was read and not run",
 }

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import envs
 from offline_rl.algorithms.common.registry import label
 from offline_rl.algorithms.common.schedule import Learn
 from offline_rl.data.transform import Transform
@@ -162,17 +161,13 @@ def train_group(
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation = (
-        envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
-        if plan.task.env_id
-        else None
-    )
+    evaluation = plan.world(len(seeds) * o.eval_episodes, threads) if plan.task.env_id else None
     collector = None
     if o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
         collector = Collector(
             engine,
-            lambda: envs.make_vector(plan.task, 1),
+            lambda: plan.world(1),
             sources.online,
             transform,
             plan.interaction.online,
