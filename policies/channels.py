@@ -18,6 +18,7 @@ import numpy as np
 from policies.normaliser import Normaliser
 
 Observations = Any  # [N, *obs], or {channel: [N, *obs]}; of arrays or of tensors
+BASE_ACTION = "base_action"  # the channel of what a frozen base would do; the last one
 PICTURE_AXES = 3  # a channel of so many axes is a picture
 
 
@@ -145,8 +146,11 @@ def identity(shapes: Any) -> Normaliser | Normalisers:
 
 
 def fit(observations: Observations) -> Normaliser | Normalisers:
-    """`Normaliser.fit` of observations [N, …]."""
+    """`Normaliser.fit` of observations [N, …]; what is an action stays as it is."""
     if not isinstance(observations, Mapping):
         return Normaliser.fit(observations)
     vectors = {name: x for name, x in observations.items() if not is_picture(x.shape[1:])}
-    return Normalisers({name: Normaliser.fit(x) for name, x in vectors.items()})
+    made = {name: Normaliser.fit(x) for name, x in vectors.items()}
+    if BASE_ACTION in made:
+        made[BASE_ACTION] = Normaliser.identity(made[BASE_ACTION].mean.shape)
+    return Normalisers(made)

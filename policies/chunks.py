@@ -53,16 +53,27 @@ class Queue:
         self.seeds[rows], self.decisions[rows] = seeds, 0
         self._taken[rows], self._new[rows] = self.executed, True
 
-    def see(self, observations: Observations) -> None:
-        """Takes in the present ones, [B, *obs]; before an episode's first they were all like it."""
-        now = channels.each(lambda x: x[:, None], observations)
+    def see(self, observations: Observations, rows: np.ndarray | None = None) -> None:
+        """Takes in the present ones, [B, *obs]; before an episode's first they were all like it.
+
+        rows: of these episodes alone, [R]; the others stand still.
+        """
+        rows = np.arange(len(self.seeds)) if rows is None else rows
         if self._seen is None:
-            self._seen = channels.each(lambda x: np.repeat(x, self.history, 1), now)
-        self._seen = channels.each(
-            lambda seen, x: np.concatenate([seen[:, 1:], x], 1), self._seen, now
+            self._seen = channels.each(
+                lambda x: np.zeros((len(self.seeds), self.history, *x.shape[1:]), x.dtype),
+                observations,
+            )
+        now = channels.each(lambda x: x[:, None], observations)
+        seen = channels.each(
+            lambda seen, x: np.concatenate([seen[:, 1:], x], 1),
+            channels.take(self._seen, rows),
+            now,
         )
-        channels.put(self._seen, self._new, channels.take(now, self._new))
-        self._new[:] = False
+        new = self._new[rows]
+        channels.put(seen, new, channels.take(now, new))
+        channels.put(self._seen, rows, seen)
+        self._new[rows] = False
 
     def decide(self, rows: np.ndarray) -> np.ndarray:
         """New chunks [R, horizon, A] for `rows` [R], after what was seen last."""
@@ -70,15 +81,16 @@ class Queue:
         self.decisions[rows] += 1
         return self.plan(channels.take(self._seen, rows), drawn, rows)
 
-    def step(self, observations: Observations) -> np.ndarray:
-        """The present observations [B, *obs] -> the actions to take [B, A]."""
-        self.see(observations)
-        due = np.flatnonzero(self._taken >= self.executed)
+    def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
+        """The present observations [B, *obs] -> the actions to take [B, A]; `rows` as of `see`."""
+        rows = np.arange(len(self.seeds)) if rows is None else rows
+        self.see(observations, rows)
+        due = rows[self._taken[rows] >= self.executed]
         if len(due):
             fresh = self.decide(due)[:, : self.executed]
             if self._chunks.shape[1:] != fresh.shape[1:]:
                 self._chunks = np.zeros((len(self.seeds), *fresh.shape[1:]), fresh.dtype)
             self._chunks[due], self._taken[due] = fresh, 0
-        actions = self._chunks[np.arange(len(self.seeds)), self._taken]
-        self._taken += 1
+        actions = self._chunks[rows, self._taken[rows]]
+        self._taken[rows] += 1
         return actions

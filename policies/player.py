@@ -10,6 +10,7 @@ import numpy as np
 from policies import channels
 from policies.chunks import Queue
 from policies.policy import BundlePolicy, Observation
+from policies.residual import Corrected, ResidualPolicy, corrected
 
 
 class Player:
@@ -25,7 +26,7 @@ class Player:
 
     def __init__(self, policy: BundlePolicy) -> None:
         self.policy, self._single, self._state = policy, True, None
-        self._queue = None if policy.network.remembers else queue(policy)
+        self._queue = None if policy.network.remembers else episodes(policy)
         self.reset()
 
     def reset(self, seed: int | Sequence[int] | np.ndarray = 0) -> None:
@@ -50,6 +51,11 @@ class Player:
             raise ValueError(f"{count_seen} observations, but reset was for {count}")
         actions = self._queue.step(seen)
         return actions[0] if single else actions
+
+
+def episodes(policy: BundlePolicy) -> Queue | Corrected:
+    """What keeps a policy's episodes; it has no memory of its own."""
+    return corrected(policy) if isinstance(policy, ResidualPolicy) else queue(policy)
 
 
 def queue(policy: BundlePolicy) -> Queue:

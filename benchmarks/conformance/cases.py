@@ -369,4 +369,5 @@ WITHOUT = {  # algorithms without a case, and why
     "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
     "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
+    "resfit": "amazon-science/residual-offpolicy-rl was read and not run",
 }

@@ -54,6 +54,11 @@ def finetune(arguments: Sequence[str]) -> None:
     """Go on from a run in its environment: each seed from its newest checkpoint.
 
     usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
+           offline-rl finetune base=<bundle or module:function> task=<task>
+                               dataset=<demonstrations> num_env_steps=<steps> [key=value …]
+
+    The second form leaves a policy as it is, whatever it is, and learns a small correction of its
+    actions beside it (algorithm=resfit).
 
     And the keys of `train`. Data, hyper-parameters and seeds are the other run's, which is left as
     it is; the rest has the defaults of `train`. Another algorithm= takes over the networks that it
@@ -65,10 +70,7 @@ def finetune(arguments: Sequence[str]) -> None:
     from offline_rl.report.report import summary
     from offline_rl.training.finetune import finetune as run
 
-    given = parse(arguments)
-    if "run" not in given:
-        raise UserError("finetune: say what to go on from, with run=<folder>")
-    result = run(**given)
+    result = run(**parse(arguments))
     print(summary(result.path))
     print(result.path)
 

@@ -15,6 +15,7 @@ from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
+from offline_rl.online.with_base import BaseFault
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
@@ -73,13 +74,14 @@ class Collector:
 
     def _actions(self, observations: Observations) -> np.ndarray:
         """[S, *obs] normalised -> [S, A]."""
-        if self.steps < self.online.warm_up and self.online.warm_up_by == "random":
-            size = self.envs[0].action_dim
-            draws = [
-                np.random.default_rng((seed, self.steps)).uniform(-1, 1, size)
-                for seed in self.engine.seeds
-            ]
-            return np.asarray(draws, np.float32)
+        if self.steps < self.online.warm_up:
+            size, draws = self.envs[0].action_dim, list[np.ndarray]()
+            for s, seed in enumerate(self.engine.seeds):
+                random = np.random.default_rng((seed, self.steps))
+                own = self.online.drawn(random, channels.take(observations, s), size)
+                draws += [] if own is None else [own]
+            if draws:
+                return np.asarray(draws, np.float32)
         batch = channels.each(
             lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
         )
@@ -142,22 +144,30 @@ class Collector:
         told = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
         self.success[s] += [any(told)] if told else []
         self.mishaps[s] = 0
-        self.episodes[s] += 1
-        self._reset(s)
+        self._next(s)
 
     def _mishap(self, s: int, error: Exception) -> None:
         """Drops the running episode and begins the next in a new environment."""
         seed, length = self.engine.seeds[s], int(self.lengths[s])
         self.mishaps[s] += 1
-        what = f"seed {seed}: the environment broke in step {length} of an episode ({error!r})"
+        who = "the base policy" if isinstance(error, BaseFault) else "the environment"
+        what = f"seed {seed}: {who} broke in step {length} of an episode ({error!r})"
         if self.mishaps[s] >= MISHAPS:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
         self.buffer.drop(s, length)
         self.envs[s].close()
         self.envs[s] = self.make()
+        self._next(s)
+
+    def _next(self, s: int) -> None:
+        """The next episode, which a base policy may break at once."""
+        self.lengths[s] = 0
         self.episodes[s] += 1
-        self._reset(s)
+        try:
+            self._reset(s)
+        except BaseFault as error:
+            self._mishap(s, error)
 
     def close(self) -> None:
         """The environments."""

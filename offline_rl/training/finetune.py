@@ -139,14 +139,26 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     return {**keys, **given}
 
 
-def finetune(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
-    """Trains on from `run`; keys: those of `train`, `num_env_steps` above all. -> a Result."""
+def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -> Any:
+    """Trains on from `run`, or corrects a frozen `base`. -> a Result.
+
+    keys: those of `train`, `num_env_steps` above all.
+    """
     from offline_rl.training.train import train
 
     keys = {k.replace("__", "."): v for k, v in keys.items()}
-    start, config = start_of(run, keys.get("seeds"))
+    if (run is None) == (keys.get("base") is None):
+        raise UserError(
+            "finetune: say what to go on from, with run=<folder>, or which policy to correct, with "
+            "base=<bundle or module:function>; one of the two"
+        )
     if not keys.get("num_env_steps"):
         raise UserError("finetune: say how long, with num_env_steps=…")
+    if run is None:
+        if "task" not in keys:
+            raise UserError("finetune: say where the base is corrected, with task=…")
+        return train(show=show, **{"algorithm": "resfit", "num_updates": 0, **keys})
+    start, config = start_of(run, keys.get("seeds"))
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
     if not algorithm_class(told["algorithm"]).online:
         able = [name for name in algorithm_names() if algorithm_class(name).online]

@@ -16,6 +16,7 @@ class TrainOptions(Checked):
     task: str  # see `offline-rl data list`; or env:<Gymnasium id>; or none, for no evaluation
     dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
     expert_dataset: str | None = None  # an expert's data beside the other, for recoil
+    base: str | None = None  # a frozen policy that resfit corrects: a bundle, or module:function
     action_scale: Positive | None = None  # the data's actions are divided by it
     action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
     observation_keys: list[str] | None = None  # the file's arrays that make an observation
@@ -59,9 +60,10 @@ class WandbOptions:
 class FinetuneOptions(Checked):
     """What `offline-rl finetune` takes beside the keys of `train`."""
 
-    run: str  # the folder above the seeds of a run of `train` or `finetune`
+    run: str | None = None  # the folder above the seeds of a run of `train` or `finetune`
+    base: str | None = None  # or: a frozen policy to correct, a bundle or module:function
     num_env_steps: Count  # of each seed
-    algorithm: str | None = None  # default: the run's
+    algorithm: str | None = None  # default: the run's; of a base resfit
     task: str | None = None  # default: the run's
     utd: Positive | None = None  # updates for each environment step; default: the method's
     name: str | None = None  # of the new run; default: from-<algorithm>

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 import envs
 from envs import Task
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
@@ -20,6 +22,7 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.meaning import spec_of
+from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -28,6 +31,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 from policies import Spec, channels
+from policies.channels import BASE_ACTION
 from policies.heads.head import kinds
 
 IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
@@ -47,7 +51,7 @@ FREE = (
     *("keep_data", "stretch"),
 )
 # options that may be others when a run goes on: data is known by its checksum
-CHANGING = ("dataset", "expert_dataset", "eval_every", "eval_episodes", "checkpoint_every")
+CHANGING = ("dataset", "expert_dataset", "base", "eval_every", "eval_episodes", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ class Plan(Resolved):
     schedule: list[Piece]
     start: Start | None  # where it goes on from, if not from nothing
     stackable: bool  # its seeds train side by side
+    base: Base | None = None  # the frozen policy that it corrects
+
+    def world(self, count: int, threads: int = 1) -> envs.VectorEnv:
+        """So many environments of its task, as the learner sees them."""
+        env = envs.make_vector(self.task, count, num_threads=threads)
+        return env if self.base is None else WithBase(env, self.base)
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
     hardware.device(options.device)
+    base = frozen(options, algorithm, env)
     if options.action_range == "data" and env is not None:
         raise UserError(
             f"action_range=data: {options.task} takes actions of its whole range, for which the "
@@ -131,9 +142,12 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                     "what num_env_steps= will bring; leave one of them out"
                 )
             centre_of(dataset)  # refuses where episodes terminate
+        if base is not None:
+            dataset = beside(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
-    spec = specification(chosen.task, env, dataset, expert)
+    world = env if env is None or base is None else WithBase(env, base)
+    spec = specification(chosen.task, world, dataset, expert)
     if env is not None:
         env.close()
     if spec.lone is None and algorithm.vector_only:
@@ -172,7 +186,47 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             )
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known["stackable"] = learner.stackable
-    return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start)
+    return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def frozen(
+    options: TrainOptions, algorithm: type[Algorithm], env: envs.VectorEnv | None
+) -> Base | None:
+    """The policy that is corrected, where there is one. Raises UserError."""
+    if not algorithm.corrects:
+        if options.base is not None:
+            raise UserError(f"base= is read by resfit; {options.algorithm} corrects no policy")
+        return None
+    if options.base is None:
+        raise UserError(
+            f"{options.algorithm} corrects a policy that stays as it is: give it with "
+            "base=<bundle>, or base=module:function for one of your own"
+        )
+    if env is None or not options.num_env_steps or options.num_updates:
+        raise UserError(
+            f"{options.algorithm} learns in an environment alone: give task= and num_env_steps=, "
+            "and num_updates=0; or offline-rl finetune"
+        )
+    return base_of(options.base, env)
+
+
+def beside(data: Dataset, base: Base, scale: float) -> Dataset:
+    """`data` with what the base would have done, and a note where that is too far away."""
+    if (found := described(data)).action_dim != base.action_dim:
+        raise UserError(
+            f"{data.path or data.name} has {found.action_dim} actions, base={base.name} has "
+            f"{base.action_dim}: data of another task?"
+        )
+    try:
+        made = labelled(data, base)
+    except BaseFault as error:
+        raise UserError(f"{data.path or data.name}: {error}: data of another task?") from error
+    proposed = made.observations[BASE_ACTION][: made.num_rows]
+    share = float((np.abs(made.actions - proposed) > scale).any(1).mean())
+    if not share:
+        return made
+    note = f"{share:.0%} of its actions are further than scale={scale:g} from the base's"
+    return replace(made, notes=(*made.notes, note))
 
 
 def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
@@ -260,6 +314,8 @@ def description(plan: Plan, name: str) -> dict[str, Any]:
         for k, v in asdict(plan.interaction.cfg).items():
             if v != getattr(plan.cfg, k) or (k in settled and v != getattr(own, k)):
                 made["online"][k] = v
+    if plan.base is not None:
+        made["base_sha256"] = plan.base.sha256
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
     return options | made

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import envs
 from offline_rl.algorithms.common.registry import label
 from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.transform import Transform
@@ -144,24 +143,17 @@ def train_group(
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation = (
-        envs.make_vector(plan.task, len(seeds) * o.eval_episodes, num_threads=threads)
-        if plan.task.env_id
-        else None
-    )
+    evaluation = plan.world(len(seeds) * o.eval_episodes, threads) if plan.task.env_id else None
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         collector = RolloutCollector(
-            engine,
-            lambda count: envs.make_vector(plan.task, count, num_threads=threads),
-            sources.rollouts,
-            transform,
+            engine, lambda count: plan.world(count, threads), sources.rollouts, transform
         )
     elif o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
         collector = Collector(
             engine,
-            lambda: envs.make_vector(plan.task, 1),
+            lambda: plan.world(1),
             sources.online,
             transform,
             plan.interaction.online,

@@ -103,6 +103,7 @@ class Algorithm:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: ClassVar[str] = "policy"  # the network that acts
+    corrects: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
     settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
 

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
+
 from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
+from policies.channels import Observations
 
 ONLINE = "online"  # the phase in an environment
 
@@ -80,6 +83,12 @@ class Online(Checked):
     n_step: Count = 1  # steps after which a transition bootstraps
 
     changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
+
+    def drawn(
+        self, random: np.random.Generator, observations: Observations, size: int
+    ) -> np.ndarray | None:
+        """The warm-up's action [size] of one seed, who sees [*obs]; None: the policy acts."""
+        return random.uniform(-1, 1, size) if self.warm_up_by == "random" else None
 
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""

@@ -1,0 +1,184 @@
+"""ResFiT: a small correction, learnt online, of a policy that stays as it is.
+
+The frozen base proposes an action at every step, whatever it is and however it plans; an actor that
+begins at zero adds a few hundredths to it. TD3 from n-step returns teaches it, half of each batch
+from demonstrations: ten normalised critics, of which two drawn at random make the target, several
+critic updates for each of the actor's. Before, the base acts with uniform noise, and then the
+critics learn alone.
+
+Paper:   Ankile, Jiang, Duan, Shi, Abbeel, Nagabandi, 2025, arXiv:2509.19301.
+Use:     finetune algorithm=resfit base=<bundle or module:function> task=… dataset=<demonstrations>.
+Differs: from the authors' code (amazon-science/residual-offpolicy-rl) in that time-outs bootstrap,
+         there they end; what is stored is the clipped action; the critics' error is squared before
+         it is averaged over them (`mean_first` for the code's); noise is a clipped Gaussian, there
+         truncated; the critics share no layer; each of actor and critics has its own encoder of
+         pictures, there one, which the critics train. Layer normalisation precedes ReLUs in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
+from offline_rl.algorithms.common.config import (
+    BUILT,
+    Discount,
+    Ensemble,
+    Fraction,
+    Rate,
+    Sizes,
+    Switch,
+    Tau,
+)
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.seeing import SeeingConfig, on
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Amount, Count, NonNegative, Positive
+from policies.channels import BASE_ACTION, Observations
+from policies.heads.residual import ResidualActor
+from policies.networks.encoders import Sees
+from policies.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SeeingConfig):
+    """Defaults: the paper's."""
+
+    scale: Fraction = 0.1  # the largest correction, in an action's [-1, 1]
+    noise: Annotated[NonNegative, BUILT] = 0.05  # deviation of the exploration's, and the target's
+    noise_clip: NonNegative = 0.3  # and the latter's largest size
+    target_noise: bool = True  # on the next action of the target
+    clip_target: bool = False  # to [0, 1], where only success is rewarded
+    mean_first: bool = False  # squares the critics' mean error, as the code, not each one's
+    critics: Ensemble = 10  # E
+    subset: Count = 2  # critics whose least makes the target; drawn anew for every update
+    layer_norm: Switch = True  # in actor and critics
+    discount: Discount = 0.99  # gamma
+    tau: Tau = 0.005  # share of the networks that enters their targets
+    actor_lr: Rate = 1e-6  # learning rate of the correction
+    critic_lr: Rate = 1e-4  # of the critics
+    weight_decay: NonNegative = 0.01  # of both
+    max_norm: Annotated[Positive, BUILT] = 1.0  # of a gradient
+    hidden: Sizes = (1024, 1024)  # units of each hidden layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.HalfAndHalf):
+    """Defaults: the paper's; who warms up by the policy does so by the base and uniform noise."""
+
+    warm_up: Amount = 10_000
+    utd: Positive = 4.0
+    n_step: Count = 3
+    base_noise: NonNegative = 0.2  # the largest, on the base's actions in the warm-up
+    critic_updates: Amount = 10_000  # before the actor learns too; all when the warm-up is over
+
+    def drawn(
+        self, random: np.random.Generator, observations: Observations, size: int
+    ) -> np.ndarray | None:
+        if self.warm_up_by == "random":
+            return super().drawn(random, observations, size)
+        noise = random.uniform(-self.base_noise, self.base_noise, size)
+        return (observations[BASE_ACTION] + noise).clip(-1, 1)
+
+    def due(self, env_steps: int, batch_size: int, period: int) -> int:
+        begun = env_steps > max(self.warm_up, batch_size)
+        first = -(-self.critic_updates // period) * period if begun else 0
+        return first + super().due(env_steps, batch_size, period)
+
+
+class ResFiT(Algorithm):
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
+    targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
+    online, follows_card, vector_only, corrects = True, False, False, True
+
+    @property
+    def period(self) -> int:
+        """As many critic updates as an environment step brings; the actor's comes with the last."""
+        return max(1, round(self.interaction.online.utd))
+
+    def alike(self, i: int) -> int:
+        return i if i == self.period - 1 else 0
+
+    def networks(self) -> dict[str, nn.Module]:
+        cfg, act = self.cfg, self.spec.action_dim
+        shape: dict[str, Any] = {"hidden": [*cfg.hidden], "layer_norm": cfg.layer_norm}
+        options = {"scale": float(cfg.scale), "noise": cfg.noise}
+        return {
+            "policy": on(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
+            "critic": CriticOfAll(self.spec, cfg, ensemble=cfg.critics, **shape),
+        }
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg = self.cfg
+        rates = {"policy": cfg.actor_lr, "critic": cfg.critic_lr}
+        same = {"max_norm": cfg.max_norm, "undecayed": ("scale",)}
+        return {k: Adam(lr, weight_decay=cfg.weight_decay, **same) for k, lr in rates.items()}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Critics and their target; in the last place also the actor and its own."""
+        s, a, cfg = batch.observations, batch.actions, self.cfg
+        online: Any = self.interaction.online
+        both = state.done >= online.critic_updates  # the actor learns too
+        y = self.target(state, batch, both)  # [B]
+
+        def critic_loss(critic):  # [E, B] - [B]
+            errors = critic(s, a, state.random) - y
+            return (errors.abs().mean(0) if cfg.mean_first else errors).square().mean()
+
+        state, critic_value = minimise(state, "critic", critic_loss)
+        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        metrics = {"critic_loss": critic_value, "target": y.mean()}
+        if i != self.period - 1:
+            return state, metrics
+
+        def policy_loss(policy):  # the mean over all critics
+            return -state.critic(s, policy(s, state.random), state.random).mean()
+
+        old = state
+        state, policy_value = minimise(state, "policy", policy_loss)
+        state = soft_update(state, "policy_target", "policy", cfg.tau)
+        own = {name: state.params[name] for name in ("policy", "policy_target")}
+        learnt = (own, state.optimiser["policy"])
+        before = ({name: old.params[name] for name in own}, old.optimiser["policy"])
+        own, adam = tree_map(lambda new, was: torch.where(both, new, was), learnt, before)
+        state = replace(
+            state, params={**state.params, **own}, optimiser={**state.optimiser, "policy": adam}
+        )
+        return state, metrics | {"policy_loss": policy_value}
+
+    def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
+        """r + discount * least of a few Q_i(s', a'), a' the target policy's under noise; [B]."""
+        s2, cfg = batch.next_observations, self.cfg
+        noise = cfg.noise * state.random.normal(batch.actions.shape)
+        noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip) * noisy * cfg.target_noise
+        next_a = (state.policy_target(s2, state.random) + noise).clamp(-1, 1)
+        q = state.critic_target(s2, next_a, state.random)  # [E, B]
+        drawn = state.random.uniform((cfg.critics,)).topk(cfg.subset).indices
+        y = batch.rewards + batch.discount * q.index_select(0, drawn).amin(0)  # different ones
+        return y.clamp(0, 1) if cfg.clip_target else y
+
+
+class CriticOfAll(nn.Module):
+    """Q(s, a) of the combined action; what the base would do is the actor's to know alone."""
+
+    def __init__(self, spec: Spec, cfg: SeeingConfig, **shape: Any) -> None:
+        super().__init__()
+        encoder: dict[str, Any] = {"kind": cfg.encoder, "keypoints": cfg.keypoints}
+        self.eyes = None if spec.lone else Sees(spec.seen, **encoder, crop=cfg.crop)
+        size = spec.observation_dim if self.eyes is None else self.eyes.features
+        self.base, hidden = spec.action_dim, shape.pop("hidden")
+        self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
+
+    def forward(self, observations: Any, actions: Tensor, random: Any = None) -> Tensor:
+        """[..., O] or channels, the base's action last, and [..., A] -> [E, ...]."""
+        seen = observations if self.eyes is None else self.eyes(observations, random)
+        return self.net(seen[..., : -self.base], actions)
