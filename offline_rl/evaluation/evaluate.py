@@ -13,7 +13,7 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
-from offline_rl.evaluation.meaning import spec_of
+from offline_rl.data.meaning import spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils.errors import UserError

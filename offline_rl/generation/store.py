@@ -10,9 +10,9 @@ import numpy as np
 
 import envs
 from offline_rl.data import Dataset
+from offline_rl.data.meaning import spec_of
 from offline_rl.data.writers.d4rl import write
 from offline_rl.data.writers.lerobot import write_lerobot
-from offline_rl.evaluation.meaning import spec_of
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, write_json

@@ -26,7 +26,7 @@ import numpy as np
 import policies
 from envs import Step, VectorEnv
 from offline_rl.data import Dataset
-from offline_rl.evaluation.meaning import spec_of
+from offline_rl.data.meaning import spec_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from policies import Bundle, Channel, Spec, channels, noise

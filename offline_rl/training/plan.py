@@ -20,8 +20,8 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
+from offline_rl.data.meaning import spec_of
 from offline_rl.data.transform import centre_of, range_of_returns
-from offline_rl.evaluation.meaning import spec_of
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions

@@ -10,7 +10,7 @@ import pytest
 import envs
 import policies
 from offline_rl import Dataset, UserError, train
-from offline_rl.evaluation.meaning import spec_of
+from offline_rl.data.meaning import spec_of
 from offline_rl.training.plan import specification
 from policies import Channel, Player, Spec
 

@@ -15,7 +15,7 @@ import policies
 from envs.experts.arm import ArmExpert, inverse
 from envs.suites.arm import CLOSE_M, STILL_RAD_S, Reach
 from offline_rl import Dataset, train
-from offline_rl.evaluation.meaning import spec_of
+from offline_rl.data.meaning import spec_of
 from policies import Bundle, Normaliser, bundle
 from real_robot.check import check
 from real_robot.control.inference import Inference
