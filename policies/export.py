@@ -30,7 +30,7 @@ ROWS = 2  # of the example that is traced
 def exported(bundle: Bundle) -> tuple[Bundle, float]:
     """`bundle` with graphs, and how far they are from torch, at most. Raises BundleError.
 
-    Compared on the golden answer's rows, together and one by one.
+    Compared on the golden answer's rows, together and one by one. Of a residual the base as well.
     """
     plain, golden = answered(bundle, "torch")
     if plain.network.remembers:
@@ -38,7 +38,8 @@ def exported(bundle: Bundle) -> tuple[Bundle, float]:
             f"a {bundle.kind} remembers its episode, and what is exported is a network of one "
             "decision: run it with torch"
         )
-    made = replace(bundle, graphs={**bundle.graphs, **graphs(plain)}, golden=golden)
+    base = None if bundle.base is None else exported(bundle.base)[0]
+    made = replace(bundle, graphs={**bundle.graphs, **graphs(plain)}, golden=golden, base=base)
     policy, again = answered(made, "onnx")
     apart = [np.abs(again.chunk - golden.chunk).max()]
     for k in range(len(golden.chunk)):

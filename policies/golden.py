@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from policies.bundle import Bundle, BundleError, Golden
+from policies.bundle import BASE, Bundle, BundleError, Golden
+from policies.channels import BASE_ACTION
 from policies.policy import BundlePolicy
+from policies.residual import ResidualPolicy
 from policies.runtimes.network import network
 
 ROWS = 4  # episodes in the golden answer
@@ -41,7 +43,26 @@ def opened(
         changed = replace(bundle, arguments={**bundle.arguments, **arguments})
         policy, _ = answered(changed, runtime)
     policy.units = units
-    return policy
+    if bundle.base is None:
+        return policy
+    try:
+        base = opened(bundle.base, runtime, {}, units=False)
+    except BundleError as error:
+        raise BundleError(f"{BASE}: {error}") from None
+    if (problem := unfit(policy, base)) is not None:
+        raise BundleError(f"its base policy does not fit it: {problem}")
+    policy.units = False
+    return ResidualPolicy(policy, base, units=units)
+
+
+def unfit(correction: BundlePolicy, base: BundlePolicy) -> str | None:
+    """Why the one cannot correct the other; None where it can."""
+    seen = tuple(channel for channel in correction.spec.channels if channel.name != BASE_ACTION)
+    if len(seen) == len(correction.spec.channels):
+        return f"it observes no {BASE_ACTION}"
+    if base.network.remembers:
+        return f"a {base.bundle.kind} acts on the rewards of its episode"
+    return base.spec.mismatch(replace(correction.spec, channels=seen))
 
 
 def answer(bundle: Bundle) -> Golden:

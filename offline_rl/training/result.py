@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,5 +113,6 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         policy = trainer.policy(
             s, {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
         )
+        policy = policy if plan.base is None else replace(policy, base=plan.base.bundle)
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)

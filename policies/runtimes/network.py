@@ -41,8 +41,6 @@ def network(bundle: Bundle, runtime: str = "auto") -> Network:
     """The network of `bundle` in `runtime`. Raises BundleError where that cannot run it."""
     if runtime not in ("auto", *RUNTIMES):
         raise BundleError(f"runtime={runtime} is unknown; auto, {', '.join(RUNTIMES)} are known")
-    if bundle.base is not None:
-        raise BundleError("it adds to the actions of a base policy, which this version cannot run")
     reasons = []
     for name in RUNTIMES if runtime == "auto" else (runtime,):
         module = import_module(f"policies.runtimes.with_{name}")

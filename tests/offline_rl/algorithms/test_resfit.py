@@ -1,5 +1,6 @@
 """A frozen base and its correction: what is observed, learnt, resumed, kept and refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from safetensors.torch import load_file
 
 import envs
+import policies
 from envs import tasks
-from offline_rl import Dataset
+from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.resfit import Config, Online, ResFiT
+from offline_rl.evaluation.evaluate import evaluate, play
 from offline_rl.online.with_base import WithBase, base_of, labelled
 from offline_rl.replay.batch import Batch
+from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
 from policies.channels import BASE_ACTION
@@ -54,6 +59,10 @@ class Blind(Failing):
 def wide(observations):
     return np.zeros((len(observations), 3))
 '''
+QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
+QUICK |= {"algorithm.hidden": [8], "algorithm.critics": 3, "algorithm.actor_lr": 1e-2}
+QUICK |= {"eval_episodes": 2, "tracker": "none", "show": False, "checkpoint_every": 100}
+QUICK |= {"online.warm_up": 12, "online.critic_updates": 8, "eval_every": 1000}
 
 
 class Line(gymnasium.Env):
@@ -86,6 +95,48 @@ def own(tmp_path: Path) -> Callable[[str], str]:
     """The name of a base in a file."""
     (tmp_path / "bases.py").write_text(BASE)
     return lambda name: f"{tmp_path}/bases.py:{name}"
+
+
+@pytest.fixture
+def data() -> Dataset:
+    """Demonstrations of the line's shape, of episodes of different lengths."""
+    draw = np.random.default_rng(0)
+    ends = np.isin(np.arange(60), [4, 14, 17, 29, 44, 59])
+    seen, after = draw.normal(size=(60, 2)), draw.normal(size=(60, 2))
+    after[:-1][~ends[:-1]] = seen[1:][~ends[:-1]]
+    rest = (draw.uniform(-1, 1, (60, 1)), draw.uniform(size=60))
+    return Dataset.from_arrays(seen, *rest, ends & False, ends, after)
+
+
+def learn(base: str, data: Dataset, out: Path, steps: int = 40, **keys: Any):
+    told = {**QUICK, "task": "line", "base": base, "dataset": data, "out": str(out), **keys}
+    return finetune(**told, num_env_steps=steps)
+
+
+def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    files = SeedFolder(run, seed).checkpoints()
+    return load_file(files[max(files)])
+
+
+def bundle_of(line: str, tmp_path: Path, data: Dataset) -> str:
+    """Of a clone that plans."""
+    keys = {"algorithm.network": "mlp", "algorithm.widths": [8, 16], "algorithm.noise_levels": 4}
+    keys |= {"algorithm.window": 4, "algorithm.executed": 2, "batch_size": 8, "show": False}
+    keys = {k: v for k, v in keys.items() if k.removeprefix("algorithm.") in known("flow_policy")}
+    told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "precision": "fp32"}
+    made = train(
+        algorithm="flow_policy", task=line, dataset=data, num_updates=2, out=str(tmp_path),
+        **keys, **told,
+    )  # fmt: skip
+    return str(made.path / "seed_0" / "policy.bundle")
+
+
+def known(algorithm: str) -> set[str]:
+    from dataclasses import fields
+
+    from offline_rl.algorithms.common.registry import algorithm_class
+
+    return {f.name for f in fields(algorithm_class(algorithm).Config)} | {"show", "batch_size"}
 
 
 def test_demonstrations_are_labelled_with_what_the_base_did_itself(
@@ -236,3 +287,122 @@ def test_work_comes_in_the_papers_order() -> None:
     assert drawn.max() == 1
     assert np.abs(drawn - seen[BASE_ACTION]).max() <= 0.2
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
+
+
+def test_the_first_evaluation_is_the_bases_and_what_was_learnt_is_resumed_in_mid_chunk(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+) -> None:
+    whole = learn(own("Chunked"), data, tmp_path / "whole")
+    told = (whole.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    first = json.loads(told[0])
+    env = envs.make_vector(line, 2)
+    world = WithBase(env, base_of(own("Chunked"), env))
+    seen, returns, running = world.reset(first["seeds"]), np.zeros(2), np.arange(2)
+    actions = seen[BASE_ACTION].copy()
+    while len(running):
+        step = world.step(actions[running], running)
+        returns[running] += step.rewards
+        actions[running] = step.observations[BASE_ACTION]
+        running = running[~(step.terminated | step.truncated)]
+    assert first["returns"] == returns.tolist()
+
+    def stop(trainer: Any) -> None:
+        if trainer.clock == 25:
+            trainer.save()
+            raise KeyboardInterrupt
+
+    keys = {"eval_every": 25, "checkpoint_every": 25}
+    told = {**QUICK, "task": "line", "base": own("Chunked"), "dataset": data, **keys}
+    told |= {"algorithm": "resfit", "num_updates": 0, "num_env_steps": 40, "watch": stop}
+    with pytest.raises(KeyboardInterrupt):
+        train(**told, out=str(tmp_path / "cut"))
+    again = learn(own("Chunked"), data, tmp_path / "cut", **keys)
+    for seed in (0, 1):
+        one, two = tensors(whole.path, seed), tensors(again.path, seed)
+        assert one.keys() == two.keys()
+        assert "buffer/observations/base_action" in one
+        for name in one:
+            assert torch.equal(one[name], two[name]), name
+        moved = one["params/policy/head.trunk.weights.1"]
+        assert moved.abs().max() > 0
+
+
+def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
+    line: str, data: Dataset, tmp_path: Path
+) -> None:
+    base = bundle_of(line, tmp_path / "base", data)
+    before = Path(base).read_bytes()
+    made = learn(base, data, tmp_path / "out", seeds=1)
+    assert Path(base).read_bytes() == before
+    file = made.path / "seed_0" / "policy.bundle"
+    policy = policies.load(file)
+    assert policy.bundle.base is not None
+    first = policies.load(base).bundle.weights
+    for name, weight in policy.bundle.base.weights.items():
+        np.testing.assert_array_equal(weight, first[name])
+    assert (policy.spec.seen, policy.spec.horizon) == ((2,), 1)
+    played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
+    assert played == made.results[0]["returns"]
+    untouched = play(policies.load(base), envs.make_vector(line, 2)).returns
+    assert played != untouched.tolist()
+    seen, state = np.array([[0.5, 0.0], [0.1, 0.0]], np.float32), None
+    for _ in range(3):
+        kept = state
+        chunk, state = policy.act(seen, kept)
+        again, _ = policy.act(seen, kept)
+        np.testing.assert_array_equal(chunk, again)
+        assert chunk.shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("Failing", "the model is gone"), ("Blind", "answers NaN")]
+)
+def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
+) -> None:
+    found = rf"the base policy broke in step 0.*:{name}.*{fault}.*for the 5th time in a row"
+    with pytest.raises(UserError, match=found):
+        learn(own(name), data, tmp_path, 200, seeds=1, **{"online.warm_up": 150})
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"base": "wide"}, r"answers \[1, 1, 3\] for one observation; actions \[1, 1\]"),
+        ({"base": "absent"}, "AttributeError"),
+        ({"algorithm.scale": 0.0}, "scale"),
+        ({"num_updates": 10}, "learns in an environment alone"),
+        ({"task": None}, "say where the base is corrected, with task="),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    line: str,
+    own: Callable[[str], str],
+    data: Dataset,
+    tmp_path: Path,
+    keys: dict[str, Any],
+    fault: str,
+) -> None:
+    told = {"base": "simple", "task": line} | keys
+    told["base"] = own(told["base"])
+    told = {k: v for k, v in told.items() if v is not None}
+    with pytest.raises(UserError, match=fault):
+        finetune(
+            **{**QUICK, "dataset": data, "out": str(tmp_path / "no"), "num_env_steps": 20} | told
+        )
+    assert not (tmp_path / "no").exists()
+
+
+def test_who_corrects_nothing_takes_no_base(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="base= is read by resfit; iql corrects no policy"):
+        train(algorithm="iql", task=line, base=own("simple"), dataset=data, out=str(tmp_path))
+
+
+def test_demonstrations_out_of_the_corrections_reach_are_told_of(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+) -> None:
+    learn(own("simple"), data, tmp_path, steps=2, seeds=1, show=True)
+    share = np.mean(np.abs(data.actions[:, 0] - 0.25) > 0.1)
+    assert f"{share:.0%} of its actions are further than scale=0.1" in capsys.readouterr().out
