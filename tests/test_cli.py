@@ -300,34 +300,46 @@ def test_a_run_leaves_what_scripts_rely_on(
     assert not list(folder.rglob("*.tmp"))
 
 
+BASE = "import numpy as np\ndef still(observations):\n    return np.zeros((len(observations), 1))\n"
+
+
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder: Path) -> None:
     """On a task without a table of settings; small networks, whatever a config calls them."""
-    known = {field.name for field in fields(algorithm_class(name).Config)}
+    cls = algorithm_class(name)
+    known = {field.name for field in fields(cls.Config)}
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
     small |= {f"algorithm__{key}": 4 for key in known & {"size", "window"}}
     small |= {"algorithm__heads": 2} if "size" in known else {}
     small |= {"algorithm__executed": 2} if "executed" in known else {}
-    small |= (
-        {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"} if "widths" in known else {}
-    )
+    denoiser = {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"}
+    small |= denoiser if "widths" in known else {}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
         task["pretrain_updates"] = 4
-    if "expert" in algorithm_class(name).needs:
+    if "expert" in cls.needs:
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
-    if algorithm_class(name).distils:  # it has a teacher, whose network is its own
-        taught = small | task | {"algorithm": "diffusion_policy", "algorithm__process": "edm"}
-        assert main(train(**({"algorithm__hidden": None} | taught))) == 0
+    rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
+    if cls.distils or cls.continues:  # it begins with another's policy
+        first = {"algorithm": "diffusion_policy", "algorithm__window": 4, "algorithm__executed": 2}
+        first |= {"algorithm__process": "edm"} if cls.distils else {"algorithm__rounds": 4}
+        assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
         (run,) = folder.glob("runs/*/*/*")
-        told = ("distill", f"run={run}", "num_updates=20", "eval_episodes=1", "out=taught")
-        assert main([*told, f"algorithm={name}"]) == 0
+        learn = ("distill", "num_updates=20")
+        if cls.continues:
+            sizes = ("tuned=2", "environments=2", "decisions=12", "batch_size=12", "epochs=2")
+            learn = ("finetune", "num_env_steps=48", *(f"algorithm.{size}" for size in sizes))
+        assert main([*learn, f"run={run}", *rest]) == 0
+    elif cls.corrects:  # it has a base
+        (folder / "base.py").write_text(BASE)
+        own = ("online.warm_up=40", "algorithm.hidden=[8,8]", "batch_size=8")
+        given = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
+        assert main(["finetune", "num_env_steps=60", *given, *own, *rest]) == 0
     else:
-        assert main(train(**({"algorithm__hidden": None} | small | task))) == 0
-    (here,) = folder.glob(
-        "taught/*/*/*/seed_0" if algorithm_class(name).distils else "runs/*/*/*/seed_0"
-    )
+        told = {"algorithm__hidden": None} | small | task | {"out": "then"}
+        assert main(train(**told)) == 0
+    (here,) = folder.glob("then/*/*/*/seed_0")
     lines = [
         *(here / "metrics.jsonl").read_text().splitlines(),
         *(here / "evaluations.jsonl").read_text().splitlines(),
