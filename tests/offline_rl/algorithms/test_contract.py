@@ -39,7 +39,7 @@ SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "retu
 SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
 SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
 SMALL |= {"tuned": 3, "environments": 4, "decisions": 16, "epochs": 2, "value_hidden": [16]}
-OWN = {"DT": {"heads": 2}}
+OWN = {"DT": {"heads": 2}, "ResFiT": {"actor_lr": 1e-3}}
 SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
 
@@ -72,7 +72,10 @@ def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
 
 def online(cls: type[Algorithm]) -> Online:
     """Of two updates a step, where it learns from steps."""
-    return cls.Online() if issubclass(cls, DenoisingRL) else cls.Online(utd=2.0)
+    if issubclass(cls, DenoisingRL):
+        return cls.Online()
+    at_once = {"critic_updates": 0} if cls.corrects else {}
+    return cls.Online(utd=2.0, **at_once)
 
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
@@ -385,14 +388,8 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
     """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
-        chunks = (
-            "diffusion_policy",
-            "flow_policy",
-            "consistency",
-            "act",
-            "dppo",
-        )  # Mish, as their papers have it
-        assert name in ("cql", "cal_ql", "mcq", "decision_transformer", *chunks)
+        chunks = ("diffusion_policy", "flow_policy", "consistency", "act", "dppo")  # Mish or ReLU
+        assert name in ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules
     inside = {k: [m for m in net.modules() if isinstance(m, MLP)] for k, net in modules.items()}
