@@ -3,7 +3,7 @@
     python -m benchmarks.fingerprint             # compare with what is committed
     python -m benchmarks.fingerprint write       # and keep the new ones
 
-Every algorithm: 20 updates of each phase on made data, eager, float32, with one seed and with two.
+Every algorithm that learns from data: 20 updates of each phase, eager, float32, one seed and two.
 Then SAC online, a run stopped and resumed, its bundle. Hashes are of the parameters' bytes and of
 actions, so they belong to one kind of processor and one version of PyTorch, both kept beside them;
 before a change is judged on another machine, `write` them there from the commit before it.
@@ -154,6 +154,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     found = {"machine": machine(), "online": online()}
     for name in algorithm_names():
+        if (cls := algorithm_class(name)).continues or cls.corrects:
+            continue  # it begins with another's policy, in an environment
         found[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)
     if arguments == ["write"]:
