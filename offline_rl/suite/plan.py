@@ -186,9 +186,10 @@ def check(keys: Mapping[str, Any]) -> None:
 def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
     """The cells with their cost, from the finished runs below `out`; the same task's first.
 
-    Where there is none of the algorithm yet, by counted work: of its first cell, which stands for
-    the others. Raises UserError naming a result that is damaged.
+    Where there is none of the algorithm yet, as the last plan there had it, else by counted work:
+    of its first cell, which stands for the others. Raises UserError naming a damaged result.
     """
+    before = costs_of(Path(out) / "plan.json")
     speeds: dict[tuple[str, str | None], list[float]] = {}
     for file in Path(out).glob("*/*/*/seed_*/result.json"):
         result = read_object(file)
@@ -206,10 +207,20 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
         k = cell.keys
         name, size = label(k["algorithm"]), cell.total * len(cell.folders)
         found = speeds.get((name, k["task"])) or speeds.get((name, None))
-        if not found and (seconds := counted(cell)) is not None:
-            found = speeds[name, None] = [seconds / size]
+        if not found:
+            seconds = before[cell.id] if before.get(cell.id) is not None else counted(cell)
+            if seconds is not None and size:
+                found = speeds[name, None] = [seconds / size]
         priced.append(Cell(k, median(found) * size if found else None))
     return priced
+
+
+def costs_of(plan: Path) -> dict[str, float | None]:
+    """A cell's id -> its cost in a plan; nothing where there is none that can be read."""
+    try:
+        return {cell.id: cell.seconds for cell in read_plan(plan)} if plan.is_file() else {}
+    except UserError:  # it is about to be written anew
+        return {}
 
 
 def counted(cell: Cell) -> float | None:

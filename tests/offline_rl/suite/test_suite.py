@@ -136,6 +136,9 @@ def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
     assert 0 < (second.seconds or 0) < 1  # none like it: by counted work
     gone = replace(second, keys={**second.keys, "dataset": "gone.npz"})
     assert priced([gone], "runs/nowhere")[0].seconds is None
+    (folder / "runs/nowhere").mkdir(parents=True)
+    write_plan(folder / "runs/nowhere/plan.json", "mine", [replace(gone, seconds=7.0)])
+    assert priced([gone], "runs/nowhere")[0].seconds == pytest.approx(7)  # it is not counted again
     text = benchmark(suite=str(path), out="runs/mine", dry_run=True, show=False)
     assert "2 of 2 cells left" in text
     assert "about 0 s" in text
