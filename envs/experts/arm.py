@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from envs.experts.pushing import Pushing
 from envs.experts.skilled import Skilled
 from envs.suites.arm import PUCK_M, TIP_M, Desk, Push
 
@@ -10,6 +11,17 @@ SHOULDER_M = 0.12  # above the table
 LAG_S = 0.051  # of a joint behind its target: (kv + damping) / kp of the model
 SPEED, BRAKE, GAIN = 1.2, 6.0, 10.0  # rad/s, rad/s², rad/s²: well inside the robot's limits
 LOW_M = 0.035  # the tip's height while it pushes
+PUSHING = Pushing(
+    touch_m=TIP_M + PUCK_M,
+    behind=0.6,
+    beside=0.3,
+    forward=0.12,
+    to_line=4,
+    around=0.2,
+    to_ring=6,
+    near_m=0.03,
+    to_place=5,
+)
 
 
 class ArmExpert(Skilled):
@@ -26,9 +38,7 @@ class ArmExpert(Skilled):
 
     def reset(self, num_envs: int) -> None:
         """New episodes in `num_envs` environments."""
-        angle = self._rng.uniform(0, 2 * np.pi, num_envs)
-        far = 0.1 * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
-        self._astray = far[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)  # m
+        self._astray = self.astray(num_envs, 0.1)
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray | None = None) -> np.ndarray:
         """[B, O] -> actions [B, J]; indices: of the environments they come from."""
@@ -38,14 +48,13 @@ class ArmExpert(Skilled):
         astray = self._astray[np.arange(len(seen)) if indices is None else indices]
         if self.pushes:
             tip = forward(angles)
-            way = tip_velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + astray)
+            way = PUSHING.velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + astray)
             goal = np.column_stack([tip[:, :2] + 0.15 * way, np.full(len(tip), LOW_M)])
         else:
             goal = rest + np.column_stack([astray, 0 * astray[:, :1]])
         targets = led(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
         actions = self.env.action(targets)
-        noise = (1 - self.skill) / 20 * self._rng.standard_normal(actions.shape)
-        return (actions + noise).clip(-1, 1).astype(np.float32)
+        return self.noisy(actions, 20)
 
 
 def forward(angles: np.ndarray) -> np.ndarray:
@@ -83,31 +92,6 @@ def led(goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: floa
     share = (period_s * top / far).min(1, keepdims=True).clip(max=1)
     wanted = way * share / period_s
     return now + period_s * wanted.clip(speeds - GAIN * period_s, speeds + GAIN * period_s)
-
-
-def tip_velocity(tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """[B, 2] m/s: around the puck until behind it, then through it, and out of its way."""
-    way = _unit(goal - puck)
-    side = np.stack([-way[:, 1], way[:, 0]], 1)
-    offset = tip - puck  # from the puck's middle
-    behind, beside = -(offset * way).sum(1), (offset * side).sum(1)
-    touch = TIP_M + PUCK_M
-    aligned = (behind > 0.6 * touch) & (abs(beside) < 0.3 * touch)
-    push = 0.12 * way - (4 * beside[:, None]) * side
-    radius = np.linalg.norm(offset, axis=1, keepdims=True)
-    out = offset / np.maximum(radius, 1e-6)
-    tangent = np.stack([-out[:, 1], out[:, 0]], 1)
-    turn = np.where((tangent * -way).sum(1) > 0, 1.0, -1.0)[:, None]
-    ring = touch + 0.025
-    around = 0.2 * turn * tangent + 6 * (ring - radius).clip(-0.05, 0.05) * out
-    place = puck - ring * way
-    near = np.linalg.norm(tip - place, axis=1) < 0.03
-    around = np.where(near[:, None], 5 * (place - tip), around)
-    return np.where(aligned[:, None], push, around)
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)
 
 
 EXPERTS = {"arm": ArmExpert}  # by their names in recipes

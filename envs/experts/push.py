@@ -5,8 +5,21 @@ from typing import Any
 
 import numpy as np
 
+from envs.experts.pushing import Pushing
 from envs.experts.skilled import Skilled
-from envs.suites.push import PUCK, TIP, Push, points, unit
+from envs.suites.push import PUCK, TIP, Push, points
+
+PUSHING = Pushing(
+    touch_m=TIP + PUCK,
+    behind=0.5,
+    beside=0.35,
+    forward=0.25,
+    to_line=6,
+    around=0.5,
+    to_ring=8,
+    near_m=0.05,
+    to_place=8,
+)
 
 
 class PushExpert(Skilled):
@@ -23,9 +36,7 @@ class PushExpert(Skilled):
 
     def reset(self, num_envs: int) -> None:
         """New episodes in `num_envs` environments."""
-        angle = self._rng.uniform(0, 2 * np.pi, num_envs)
-        far = 0.15 * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
-        self._astray = far[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)  # m
+        self._astray = self.astray(num_envs, 0.15)
 
     def __call__(self, observations: Any, indices: np.ndarray | None = None) -> np.ndarray:
         """[B, obs] -> actions [B, J]; indices: of the environments they come from.
@@ -39,30 +50,8 @@ class PushExpert(Skilled):
         angles = np.arctan2(observations[:, joints : 2 * joints], observations[:, :joints])
         pairs = observations[:, 3 * joints :].astype(np.float64).reshape(-1, 4, 2)
         indices = np.arange(len(angles)) if indices is None else indices
-        want = self.tip_velocity(pairs[:, 0], pairs[:, 1], pairs[:, 3] + self._astray[indices])
+        want = PUSHING.velocity(pairs[:, 0], pairs[:, 1], pairs[:, 3] + self._astray[indices])
         return self.joint_speeds(angles.astype(np.float64), want)
-
-    def tip_velocity(self, tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """[B, 2] m/s: around the puck until behind it, then through it."""
-        way = unit(goal - puck)
-        side = np.stack([-way[:, 1], way[:, 0]], 1)
-        offset = tip - puck  # from the puck's middle
-        behind, beside = -(offset * way).sum(1), (offset * side).sum(1)
-        touch = TIP + PUCK
-        aligned = (behind > 0.5 * touch) & (abs(beside) < 0.35 * touch)
-        # pushing: forward, and towards the line the more it is off it
-        push = 0.25 * way - (6 * beside[:, None]) * side
-        # going around: along a circle of some clearance towards the point behind
-        radius = np.linalg.norm(offset, axis=1, keepdims=True)
-        out = offset / np.maximum(radius, 1e-6)
-        tangent = np.stack([-out[:, 1], out[:, 0]], 1)
-        turn = np.where((tangent * -way).sum(1) > 0, 1.0, -1.0)[:, None]
-        ring = touch + 0.025
-        around = 0.5 * turn * tangent + 8 * (ring - radius).clip(-0.05, 0.05) * out
-        place = puck - ring * way
-        near = np.linalg.norm(tip - place, axis=1) < 0.05
-        around = np.where(near[:, None], 8 * (place - tip), around)
-        return np.where(aligned[:, None], push, around)
 
     def joint_speeds(self, angles: np.ndarray, velocity: np.ndarray) -> np.ndarray:
         """Damped least squares on the tip's Jacobian; shares of the limit, [B, J]."""

@@ -210,8 +210,3 @@ class PushPixels(Push):
 
 KINDS: dict[str, type[Push]] = {"": Push, "-pixels": PushPixels}
 ENVS = {f"push/{arm}{end}": partial(kind, arm=arm) for end, kind in KINDS.items() for arm in ARMS}
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    """[..., 2] of length 1."""
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)

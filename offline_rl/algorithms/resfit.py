@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
+from offline_rl.algorithms.common.base import ActorLast, Metrics, State, minimise, soft_update
 from offline_rl.algorithms.common.config import (
     BUILT,
     Discount,
@@ -94,19 +94,11 @@ class Online(schedule.HalfAndHalf):
         return first + super().due(env_steps, batch_size, period)
 
 
-class ResFiT(Algorithm):
+class ResFiT(ActorLast):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     online, follows_card, vector_only, corrects = True, False, False, True
-
-    @property
-    def period(self) -> int:
-        """As many critic updates as an environment step brings; the actor's comes with the last."""
-        return max(1, round(self.interaction.online.utd))
-
-    def alike(self, i: int) -> int:
-        return i if i == self.period - 1 else 0
 
     def networks(self) -> dict[str, nn.Module]:
         cfg, act = self.cfg, self.spec.action_dim
@@ -137,7 +129,7 @@ class ResFiT(Algorithm):
         state, critic_value = minimise(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
-        if i != self.period - 1:
+        if not self.last(i):
             return state, metrics
 
         def policy_loss(policy):  # the mean over all critics

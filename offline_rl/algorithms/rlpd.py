@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms import sac
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
-    Algorithm,
+    ActorLast,
     Metrics,
     Network,
     State,
@@ -59,19 +59,11 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 20.0
 
 
-class RLPD(Algorithm):
+class RLPD(ActorLast):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"critic_target": "critic"}
     online = True
-
-    @property
-    def period(self) -> int:
-        """As many critic updates as an environment step brings; the actor's comes with the last."""
-        return max(1, round(self.interaction.online.utd))
-
-    def alike(self, i: int) -> int:
-        return i if i == self.period - 1 else 0
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
@@ -98,7 +90,7 @@ class RLPD(Algorithm):
         state, critic_value = minimise(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
-        if i != self.period - 1:
+        if not self.last(i):
             return state, metrics
 
         def policy_loss(policy):

@@ -51,15 +51,9 @@ class Seeing(nn.Module):
 class SeeingPlanner(Seeing):
     """And one that answers with chunks: a `heads.head.Planner`."""
 
-    def __init__(
-        self,
-        channels: Mapping[str, Sequence[int]],
-        head: str,
-        head_arguments: Mapping[str, Any],
-        encoder: Mapping[str, Any],
-    ) -> None:
-        """See `Seeing`."""
-        super().__init__(channels, head, head_arguments, encoder)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Of `Seeing`."""
+        super().__init__(*arguments, **options)
         self.history, self.horizon = self.head.history, self.head.horizon
         self.executed, self.noise_shape = self.head.executed, self.head.noise_shape
 

@@ -254,6 +254,21 @@ class Algorithm:
         return other
 
 
+class ActorLast(Algorithm):
+    """As many critic updates as an environment step brings; the actor's comes with the last."""
+
+    @property
+    def period(self) -> int:
+        return max(1, round(self.interaction.online.utd))
+
+    def alike(self, i: int) -> int:
+        return i if self.last(i) else 0
+
+    def last(self, i: int) -> bool:
+        """Whether place i is the one in which the actor learns too."""
+        return i == self.period - 1
+
+
 def network_of(name: str) -> str:
     """The network of a tensor in a checkpoint."""
     return name.split("/")[1]
