@@ -171,6 +171,10 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"{options.algorithm} does not learn online; leave num_env_steps out")
     if options.num_env_steps and options.task == "none":
         raise UserError("num_env_steps needs an environment; task=none has none")
+    if options.overlap and issubclass(algorithm.Online, OnPolicy):
+        raise UserError(f"overlap=true: {options.algorithm} acts and learns in turns")
+    if options.overlap and not options.num_env_steps:
+        raise UserError("overlap=true is of no use without num_env_steps=")
     if options.keep_data and issubclass(algorithm.Online, OnPolicy):
         raise UserError(f"keep_data=true: {options.algorithm} keeps nothing of what it saw")
     if options.keep_data and not options.num_env_steps:

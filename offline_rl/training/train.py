@@ -158,6 +158,7 @@ def train_group(
             transform,
             plan.interaction.online,
             partial(further_columns, plan.algorithm, plan.interaction.cfg),
+            overlap=o.overlap,
         )
     for member in members:
         folder = member.folder

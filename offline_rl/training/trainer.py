@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from envs import Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.schedule import ONLINE, Collect, Learn, Piece, at
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Interact, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
@@ -174,7 +174,7 @@ class Trainer:
     def _advance(self, stop: int) -> None:
         """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
         assert self.work is not None
-        work, _ = self.work
+        work, done = self.work
         if isinstance(work, Learn):
             self.clock += self._learn(stop - self.clock, work.phase, count=True)
             return
@@ -186,17 +186,30 @@ class Trainer:
                 self.bar.update(self.each)
                 self._tell(self.clock)
             return
+        self._interact(work, done, stop)
+
+    def _interact(self, work: Interact, done: int, stop: int) -> None:
+        """Environment steps and the updates that they bring; with overlap beside the next step."""
         assert isinstance(self.collector, Collector)
         algorithm, _ = self.engine.at(work.phase)
         online, batch = algorithm.interaction.online, self.engine.batch_size
-        start = self.engine.starts[work.phase]
-        while self.clock < stop and not self._asked():
-            self.collector.step()
+        start, overlap = self.engine.starts[work.phase], self.options.overlap
+        collector = self.collector
+
+        def learn() -> None:
             learnt = self.engine.updates - start
-            due = online.due(self.collector.steps, batch, algorithm.period) - learnt
-            if due > 0 and min(self.collector.buffer.sizes) >= batch:
+            due = online.due(collector.steps, batch, algorithm.period) - learnt
+            if due > 0 and min(collector.buffer.sizes) >= batch:
                 self._learn(due, work.phase, count=False)
-            self.clock += 1
+
+        while self.clock < stop and not self._asked():
+            collector.begin()
+            if overlap:
+                learn()
+            collector.end()
+            self.clock, done = self.clock + 1, done + 1
+            if not overlap or done == work.size:
+                learn()
             self.bar.update(1)
             self._tell(self.clock)
 
