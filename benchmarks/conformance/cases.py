@@ -31,6 +31,15 @@ REPOSITORIES = {  # the command's key: repository, commit
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
     "corl_team": ("corl-team/CORL", "eeeeef2671235fcce3a3eb255576a207d78840e6"),
     "wsrl": ("zhouzypaul/wsrl", "891ee353afe5303835da421c60d4ac35f6e2ef10"),
+    "consistency": (
+        "Aaditya-Prasad/consistency-policy",
+        "eed0c465d3c1aa6dcf22f10e784df07dec06beac",
+    ),
+    "lerobot": ("huggingface/lerobot", "7427f31801f944f5ec9ce53cda02862ce7d1638b"),
+    "resfit": (
+        "amazon-science/residual-offpolicy-rl",
+        "66262b06a0caf159fb001504949b7b48ccda5f64",
+    ),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
 
@@ -74,6 +83,18 @@ SEQUENCE = {"window": 6, "size": 8, "layers": 2, "heads": 2, "episode_steps": 12
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
 DENOISING = {"history": 2, "window": 4, "executed": 2, "noise_levels": 20, "rounds": 5}
 DENOISING |= {"warm_up_updates": 3}
+CHUNK = {"history": 1, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 8}
+CHUNK |= {"layers": 1, "style_layers": 1, "style": 3, "lr": 1e-3, "kl_weight": 1.0}
+DROPPED = (*(f"style_{i}" for i in range(4)), "z", *(f"seen_{i}" for i in range(4)))
+DROPPED += tuple(f"chunk_{i}" for i in range(6))
+JUMPED = {
+    name: tuple(f"{name}_{k}" for k in range(16))
+    for name in ("target", "target_rest", "jump", "rest", "denoised")
+}
+PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
+PATH += ("half", "deviation", "noised")
+PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
+STATE = "a robot's state alone, refused there -> allowed"
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
 CASES = (
     Case(
@@ -96,6 +117,39 @@ CASES = (
         | {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95},
         variant="transformer",
         aims=("actions",),
+    ),
+    Case(
+        "act",
+        "lerobot",
+        "src/lerobot/policies/act/modeling_act.py",
+        ("z",),
+        CHUNK | {"dropout": 0.0},
+        adapted=(STATE,),
+        aims=("actions",),
+    ),
+    Case(
+        "act",
+        "lerobot",
+        "src/lerobot/policies/act/modeling_act.py",
+        DROPPED,
+        CHUNK,
+        variant="dropout",
+        adapted=(STATE,),
+        aims=("actions",),
+    ),
+    Case(
+        "consistency",
+        "consistency",
+        "consistency_policy/student/ctm_policy.py",
+        PATH,
+        {"history": 2, "window": 4, "executed": 2, "warm_up_updates": 3}
+        | {"widths": [8, 8], "time_size": 4, "ema_max": 0.0},
+        adapted=(
+            "some paths end where they begin -> none does",
+            "half of a batch is noised by each rule -> every other chunk",
+        ),
+        aims=("actions",),
+        updates=4,
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
@@ -271,6 +325,19 @@ CASES = (
         updates=6,
     ),
     Case(
+        "resfit",
+        "resfit",
+        "resfit/rl_finetuning/off_policy/rl/q_agent.py",
+        ("noise", "subset"),
+        {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3},
+        {"utd": 2.0, "critic_updates": 2},
+        adapted=(
+            "a subset of critics by choice -> as ours draws it",
+            "what is made of pictures, a layer of all critics among it, -> 0",
+        ),
+        updates=8,
+    ),
+    Case(
         "iql",
         "iql",
         "learner.py",
@@ -364,10 +431,7 @@ CASES = (
 )
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
-    "act": "huggingface/lerobot was not run: tests hold layers and loss to torch's and the paper's",
-    "consistency": "Aaditya-Prasad/consistency-policy's policy was not run: it needs robomimic",
     "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
     "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
-    "resfit": "amazon-science/residual-offpolicy-rl was read and not run",
 }

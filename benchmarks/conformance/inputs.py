@@ -17,11 +17,16 @@ Arrays = dict[str, np.ndarray]
 
 
 def parameters(shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Every parameter uniform in +-1/2, gains around 1; targets are no copies of their sources."""
+    """Every parameter uniform in +-1/2, gains around 1; targets are no copies of their sources.
+
+    A `scale`, which nothing trains, is 1/4 in both.
+    """
     draw, found = np.random.RandomState(SEED), {}
     for name in sorted(shapes):
         middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         found[name] = np.asarray(middle + draw.uniform(-0.5, 0.5, shapes[name]))
+        if name.endswith("/scale"):
+            found[name] = np.asarray(0.25)
     return found
 
 

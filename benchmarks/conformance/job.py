@@ -27,8 +27,11 @@ class StandIn(MetaPathFinder, Loader):
     Asked last, so that what is installed comes first.
     """
 
+    def __init__(self, names: str = ABSENT) -> None:
+        self.names = names.split()
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        absent = name.split(".")[0] in ABSENT.split()
+        absent = name.split(".")[0] in self.names
         return ModuleSpec(name, self, is_package=True) if absent else None
 
     def create_module(self, spec: ModuleSpec) -> Any:

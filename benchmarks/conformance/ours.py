@@ -112,6 +112,7 @@ def config(case: Case) -> dict[str, Any]:
     """All hyper-parameters, for the other side."""
     algorithm = make(case)
     own = {"discount": algorithm.cfg.discount, "period": algorithm.period}
+    own["online"] = asdict(algorithm.interaction.online)
     return asdict(algorithm.cfg) | own | {"num_updates": NUM_UPDATES}
 
 

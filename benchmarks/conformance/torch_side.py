@@ -74,7 +74,8 @@ def prepare() -> None:
     torch.normal = normal
     torch.Tensor.uniform_ = uniform_
     nn.functional.dropout = dropout
-    torch.distributions.normal._standard_normal = lambda shape, dtype, device: torch.randn(shape)
+    for place in (torch.distributions.normal, torch.distributions.utils):
+        place._standard_normal = lambda shape, dtype, device: torch.randn(shape)
     backward, start = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
     def told(self: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -137,6 +138,13 @@ def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor], index: A
         return view(states[0]["exp_avg"]).numpy() if states and states[0] else None
 
     return Link(name, index, lambda: view(tensor.detach()).numpy().copy(), write, moment)
+
+
+def copied(name: str, links: Sequence[Link]) -> list[Link]:
+    """Links as our network `name` too, which after every update is a copy of theirs."""
+    names = [link.name.partition("/")[2] for link in links]
+    pairs = zip(names, links, strict=True)
+    return [Link(f"{name}/{own}", x.index, x.read, lambda _: None) for own, x in pairs]
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:

@@ -12,16 +12,17 @@ Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise_with
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning, ChunkConfig
-from offline_rl.algorithms.common.config import Dropout, Rate
+from offline_rl.algorithms.common.config import BUILT, Dropout, Rate
+from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, NonNegative, Share
+from offline_rl.utils.options import Amount, Count, NonNegative, Positive, Share
 from policies.heads.act import ActionChunkingTransformer
 
 
@@ -45,6 +46,7 @@ class Config(ChunkConfig):
     lr: Rate = 1e-5  # learning rate
     beta1: Share = 0.9  # of AdamW
     weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
+    max_norm: Annotated[Positive, BUILT] = 10.0  # of a gradient
     warm_up_updates: Amount = 0  # over which lr rises
     decay_lr: bool = False  # then takes it to 0 along half a cosine over num_updates
     ema_max: Share = 0.0  # decay of the moving average that acts; 0: the last weights act
@@ -76,6 +78,10 @@ class ACT(ChunkCloning):
             dropout_rate=cfg.dropout,
             **options,
         )
+
+    def optimisers(self) -> dict[str, Adam]:
+        adams = super().optimisers().items()
+        return {name: replace(adam, max_norm=self.cfg.max_norm) for name, adam in adams}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step on absolute error and divergence."""

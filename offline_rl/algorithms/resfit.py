@@ -148,11 +148,11 @@ class ResFiT(ActorLast):
         return state, metrics | {"policy_loss": policy_value}
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
-        """r + discount * least of a few Q_i(s', a'), a' the target policy's under noise; [B]."""
+        """r + discount * least of a few Q_i(s', a'); a': the noise is the correction's; [B]."""
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip) * noisy * cfg.target_noise
-        next_a = (state.policy_target(s2, state.random) + noise).clamp(-1, 1)
+        next_a = state.policy_target(s2, state.random, noise)
         q = state.critic_target(s2, next_a, state.random)  # [E, B]
         drawn = state.random.uniform((cfg.critics,)).topk(cfg.subset).indices
         y = batch.rewards + batch.discount * q.index_select(0, drawn).amin(0)  # different ones

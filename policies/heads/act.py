@@ -64,13 +64,14 @@ class ActionChunkingTransformer(Scaled):
         self.size, self.style, self.dropout_rate = size, style, dropout_rate
         seen = observations * history
 
-        def stack(count: int, *, recalls: bool = False) -> nn.ModuleList:
-            return nn.ModuleList(Layer(size, heads, hidden, recalls=recalls) for _ in range(count))
+        def stack(count: int, **kind: bool) -> nn.ModuleList:
+            return nn.ModuleList(Layer(size, heads, hidden, **kind) for _ in range(count))
 
         self.style_start = nn.Parameter(torch.randn(size))
         self.style_observation = MLP(seen, size, (), inner=True)
         self.style_action = MLP(actions, size, (), inner=True)
-        self.style_blocks, self.style_answer = stack(style_layers), MLP(size, 2 * style, ())
+        self.style_blocks = stack(style_layers, plain=True)
+        self.style_answer = MLP(size, 2 * style, ())
         self.embed_style = MLP(style, size, (), inner=True)
         self.embed_observation = MLP(seen, size, (), inner=True)
         self.place = nn.Parameter(torch.randn(2, size))

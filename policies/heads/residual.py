@@ -52,9 +52,11 @@ class ResidualActor(nn.Module):
         base = observations[..., -self.actions :]
         return (base + (self.correction(observations) + noise)).clamp(-1, 1)
 
-    def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[..., O] -> [..., A]."""
-        return self.added(observations)
+    def forward(
+        self, observations: Tensor, random: Random | None = None, noise: Tensor | float = 0.0
+    ) -> Tensor:
+        """`added`: [..., O] -> [..., A]."""
+        return self.added(observations, noise)
 
     def act(self, observations: Tensor) -> Tensor:
         """See `heads.head`."""

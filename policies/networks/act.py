@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from policies.networks.init import torch_init
 from policies.networks.mlp import MLP, LayerNorm
 from policies.networks.transformer import Attention
 
@@ -20,11 +21,13 @@ Drop = Callable[[Tensor], Tensor]
 class PlacedAttention(nn.Module):
     """Attention whose queries and keys know their place, and whose values do not."""
 
-    def __init__(self, size: int, heads: int) -> None:
+    def __init__(self, size: int, heads: int, *, plain: bool = False) -> None:
+        """plain: begins as torch's own."""
         super().__init__()
         packed = [MLP(size, size, (), inner=True, init=xavier(4 * size)) for _ in range(3)]
         self.query, self.key, self.value = packed  # initialised as one matrix of three times them
-        self.out = MLP(size, size, (), inner=True, init=xavier(2 * size))
+        # torch's bound for weights, 1 / sqrt(size), is Xavier's for six times the inputs
+        self.out = MLP(size, size, (), inner=True, init=xavier((6 if plain else 2) * size))
         self.attention = Attention(heads)
 
     def forward(self, x: Tensor, place: Tensor, y: Tensor, there: Tensor, *how: object) -> Tensor:
@@ -36,13 +39,16 @@ class PlacedAttention(nn.Module):
 class Layer(nn.Module):
     """Attention among tokens, to a memory where there is one, then a perceptron; post-norm."""
 
-    def __init__(self, size: int, heads: int, hidden: int, *, recalls: bool = False) -> None:
+    def __init__(
+        self, size: int, heads: int, hidden: int, *, recalls: bool = False, plain: bool = False
+    ) -> None:
+        """plain: begins as torch's own layers, not by Xavier's rule."""
         super().__init__()
-        self.own = PlacedAttention(size, heads)
+        self.own = PlacedAttention(size, heads, plain=plain)
         self.norm_own, self.norm_mlp = LayerNorm(size), LayerNorm(size)
         if recalls:
             self.recall, self.norm_recall = PlacedAttention(size, heads), LayerNorm(size)
-        init = xavier(size + hidden, zero_bias=False)
+        init = torch_init if plain else xavier(size + hidden, zero_bias=False)
         self.mlp = MLP(size, size, (hidden,), inner=True, init=init)
 
     def forward(

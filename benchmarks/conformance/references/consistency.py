@@ -1,0 +1,110 @@
+"""Aaditya-Prasad/consistency-policy; needs the package einops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.conformance.inputs import ACT, OBS
+from benchmarks.conformance.job import Draw, Job, Learner, StandIn
+from benchmarks.conformance.references.chunks import unet_links
+from benchmarks.conformance.torch_side import copied
+
+SIDE = "torch_side"
+ABSENT = "dill hydra numcodecs omegaconf pytorch3d robomimic scipy threadpoolctl torchvision zarr"
+JUMPS = ("jump", "target", "rest", "target_rest", "denoised")  # in the order of theirs
+
+
+def consistency(job: Job) -> Learner:
+    """Vectors are observed. Places on a path and deviations are chosen as ours are."""
+    sys.path.insert(0, str(job.checkout))
+    sys.meta_path.append(StandIn(ABSENT))
+    module, c = job.load(), job.config
+    from consistency_policy.diffusion import CTM_Scheduler
+    from diffusion_policy.model.common.lr_scheduler import get_scheduler
+    from diffusion_policy.model.common.normalizer import (
+        LinearNormalizer,
+        SingleFieldLinearNormalizer,
+    )
+
+    class Encoder(nn.Module):
+        """In place of robomimic's, of pictures."""
+
+        def output_shape(self) -> list[int]:
+            return [OBS]
+
+        def forward(self, observations: dict[str, Tensor]) -> Tensor:
+            return observations["state"]
+
+    class Scheduler(CTM_Scheduler):
+        def sample_times(self, trajectory: Tensor, time_sampler: str | None = None) -> Any:
+            rows, device = trajectory.shape[:1], trajectory.device
+            if time_sampler == "ctm":
+                t = (torch.rand(rows) * (self.bins - 1)).long()
+                later = (torch.rand(rows) * (self.bins - 1 - t)).long()
+                return t, t + 1 + later, t + 1
+            assert time_sampler == "ctm_dsm"
+            places = self.ctm_dsm_sampler(len(trajectory), device)[0]
+            drawn = self.log_normal_sampler(len(trajectory), device)[0]
+            return torch.where(torch.arange(len(trajectory)) % 2 == 0, places, drawn), None
+
+    nets: Any = Encoder()
+    for name in ("obs", "encoder", "policy"):
+        nets = SimpleNamespace(nets={name: nets})
+    module.algo_factory = lambda **_: nets
+    scheduler = Scheduler(
+        0.02, 80.0, 7.0, 80, "heun", "ctm", "boundary", 0.5, ode_steps_max=1
+    )
+    policy = module.CTMPPUnetHybridImagePolicy(
+        {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}},
+        scheduler,
+        c["window"],
+        c["executed"],
+        c["history"],
+        crop_shape=None,
+        diffusion_step_embed_dim=c["time_size"],
+        down_dims=c["widths"],
+        dropout_rate=c["dropout"],
+        initial_ema_decay=0.0,
+        delta=-1,
+        losses=[["ctm", "dsm"], [c["ctm_weight"], c["dsm_weight"]]],
+        dsm_weights="karras",
+        inference_mode=True,  # the teacher is not read from a file
+    )
+    policy.teacher.eval().requires_grad_(False)
+    normaliser = LinearNormalizer()
+    for name in ("state", "action"):
+        normaliser[name] = SingleFieldLinearNormalizer.create_identity()
+    policy.set_normalizer(normaliser)
+    betas = (c["beta1"], c["beta2"])
+    adam = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
+    lengths = {"num_warmup_steps": c["warm_up_updates"], "num_training_steps": c["num_updates"]}
+    schedule = get_scheduler("cosine", optimizer=adam, **lengths)
+
+    def update(b: Any) -> dict[str, float]:
+        policy.ema_update()  # a copy, from the start
+        found = policy.compute_loss({"obs": {"state": b.observations}, "action": b.actions})
+        loss = sum(found.values())
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        schedule.step()
+        told = {f"{name}_loss": value.item() for name, value in found.items()}
+        return told | {"policy_loss": loss.item()}
+
+    links = unet_links("model/network", policy.model)
+    teacher = unet_links("teacher/network", policy.teacher)
+    order = ["place", "later", "noise", *masks(*JUMPS[:4])]
+    order += ["half", "deviation", "noised", *masks(JUMPS[4])]
+    return Learner([*links, *copied("policy", links), *teacher], update, order)
+
+
+def masks(*passes: str) -> Iterator[Draw]:
+    """Of dropout: channels come before steps there."""
+    for name in passes:
+        yield from ((f"{name}_{k}", lambda x: x.swapaxes(1, 2)) for k in range(16))

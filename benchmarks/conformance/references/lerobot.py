@@ -1,0 +1,148 @@
+"""huggingface/lerobot; needs the package einops."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.conformance.inputs import ACT, BATCH, OBS
+from benchmarks.conformance.job import Draw, Job, Learner, Link, StandIn
+from benchmarks.conformance.torch_side import copied, link, mlp, viewed
+
+SIDE = "torch_side"
+
+
+def policy_module(job: Job) -> ModuleType:
+    """The case's file, without what its packages import; its base class does nothing there."""
+    sys.meta_path.append(StandIn("torchvision"))
+    source = job.checkout / "src"
+    own = Path(job.file).relative_to("src")
+    for folder in (*own.parents[:-1], Path("lerobot/utils")):
+        package = ModuleType(".".join(folder.parts))
+        package.__path__ = [str(source / folder)]
+        sys.modules[package.__name__] = package
+
+    class PreTrainedPolicy(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+
+    name = ".".join(own.with_suffix("").parts)
+    sys.modules["lerobot.policies.pretrained"] = SimpleNamespace(PreTrainedPolicy=PreTrainedPolicy)
+    sys.modules[name.replace("modeling", "configuration")] = MagicMock()
+    return importlib.import_module(name)
+
+
+def act(job: Job) -> Learner:
+    """A robot's state alone is observed; what stands for the rest is asked for its length."""
+    module, c = policy_module(job), job.config
+    config = SimpleNamespace(
+        validate_features=lambda: None,
+        robot_state_feature=SimpleNamespace(shape=(OBS * c["history"],)),
+        action_feature=SimpleNamespace(shape=(ACT,)),
+        env_state_feature=None,
+        image_features=None,
+        chunk_size=c["window"],
+        n_action_steps=c["executed"],
+        pre_norm=False,
+        dim_model=c["size"],
+        n_heads=c["heads"],
+        dim_feedforward=c["hidden_units"],
+        feedforward_activation="relu",
+        n_encoder_layers=c["layers"],
+        n_decoder_layers=c["decoder_layers"],
+        use_vae=True,
+        latent_dim=c["style"],
+        n_vae_encoder_layers=c["style_layers"],
+        temporal_ensemble_coeff=None,
+        dropout=c["dropout"],
+        kl_weight=c["kl_weight"],
+        optimizer_lr_backbone=c["lr"],
+    )
+    policy = module.ACTPolicy(config)
+    policy.train()
+    betas = (c["beta1"], c["beta2"])
+    groups = [group for group in policy.get_optim_params() if group["params"]]
+    adam = torch.optim.AdamW(groups, c["lr"], betas, 1e-8, c["weight_decay"])
+
+    def update(b: Any) -> dict[str, float]:
+        seen = b.observations.flatten(1)
+        batch = {module.OBS_STATE: seen, module.OBS_ENV_STATE: seen, module.ACTION: b.actions}
+        loss, info = policy(batch | {"action_is_pad": ~b.real})
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.parameters(), c["max_norm"])  # as their loop does
+        adam.step()
+        adam.zero_grad()
+        return {"policy_loss": loss.item(), "l1_loss": info["l1_loss"], "kl": info["kld_loss"]}
+
+    links = act_links("model", policy.model)
+    order: list[Draw] = [*layer_draws("style", 2), "z", *layer_draws("seen", 2)]
+    order += layer_draws("chunk", 3)
+    return Learner(links + copied("policy", links), update, order)
+
+
+def layer_draws(name: str, parts: int) -> list[Draw]:
+    """Dropout in a layer: of weights as ours; of tokens, which come before batches there."""
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        return x.reshape(BATCH, -1, x.shape[-1]).swapaxes(0, 1)
+
+    rows: list[Draw] = [(f"{name}_{k}", turned) for k in range(2 * parts)]
+    for k in range(parts - 1):
+        rows[2 * k] = f"{name}_{2 * k}"
+    return rows
+
+
+def act_links(name: str, net: Any) -> list[Link]:
+    links = [
+        link(f"{name}/style_start", net.vae_encoder_cls_embed.weight),
+        link(f"{name}/place", net.encoder_1d_feature_pos_embed.weight),
+        link(f"{name}/queries", net.decoder_pos_embed.weight),
+    ]
+    for ours, theirs in {
+        "style_observation": net.vae_encoder_robot_state_input_proj,
+        "style_action": net.vae_encoder_action_input_proj,
+        "style_answer": net.vae_encoder_latent_output_proj,
+        "embed_style": net.encoder_latent_input_proj,
+        "embed_observation": net.encoder_robot_state_input_proj,
+        "answer": net.action_head,
+    }.items():
+        links += mlp(f"{name}/{ours}", [theirs])
+    stacks = {"style_blocks": net.vae_encoder, "encoder": net.encoder, "decoder": net.decoder}
+    for ours, theirs in stacks.items():
+        for k, layer in enumerate(theirs.layers):
+            links += layer_links(f"{name}/{ours}.{k}", layer)
+    return links + norm(f"{name}/norm", net.decoder.norm)
+
+
+def layer_links(name: str, layer: Any) -> list[Link]:
+    attentions, norms = {"own": layer.self_attn}, {"norm_own": layer.norm1}
+    if hasattr(layer, "norm3"):
+        attentions |= {"recall": layer.multihead_attn}
+        norms |= {"norm_recall": layer.norm2, "norm_mlp": layer.norm3}
+    else:
+        norms |= {"norm_mlp": layer.norm2}
+    links = mlp(f"{name}.mlp", [layer.linear1, layer.linear2])
+    for ours, theirs in attentions.items():
+        size = theirs.embed_dim
+        for k, part in enumerate(("query", "key", "value")):
+            own, rows = f"{name}.{ours}.{part}", slice(k * size, (k + 1) * size)
+
+            def turned(packed: Tensor, rows: slice = rows) -> Tensor:
+                return packed[rows].T if packed.dim() == 2 else packed[rows]
+
+            links.append(viewed(f"{own}.weights.0", theirs.in_proj_weight, turned))
+            links.append(viewed(f"{own}.biases.0", theirs.in_proj_bias, turned))
+        links += mlp(f"{name}.{ours}.out", [theirs.out_proj])
+    return links + [x for ours, theirs in norms.items() for x in norm(f"{name}.{ours}", theirs)]
+
+
+def norm(name: str, layer: Any) -> list[Link]:
+    return [link(f"{name}.{part}", getattr(layer, part)) for part in ("weight", "bias")]
