@@ -84,7 +84,7 @@ SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
 DENOISING = {"history": 2, "window": 4, "executed": 2, "noise_levels": 20, "rounds": 5}
 DENOISING |= {"warm_up_updates": 3}
 CHUNK = {"history": 1, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 8}
-CHUNK |= {"layers": 1, "style_layers": 1, "style": 3, "lr": 1e-3, "kl_weight": 1.0}
+CHUNK |= {"layers": 1, "style_layers": 1, "style": 3, "lr": 1e-3, "kl_weight": 0.1}
 DROPPED = (*(f"style_{i}" for i in range(4)), "z", *(f"seen_{i}" for i in range(4)))
 DROPPED += tuple(f"chunk_{i}" for i in range(6))
 JUMPED = {
@@ -95,6 +95,18 @@ PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
 PATH += ("half", "deviation", "noised")
 PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
 STATE = "a robot's state alone, refused there -> allowed"
+OTHERS = "its network and optimiser -> a perceptron and AdamW"
+FLOW = {"history": 2, "window": 4, "executed": 2, "network": "mlp", "widths": [8, 8]}
+FLOW |= {"time_size": 4, "warm_up_updates": 0, "decay_lr": False, "ema_max": 0.0}
+ENSEMBLE = {"critics": 3, "subset": 2}
+SUBSETS = ("policy", "next", "next_subset", *PENALTY[2:], "subset")
+OPTIONS = (
+    NORM,
+    "a deviation without scale and shift -> with",
+    "critics share their output layer -> each its own",
+    "the critics' losses' mean -> their sum",
+)
+TEMPERED = "a loss in the temperature, of another sample -> in its logarithm, of the policy's"
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
 CASES = (
     Case(
@@ -126,6 +138,7 @@ CASES = (
         CHUNK | {"dropout": 0.0},
         adapted=(STATE,),
         aims=("actions",),
+        updates=4,
     ),
     Case(
         "act",
@@ -136,6 +149,7 @@ CASES = (
         variant="dropout",
         adapted=(STATE,),
         aims=("actions",),
+        updates=4,
     ),
     Case(
         "consistency",
@@ -150,6 +164,25 @@ CASES = (
         ),
         aims=("actions",),
         updates=4,
+    ),
+    Case(
+        "flow_policy",
+        "lerobot",
+        "src/lerobot/policies/multi_task_dit/modeling_multi_task_dit.py",
+        ("noise", "time"),
+        FLOW,
+        adapted=(OTHERS,),
+        aims=("actions",),
+    ),
+    Case(
+        "flow_policy",
+        "lerobot",
+        "src/lerobot/policies/multi_task_dit/modeling_multi_task_dit.py",
+        ("noise", "time"),
+        FLOW | {"mask_ends": True},
+        variant="mask_ends",
+        adapted=(OTHERS,),
+        aims=("actions",),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
@@ -416,6 +449,33 @@ CASES = (
         adapted=(SHARED,),
         updates=6,
     ),
+    *(
+        Case(
+            algorithm,
+            "wsrl",
+            "wsrl/agents/cql.py",
+            SUBSETS,
+            ENSEMBLE | {"layer_norm": True, "max_target_backup": True},
+            variant="ensemble",
+            adapted=(*OPTIONS, "the temperature's softplus -> exp", TEMPERED),
+            updates=6,
+        )
+        for algorithm in ("cal_ql", "cql")
+    ),
+    Case(
+        "iql",
+        "wsrl",
+        "wsrl/agents/iql.py",
+        ("subset",),
+        ENSEMBLE | {"squashed": True, "layer_norm": True, "decay_actor_lr": False},
+        variant="ensemble",
+        adapted=(
+            *OPTIONS,
+            "the old V in Q's target and the advantage -> the new",
+            "a subset of critics for each loss -> one",
+        ),
+        updates=6,
+    ),
     Case(
         "mcq",
         "mcq",
@@ -432,6 +492,5 @@ CASES = (
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
     "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
-    "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

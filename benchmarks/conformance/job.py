@@ -71,6 +71,7 @@ class Job:
     """One case, as the reference's process has it."""
 
     checkout: Path
+    algorithm: str
     file: str
     config: dict[str, Any]  # of our algorithm, complete
     phase: str

@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     sys.meta_path.append(StandIn())
     side.prepare()
     learner = getattr(adapter, job["algorithm"])(
-        Job(Path(job["checkout"]), job["file"], job["config"], job["phase"])
+        Job(Path(job["checkout"]), job["algorithm"], job["file"], job["config"], job["phase"])
     )
     found = run(side, learner, inputs, job["updates"])
     np.savez(folder / "outputs.npz", **found)

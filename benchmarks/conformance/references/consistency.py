@@ -1,4 +1,4 @@
-"""Aaditya-Prasad/consistency-policy; needs the package einops."""
+"""Aaditya-Prasad/consistency-policy; needs the packages einops and transformers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def consistency(job: Job) -> Learner:
     sys.meta_path.append(StandIn(ABSENT))
     module, c = job.load(), job.config
     from consistency_policy.diffusion import CTM_Scheduler
-    from diffusion_policy.model.common.lr_scheduler import get_scheduler
     from diffusion_policy.model.common.normalizer import (
         LinearNormalizer,
         SingleFieldLinearNormalizer,
     )
+    from transformers.optimization import get_cosine_schedule_with_warmup
 
     class Encoder(nn.Module):
         """In place of robomimic's, of pictures."""
@@ -83,8 +83,7 @@ def consistency(job: Job) -> Learner:
     policy.set_normalizer(normaliser)
     betas = (c["beta1"], c["beta2"])
     adam = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
-    lengths = {"num_warmup_steps": c["warm_up_updates"], "num_training_steps": c["num_updates"]}
-    schedule = get_scheduler("cosine", optimizer=adam, **lengths)
+    schedule = get_cosine_schedule_with_warmup(adam, c["warm_up_updates"], c["num_updates"])
 
     def update(b: Any) -> dict[str, float]:
         policy.ema_update()  # a copy, from the start

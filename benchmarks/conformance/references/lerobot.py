@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -35,8 +36,15 @@ def policy_module(job: Job) -> ModuleType:
             super().__init__()
 
     name = ".".join(own.with_suffix("").parts)
-    sys.modules["lerobot.policies.pretrained"] = SimpleNamespace(PreTrainedPolicy=PreTrainedPolicy)
-    sys.modules[name.replace("modeling", "configuration")] = MagicMock()
+    stand_ins: dict[str, Any] = {
+        "lerobot.policies.pretrained": SimpleNamespace(PreTrainedPolicy=PreTrainedPolicy),
+        "lerobot.policies.utils": MagicMock(),
+        "lerobot.utils.import_utils": SimpleNamespace(
+            _diffusers_available=False, _transformers_available=False, require_package=None
+        ),
+        name.replace("modeling", "configuration"): MagicMock(),
+    }
+    sys.modules.update(stand_ins)
     return importlib.import_module(name)
 
 
@@ -146,3 +154,57 @@ def layer_links(name: str, layer: Any) -> list[Link]:
 
 def norm(name: str, layer: Any) -> list[Link]:
     return [link(f"{name}.{part}", getattr(layer, part)) for part in ("weight", "bias")]
+
+
+def flow_policy(job: Job) -> Learner:
+    """Of their policy the objective; a perceptron of torch's layers is asked, of times by 1,000."""
+    module, c = policy_module(job), job.config
+
+    class Beta:
+        """Of a second parameter of 1, by the inverse of its distribution function."""
+
+        def __init__(self, alpha: float, beta: float) -> None:
+            assert beta == 1
+            self.alpha = alpha
+
+        def sample(self, shape: tuple[int, ...]) -> Tensor:
+            return torch.rand(shape) ** (1 / self.alpha)
+
+    torch.distributions.Beta = Beta
+
+    class Perceptron(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            size, chunk = c["time_size"], c["window"] * ACT
+            units = [chunk + size + c["history"] * OBS, *c["widths"], chunk]
+            embedded = nn.Linear(size, 4 * size), nn.Mish(), nn.Linear(4 * size, size)
+            self.time = nn.Sequential(module.SinusoidalPosEmb(size), *embedded)
+            layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
+            self.trunk = nn.Sequential(*layers[:-1])
+
+        def forward(self, x: Tensor, times: Tensor, conditioning_vec: Tensor) -> Tensor:
+            parts = [x.flatten(1), self.time(1000 * times), conditioning_vec]
+            return self.trunk(torch.cat(parts, -1)).reshape(x.shape)
+
+    config = SimpleNamespace(
+        sigma_min=0.0,
+        timestep_sampling_strategy="beta",
+        timestep_sampling_alpha=c["time_power"],
+        timestep_sampling_beta=1.0,
+        timestep_sampling_s=c["time_max"],
+    )
+    objective = module.FlowMatchingObjective(config, ACT, c["window"], c["mask_ends"])
+    network, betas = Perceptron(), (c["beta1"], c["beta2"])
+    adam = torch.optim.AdamW(network.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
+
+    def update(b: Any) -> dict[str, float]:
+        batch = {module.ACTION: b.actions, "action_is_pad": ~b.real}
+        loss = objective.compute_loss(network, batch, b.observations.flatten(1))
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        return {"policy_loss": loss.item()}
+
+    links = mlp("model/network.embed_time.perceptron", network.time)
+    links += mlp("model/network.trunk", network.trunk)
+    return Learner(links + copied("policy", links), update, ["noise", "time"])

@@ -88,7 +88,7 @@ def resfit(job: Job) -> Learner:
 
     links = []
     for name, one in (("policy", t.actor), ("policy_target", t.actor_target)):
-        links += actor_links(f"{name}/trunk", one) + [scale(f"{name}/scale", one)]
+        links += [*actor_links(f"{name}/trunk", one), scale(f"{name}/scale", one)]
     for name, two in (("critic", t.critic), ("critic_target", t.critic_target)):
         links += critic_links(f"{name}/net.net", two.q_ensemble, len(c["hidden"]))
     return Learner(links, update, ["noise", "subset", UNUSED])
