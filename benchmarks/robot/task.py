@@ -37,8 +37,8 @@ from real_robot.safety.states import Reason, State
 TASK, RATE_HZ, SEED = "arm/reach", 25.0, "seed_0"
 CHUNKED = ("algorithm.window=8", "algorithm.executed=4")
 POLICIES = {  # what `offline-rl train` is told, but for task and data
-    "clone": ("algorithm=bc",),
-    "chunks": ("algorithm=bc", *CHUNKED),
+    "clone": ("algorithm=bc", "algorithm.lr=1e-3"),
+    "chunks": ("algorithm=bc", "algorithm.lr=1e-3", *CHUNKED),
     "flow": (
         *("algorithm=flow_policy", "algorithm.network=mlp", "algorithm.widths=[256,256,256]"),
         *("algorithm.history=1", *CHUNKED, "algorithm.lr=1e-3"),
@@ -53,7 +53,7 @@ class Options:
 
     episodes: int = 100
     rows: int = 20_000  # of demonstrations
-    num_updates: int = 6_000  # of each policy
+    num_updates: int = 15_000  # of each policy
     policies: list = field(default_factory=lambda: [*POLICIES, *TAUGHT])
     out: str = "runs/robot"
 

@@ -43,8 +43,8 @@ class Watchdog:
             self._adopt(words["owner_pid"])
         if self._handle < 0:
             time.sleep(POLL_MS / 1000)
-            return None
-        dead = bool(self._poll.poll(POLL_MS))
+        # who is named and has no handle was gone before it could be watched
+        dead = bool(self._poll.poll(POLL_MS)) if self._handle >= 0 else bool(self._pid)
         if not words["armed"] or words["watchdog_fired"]:
             return None
         patience = max(STALL_NS, STALL_PERIODS * words["period_ns"])
