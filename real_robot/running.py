@@ -19,6 +19,7 @@ from policies.bundle import read as read_bundle
 from real_robot.check import check
 from real_robot.console import Console, keys, show
 from real_robot.control.loop import Wish
+from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import Processes, Session, new_folder, put_wish
 from real_robot.recording.files import read
@@ -59,7 +60,7 @@ class RunOptions:
     start: bool = False  # at once; else a person types start
     record: str | None = None  # a file that is not there yet
     recorder_needed: bool = True  # false: a full disk does not stop the robot
-    offset: float | None = None  # steps from an observation to when its first action is reached
+    offset: float | None = None  # steps from an observation to its first action; default: bundle's
     command_latency_s: float = 0.0  # from a command to the motion, measured
     limits: str | None = None  # a file of tighter ones; see `own_limits`
     adapter: str | None = None  # another than the robot's own, such as simulated
@@ -92,7 +93,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
         horizon=policy.horizon,
-        offset=chosen.offset,
+        offset=offset(policy) if chosen.offset is None else chosen.offset,
         command_latency_s=chosen.command_latency_s,
         recording=file,
         recorder_needed=chosen.recorder_needed,
