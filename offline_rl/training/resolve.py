@@ -21,6 +21,8 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 
+TWINS = (("batch_size", "algorithm.batch_size"), ("utd", "online.utd"))  # two words for one thing
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -69,6 +71,9 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     checks(options, algorithm, seeds)
     if wandb and options.tracker != "wandb":
         raise UserError(f"wandb.{next(iter(wandb))}= needs tracker=wandb")
+    for one, other in TWINS:
+        if one in keys and other in keys and keys[one] != keys[other]:
+            raise UserError(f"{one}={keys[one]} and {other}={keys[other]}: the two keys are one")
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)

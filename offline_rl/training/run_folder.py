@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,6 +236,28 @@ class SeedFolder:
         """Keeps the reason, where a disk still takes it."""
         with contextlib.suppress(UserError):
             write_json(self.failed, {"why": why})
+
+
+def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
+    """The newest point of which all seeds have a whole checkpoint; None where none has any.
+
+    Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
+    """
+    common = set.intersection(*(set(f.checkpoints()) for f in folders))
+    for done in sorted(common, reverse=True):
+        try:
+            for folder in folders:
+                folder.load(done)
+        except UserError as error:
+            print(f"{error}: not used")
+        else:
+            return done
+    if common:
+        raise UserError(
+            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
+            "begin again, or train under another name=…"
+        )
+    return None
 
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
