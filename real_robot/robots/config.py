@@ -210,5 +210,9 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
 
 def _channel(row: Any, where: str) -> bool:
     if _table(row, where).keys() != {"shape", "unit"}:
-        raise UserError(f"{where}: expected shape and unit, found {', '.join(row)}")
+        raise UserError(f"{where}: expected shape and unit, found {', '.join(map(str, row))}")
+    shape, unit = row["shape"], row["unit"]
+    sized = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    if not sized or not isinstance(unit, str):
+        raise UserError(f"{where}: expected shape: [sizes] and unit: text, found {row}")
     return True

@@ -55,7 +55,8 @@ from real_robot.robots.config import make
 
 ROOT = Path(__file__).parents[2]
 OTHERS = (None, True, -1, 0, 7, 1.5, float("nan"), "x", "", [], [1, "x"], {}, {"x": 1})
-cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
+slow = pytest.mark.slow
+cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=slow)])
 
 
 def damaged(content: bytes, count: int) -> Iterator[bytes]:
@@ -327,7 +328,9 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
 
 
 @cases
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", ["a.npz", "a.hdf5", *(pytest.param(n, marks=slow) for n in [*LAYOUTS][2:])]
+)
 def test_a_recording_is_read_or_refused(tmp_path: Path, name: str, count: int) -> None:
     """And checked, and described; of a folder any of its files may be damaged."""
     if name in ("lerobot", "a.zarr", "a.zip"):
@@ -391,11 +394,11 @@ def test_a_robots_recording_is_read_to_its_last_whole_piece(tmp_path: Path, coun
             assert found.cut_at is not None or len(content) in ends
 
 
-@cases
+@slow
 @pytest.mark.parametrize("name", ["robot/desk", "suite/evidence", "experiment/demo"])
-def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str, count: int) -> None:
+def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str) -> None:
     source = ROOT / "configs" / f"{name}.yaml"
-    path, whole = tmp_path / source.name, source.read_bytes()
+    path, whole, count = tmp_path / source.name, source.read_bytes(), 300
     if "robot" in name:
         shutil.copy(source.with_suffix(".xml"), tmp_path)
 
@@ -416,7 +419,7 @@ def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str, count:
         outcome(use)
 
 
-@pytest.mark.slow
+@slow
 def test_a_run_goes_on_to_the_same_end_or_is_refused(tmp_path: Path, capsys) -> None:
     keys: dict[str, Any] = {"algorithm": "bc", "task": "neorl2/DMSD", "num_updates": 40}
     keys |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 1, "tracker": "none"}

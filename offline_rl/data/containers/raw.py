@@ -225,7 +225,9 @@ def _opened(opener: Callable[..., Any], path: Path, what: str, **options: Any) -
 def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
     keys: list[str] = []
 
-    def note(key: str, item: object) -> None:
+    def note(key: str | bytes, item: object) -> None:
+        if isinstance(key, bytes):
+            raise ValueError(f"a name that is no text, {key!r}")
         if isinstance(item, h5py.Dataset):
             keys.append(key)
 
