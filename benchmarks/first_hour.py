@@ -9,6 +9,7 @@ what it can learn. Writes README.md with a row each into the folder, by default 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from offline_rl.utils.text import table
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
 PENDULUM = "runs/env_Pendulum-v1"
+SMALL = "algorithm.network=mlp algorithm.widths=[64,64]"
 SHORT = "num_updates=200 eval_every=100 eval_episodes=2"
 
 MINE = '''"""IQL with a heavier hand."""
@@ -76,49 +78,74 @@ NO_TORCH = (
 )
 
 
+LINES = """
+a first look
+    train experiment=demo num_updates=300 eval_every=300 eval_episodes=2
+    before: minutes without a word while it was compiled
+a file like D4RL's
+    data check my.hdf5
+    train algorithm=td3_bc task=none dataset=my.hdf5 {short}
+    before: `train` did not say what `check` finds; longer runs were refused as others
+arrays of one's own
+    python examples/train_on_own_arrays.py
+    before: a file had to be written first
+an environment of one's own
+    train algorithm=sac task=env:world.py:Line num_updates=0 num_env_steps=1000 eval_every=1000
+    before: its file was found with PYTHONPATH alone
+an algorithm of one's own
+    train algorithm=mine.py task=env:Pendulum-v1 dataset=my.hdf5 {short}
+a sweep
+    train algorithm=iql task=none dataset=my.hdf5 algorithm.expectile=[0.6,0.7,0.8] {short}
+    before: of numbers alone; the README's line was a shell's pattern
+killed, and the same command again
+    train algorithm=bc task=none dataset=my.hdf5 num_updates=4000 checkpoint_every=500
+    before: Ctrl-C lost what came after the last checkpoint
+longer than planned
+    train algorithm=bc task=none dataset=my.hdf5 num_updates=4200 checkpoint_every=500
+    before: refused
+two methods compared
+    train -m algorithm=td3_bc,iql task=env:Pendulum-v1 dataset=my.hdf5 {short}
+    report runs/env_Pendulum-v1 out=compared
+    before: axes 40 pixels high beside a legend of twelve
+values in a notebook
+    python notebook.py
+    before: out of the checkpoint's tensors, by hand
+a policy's score
+    evaluate run={iql} episodes=2
+a policy without torch
+    python deploy {iql}/seed_0/policy.bundle Pendulum-v1
+    before: torch was needed, and actions were rescaled by hand
+a policy as ONNX
+    export run={iql}
+on from there, online
+    finetune run={iql} num_env_steps=400 eval_every=400 eval_episodes=2
+a clone by diffusion
+    train algorithm=diffusion_policy task=none dataset=my.hdf5 num_updates=50 {small}
+a video
+    play run={iql} out=pendulum.gif
+"""
+KILLED = "killed, and the same command again"
+
+
 @dataclass(frozen=True)
 class Task:
-    """What is wanted, how it is typed, and what was in the way before."""
+    """What is wanted, how it is typed, and what was in the way at an earlier trial."""
 
     name: str
     typed: tuple[str, ...]  # lines; those that begin with python are not the command's
-    before: str = ""
-    killed: bool = False  # the first line is killed once there is a checkpoint
+    before: str
 
 
-TASKS = (
-    Task("demo", ("train experiment=demo num_updates=500 eval_every=250 eval_episodes=2",),
-         "three minutes without a word while it was compiled"),
-    Task("a D4RL-like file", ("data check my.hdf5", f"train algorithm=td3_bc task=none dataset=my.hdf5 {SHORT}"),
-         "`train` was silent about what `check` finds"),
-    Task("arrays of one's own", ("python examples/train_on_own_arrays.py",), "a file had to be written first"),
-    Task("an environment of one's own",
-         ("train algorithm=sac task=env:world.py:Line num_updates=0 num_env_steps=1000 eval_every=1000",),
-         "a file of one's own needed PYTHONPATH"),
-    Task("an algorithm of one's own",
-         (f"train algorithm=mine.py task=env:Pendulum-v1 dataset=my.hdf5 {SHORT}",)),
-    Task("a sweep",
-         (f"train algorithm=iql task=none dataset=my.hdf5 algorithm.expectile=[0.6,0.7,0.8] {SHORT}",),
-         "an unquoted list, and only of numbers"),
-    Task("killed, and the same command again",
-         ("train algorithm=bc task=none dataset=my.hdf5 num_updates=20000 checkpoint_every=1000",) * 2,
-         "Ctrl-C lost up to 10,000 updates", killed=True),
-    Task("longer than planned", ("train algorithm=bc task=none dataset=my.hdf5 num_updates=22000",),
-         "refused: another run"),
-    Task("two methods compared",
-         (f"train -m algorithm=td3_bc,awac task=env:Pendulum-v1 dataset=my.hdf5 {SHORT}",
-          "report runs/env_Pendulum-v1 out=compared"), "axes of 40 pixels in a picture with 12 labels"),
-    Task("values in a notebook", ("python notebook.py",), "there was no way but the checkpoint's tensors"),
-    Task("evaluate a bundle", (f"evaluate run={PENDULUM}/iql/default episodes=2",)),
-    Task("deploy without torch", (f"python deploy {PENDULUM}/iql/default/seed_0/policy.bundle Pendulum-v1",),
-         "torch was needed, and actions were rescaled by hand"),
-    Task("as ONNX", (f"export run={PENDULUM}/iql/default",)),
-    Task("fine-tune online", (f"finetune run={PENDULUM}/iql/default num_env_steps=400 eval_every=400 eval_episodes=2",)),
-    Task("a diffusion clone",
-         ("train algorithm=diffusion_policy task=none dataset=my.hdf5 num_updates=50 "
-          "algorithm.network=mlp algorithm.widths=[64,64]",)),
-    Task("a video", (f"play run={PENDULUM}/iql/default out=pendulum.gif",)),
-)  # fmt: skip
+def tasks() -> list[Task]:
+    """Those of LINES."""
+    text = LINES.format(short=SHORT, iql=f"{PENDULUM}/iql/default", small=SMALL)
+    made = []
+    for part in re.split(r"\n(?=\S)", text.strip()):
+        name, *lines = map(str.strip, part.splitlines())
+        before = "".join(line.removeprefix("before: ") for line in lines if "before: " in line)
+        typed = tuple(line for line in lines if "before: " not in line)
+        made.append(Task(name, typed * (2 if name == KILLED else 1), before))
+    return made
 
 
 def main(folder: Path) -> None:
@@ -130,17 +157,19 @@ def main(folder: Path) -> None:
         for name, text in (("mine.py", MINE), ("world.py", WORLD), ("notebook.py", NOTEBOOK)):
             (here / name).write_text(text)
         subprocess.run([sys.executable, "-c", LOG], cwd=here, check=True)
-        for task in TASKS:
+        for task in tasks():
             before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             for number, line in enumerate(task.typed):
-                run(line, here, kill=task.killed and not number)
+                run(line, here, kill=task.name == KILLED and not number)
             after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
             busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             typed = "<br>".join(f"`{line}`" for line in dict.fromkeys(task.typed))
             rows.append([task.name, typed, f"{busy:.0f}", f"{wall:.0f}", task.before])
             print(*rows[-1][:1], *rows[-1][2:4], flush=True)
-    page = PAGE.format(table=table(HEADER, rows, markdown=True), machine=machine())
-    write_text(folder / "README.md", page)
+    facts = hardware.description()
+    told = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
+    body = table(HEADER, rows, markdown=True)
+    write_text(folder / "README.md", PAGE.format(table=body, told=told))
 
 
 def run(line: str, here: Path, *, kill: bool) -> None:
@@ -164,14 +193,22 @@ def run(line: str, here: Path, *, kill: bool) -> None:
         sys.exit(f"{line}\n{log.read_text()}")
 
 
-def machine() -> str:
-    return f"{hardware.cores()} cores"
-
-
-HEADER = ["task", "typed", "processor s", "wall s", "in the way before"]
+HEADER = ["task", "typed", "processor, s", "wall, s", "in the way before"]
 PAGE = """# A stranger's first hour
 
+What a new user does first, typed as the README has it into an empty folder, one task after another;
+lengths show that it works, not what can be learnt. `python -m benchmarks.first_hour` does all of it
+again and writes this page. Lines without `python` begin with `offline-rl`. Processor seconds are of
+all processes; wall time is what else ran on the machine, too. The last column is what an earlier
+trial of two hours stumbled over.
+
 {table}
+
+{told}.
+
+Beside it, in `make test-all`: four hundred mistakes, on the command line and in Python, each of
+which costs one sentence, exit code 2 and nothing left behind (`tests/fuzz/mistakes.py`), and
+thousands of damaged files of all kinds (`tests/fuzz/test_damaged_files.py`).
 """
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
 from offline_rl.algorithms.common.schedule import OnPolicy
+from offline_rl.data.load import known_cards
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -136,7 +137,7 @@ def runs(
 
 def tuned_for(options: TrainOptions) -> str:
     """The task or card whose settings hold: a card's do without its environment too."""
-    named = options.task == "none" and options.dataset in envs.cards()
+    named = options.task == "none" and options.dataset in known_cards()
     return str(options.dataset) if named else options.task
 
 
