@@ -104,7 +104,7 @@ longer than planned
     train algorithm=bc task=none dataset=my.hdf5 num_updates=4200 checkpoint_every=500
     before: refused
 two methods compared
-    train -m algorithm=td3_bc,iql task=env:Pendulum-v1 dataset=my.hdf5 {short}
+    train -m algorithm=td3_bc,iql task=env:Pendulum-v1 dataset=my.hdf5 name=compared {short}
     report runs/env_Pendulum-v1 out=compared
     before: axes 40 pixels high beside a legend of twelve
 values in a notebook

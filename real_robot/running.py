@@ -155,10 +155,9 @@ def replay(
     **changes: Any,
 ) -> Outcome:
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
+    found, (own, rules) = read(recording), own_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
-    own, rules = own_limits(limits)
     check(machine, None, limits=own)
-    found = read(recording)
     if list(found.about["joints"]) != list(machine.spec.joints):
         raise UserError(
             f"{recording} is of joints {', '.join(found.about['joints'])}; {robot} has "

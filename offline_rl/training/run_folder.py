@@ -29,6 +29,7 @@ from offline_rl.utils.files import held, read_object, write_atomically, write_js
 from offline_rl.utils.trees import flatten, plain
 
 KEPT = 2  # checkpoints
+CHECKSUMS = {"data": "other data", "expert_data": "another expert's data"}  # which tell no one much
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
 METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
 
@@ -220,9 +221,10 @@ class SeedFolder:
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
+                then = f"{key}={before.get(key)!r}, now it is {after.get(key)!r}"
+                then = CHECKSUMS.get(key, then)
                 raise UserError(
-                    f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
-                    f"{after.get(key)!r}; give the new run another name=…"
+                    f"{self.path} was begun with {then}; give the new run another name=…"
                 )
 
     def renew(self, config: dict[str, Any]) -> None:

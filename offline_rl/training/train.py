@@ -71,26 +71,15 @@ def train(
     plan = prepare(keys, start)
     if start is not None:
         begun_with(start, plan.seeds, plan.spec)  # refuses observations of another kind
-    o = plan.options
-    method = run_folder(o.out, o.task, label(o.algorithm))
-    runs = {name: run_folder(str(method), name) for name in plan.settings}
-    path = next(iter(runs.values())) if len(runs) == 1 else method
-    members = [
-        Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
-        for name, cfg in plan.settings.items()
-        for seed in plan.seeds
-    ]
+    o, members = plan.options, members_of(plan)
+    runs = list(dict.fromkeys(m.folder.path.parent for m in members))
+    path = runs[0] if len(runs) == 1 else runs[0].parent
     if o.tracker == "wandb" and not all(m.folder.finished for m in members):
         log_in(plan.wandb)
     with ExitStack() as locks:
-        for run in runs.values():
+        for run in runs:
             locks.enter_context(locked(run))
-        longer = [m for m in members if lengthened(plan, m)]
-        for member in members:
-            if member.folder.config.is_file() or member.folder.finished:
-                member.folder.agree(member.description, free_of(member, longer))
-            if member.folder.finished:
-                member.folder.outcome()  # refuses a damaged one
+        longer = begun_alike(plan, members)
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
@@ -116,6 +105,34 @@ def train(
 
 
 train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
+
+
+def check(keys: Mapping[str, Any]) -> None:
+    """Raises UserError where `train` would refuse `keys`; nothing is written."""
+    plan = prepare(keys)
+    begun_alike(plan, members_of(plan))
+
+
+def members_of(plan: Plan) -> list[Member]:
+    """Every seed of every run, with its folder."""
+    o = plan.options
+    method = str(run_folder(o.out, o.task, label(o.algorithm)))
+    return [
+        Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name))
+        for name, cfg in plan.settings.items()
+        for seed in plan.seeds
+    ]
+
+
+def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
+    """Those that go on to more updates. Raises UserError where one was begun otherwise."""
+    longer = [m for m in members if lengthened(plan, m)]
+    for member in members:
+        if member.folder.config.is_file() or member.folder.finished:
+            member.folder.agree(member.description, free_of(member, longer))
+        if member.folder.finished:
+            member.folder.outcome()  # refuses a damaged one
+    return longer
 
 
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:

@@ -44,10 +44,12 @@ def runs(files: Path) -> Path:
     return files
 
 
-def tree(folder: Path) -> dict[str, tuple[int, int]]:
+def tree(folder: Path) -> dict[str, tuple[int, int] | None]:
     """Every path below `folder`, with size and time of files."""
-    found = {str(p.relative_to(folder)): p.lstat() for p in folder.rglob("*")}
-    return {name: (s.st_size * (s.st_mode >> 15), s.st_mtime_ns) for name, s in found.items()}
+    paths = [p for p in folder.rglob("*") if "__pycache__" not in p.parts]
+    facts = {p: p.stat() for p in paths if p.is_file()}
+    known = {p: (s.st_size, s.st_mtime_ns) for p, s in facts.items()}
+    return {str(p.relative_to(folder)): known.get(p) for p in paths}
 
 
 def begins(*_: object, **__: object) -> None:
