@@ -23,10 +23,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise, minimise_with
+from offline_rl.algorithms.common.base import Metrics, State, minimise
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import clip_range, clipped_loss, kept, standardised
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, kept, standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import Amount, NonNegative, Positive, Share
@@ -62,25 +62,20 @@ class DPPO(DenoisingRL):
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """One step of policy and critic; none where an iteration has gone as far as it may."""
         cfg, old, k = self.cfg, state, batch.step
-        numbers = self.numbers(batch)
-        before = batch.log_probs.gather(1, k[:, None])[:, 0]  # [B]
         gained = standardised(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
-
-        def policy_loss(model):
-            found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
-            return found.loss, (found.divergence, found.share)
 
         def value_loss(value):
             error = value(batch.observations.flatten(1)) - batch.returns
             return cfg.value_weight * 0.5 * error.square().mean()
 
-        state, policy_value, (divergence, share) = minimise_with(state, "model", policy_loss)
+        state, metrics = self.reinforced(state, batch, gained, clip)
         state = kept(old, state, state.done < cfg.value_warm_up * self.updates)
         state, value = minimise(state, "value", value_loss)
         stopped = old.stopped()
         state = kept(old, self.acting(state), stopped == batch.rollout)
-        far = torch.where(divergence > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped)
+        far = torch.where(
+            metrics["divergence"] > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped
+        )
         state = replace(state, params={**state.params, "stopped": {"value": far}})
-        metrics = {"policy_loss": policy_value, "value_loss": value, "divergence": divergence}
-        return state, metrics | {"clipped": share, "returns": batch.returns.mean()}
+        return state, metrics | {"value_loss": value, "returns": batch.returns.mean()}

@@ -146,8 +146,14 @@ def train_group(
     evaluation = plan.world(len(seeds) * o.eval_episodes, threads) if plan.task.env_id else None
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
+        assert sources.online is None or isinstance(sources.online, ReplayBuffer)
         collector = RolloutCollector(
-            engine, lambda count: plan.world(count, threads), sources.rollouts, transform
+            engine,
+            lambda count: plan.world(count, threads),
+            sources.rollouts,
+            transform,
+            sources.online,
+            partial(further_columns, plan.algorithm, plan.interaction.cfg),
         )
     elif o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
