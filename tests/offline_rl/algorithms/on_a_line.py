@@ -41,11 +41,25 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     return "line"
 
 
+def data_of_a_line() -> Dataset:
+    """Episodes of random actions."""
+    env, draw = Line(), np.random.default_rng(0)
+    rows: list[tuple[Any, ...]] = []
+    for episode in range(12):
+        seen, _ = env.reset(seed=episode)
+        for t in range(7):
+            action = draw.uniform(-1, 1, 1).astype(np.float32)
+            after, reward, gone, _, _ = env.step(action)
+            rows.append((seen, action, reward, gone, t == 6 and not gone, after))
+            seen = after
+            if gone:
+                break
+    return Dataset.from_arrays(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
 def run_of(algorithm: str, task: str, folder: Path, **more: Any) -> Path:
     """A clone's, of a few updates."""
-    draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
-    rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), draw.uniform(size=60))
-    data = write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), folder / "line.hdf5")
+    data = write(data_of_a_line(), folder / "line.hdf5")
     keys = {"algorithm": algorithm, "task": task, "dataset": str(data), "out": str(folder)}
     keys |= {"num_updates": 4, "compile": "never", "eval_episodes": 1, "tracker": "none"}
     return train(**keys, show=False, **more).path

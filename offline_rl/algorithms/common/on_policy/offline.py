@@ -47,7 +47,7 @@ class JudgeConfig(ChainConfig):
     members: Ensemble = 7  # networks of the transition model
     elites: Built = 5  # of these, those that are asked
     dynamics_hidden: Sizes = (400, 400, 400, 400)  # units of each hidden layer of a member
-    dynamics_lr: Rate = 5e-4
+    dynamics_lr: Rate = 5e-4  # of its members
     imagined: Count = 20  # steps in the model over which policies are compared, in whole decisions
     margin: NonNegative = 0.05  # of the score before, by which new weights have to be better
     gate: bool = True  # false: new weights are always kept
