@@ -7,12 +7,15 @@ by the policy as it was.
 `offline-rl finetune algorithm=dppo run=<run>` begins with one of diffusion_policy or flow_policy.
 
 Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
-Differs: from the authors' code (irom-princeton/dppo) in that a time-out is no part of the next
-         episode: it bootstraps from what was seen last, and advantages are cut there; that gamma
-         is an environment step's, not a chunk's, inside chunks too; that actions which an
-         episode's end left over do not count; that what DDIM follows is the network's own noise,
-         not that of the clipped guess; and in the critic's learning rate, which stays.
-         Flows are fine-tuned with the noise of arXiv:2509.05952.
+Differs: an update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).
+         Around it, a time-out is no part of the next episode: it bootstraps from what was seen
+         last, and advantages are cut there; gamma is an environment step's, not a chunk's, inside
+         chunks too, and in the sums that scale rewards, there always 0.99; these sums' variance is
+         by their count, there by one less; actions which an episode's end left over do not count;
+         what DDIM follows is the network's own noise, not that of the clipped guess; rates neither
+         rise over the first iterations nor fall; networks have no residual connections. Their
+         clip of values, quantiles of advantages and cloning term, off in all their settings, are
+         left out. Flows are fine-tuned with the noise of arXiv:2509.05952.
 """
 
 from __future__ import annotations

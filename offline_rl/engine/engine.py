@@ -9,7 +9,7 @@ optimisers and targets of one whole period, with a leading axis for S stacked se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -83,6 +83,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
         algorithms, trees = [], []
@@ -168,7 +169,7 @@ class Engine:
         for own in places:
             if (phase, own) not in self._programs:
                 started = time.perf_counter()
-                run = self._build(phase, own, self.compiled)
+                run = self._build(phase, own, self.compiled and phase not in self.brief)
                 names: list[str] = self._traced[phase, own].meta["metrics"]
                 total = torch.zeros(len(self.seeds), len(names), device=self.device)
                 self._programs[phase, own] = Program(run, names, total)
