@@ -333,7 +333,8 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         assert main([*learn, f"run={run}", *rest]) == 0
     elif cls.corrects:  # it has a base
         (folder / "base.py").write_text(BASE)
-        own = ("online.warm_up=40", "algorithm.hidden=[8,8]", "batch_size=8")
+        own = ("online.warm_up=40", "online.critic_updates=20")
+        own += ("algorithm.hidden=[8,8]", "batch_size=8")
         given = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
         assert main(["finetune", "num_env_steps=60", *given, *own, *rest]) == 0
     else:

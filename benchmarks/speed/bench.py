@@ -69,7 +69,7 @@ class Contender:
             env=os.environ | own,
             text=True,
         )
-        self.facts = self.answer()
+        self.facts = self.answered = self.answer()  # the first, and the newest
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -87,8 +87,8 @@ class Contender:
         with contextlib.suppress(BrokenPipeError):  # it died: `answer` tells of what
             self.process.stdin.write(f"{updates}\n")
             self.process.stdin.flush()
-        answer = self.answer()
-        return answer["n"], answer["seconds"]
+        self.answered = self.answer()
+        return self.answered["n"], self.answered["seconds"]
 
     def stop(self) -> None:
         self.process.kill()

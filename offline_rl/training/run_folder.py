@@ -28,6 +28,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
 
+BUNDLE = "policy.bundle"
 KEPT = 2  # checkpoints
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
 METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
@@ -63,7 +64,7 @@ class SeedFolder:
     def __init__(self, run: Path, seed: int) -> None:
         self.path, self.seed = run / f"seed_{seed}", seed
         self.result, self.config = self.path / "result.json", self.path / "config.json"
-        self.bundle, self.failed = self.path / "policy.bundle", self.path / "failed.json"
+        self.bundle, self.failed = self.path / BUNDLE, self.path / "failed.json"
 
     @property
     def finished(self) -> bool:
