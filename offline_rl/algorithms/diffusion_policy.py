@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offline_rl.algorithms.common.base import Loss, Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
-from offline_rl.algorithms.common.edm import (
+from offline_rl.algorithms.common.noising.edm import (
     Distance,
     distance,
     guess,
@@ -27,7 +27,7 @@ from offline_rl.algorithms.common.edm import (
     log_normal,
     wide,
 )
-from offline_rl.algorithms.common.noising import of_diffusion
+from offline_rl.algorithms.common.noising.questions import of_diffusion
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Share
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras

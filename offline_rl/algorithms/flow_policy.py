@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
-from offline_rl.algorithms.common.noising import of_flow
+from offline_rl.algorithms.common.noising.questions import of_flow
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Positive, Share
 from policies.heads.schedules import Table, euler

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimise, wanted
 from offline_rl.algorithms.common.chunk_cloning import completed
 from offline_rl.algorithms.common.config import BUILT, Rate
-from offline_rl.algorithms.common.noising import of_diffusion, of_flow
+from offline_rl.algorithms.common.noising.questions import of_diffusion, of_flow
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch, Source, Sources
