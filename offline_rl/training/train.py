@@ -52,6 +52,8 @@ from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
 
+BRIEF = 50  # updates; a phase of fewer, such as a gate, is not compiled
+
 
 def train(
     *,
@@ -166,6 +168,7 @@ def train_group(
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
     engine.compiled = choices.compile
+    engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
         print(choices)
@@ -175,8 +178,14 @@ def train_group(
     evaluation = plan.world(len(seeds) * o.eval_episodes, threads) if plan.task.env_id else None
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
+        assert sources.online is None or isinstance(sources.online, ReplayBuffer)
         collector = RolloutCollector(
-            engine, lambda count: plan.world(count, threads), sources.rollouts, transform
+            engine,
+            lambda count: plan.world(count, threads),
+            sources.rollouts,
+            transform,
+            sources.online,
+            partial(further_columns, plan.algorithm, plan.interaction.cfg),
         )
     elif o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
@@ -302,12 +311,18 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
 
 def longest(plan: Plan) -> tuple[int, str]:
     """The phase with the most updates, and how many: what compilation and threads are for."""
-    utd, sizes = plan.interaction.online.utd, dict[str, int]()
+    found = sizes(plan)
+    phase = max(found, key=found.__getitem__)
+    return found[phase], phase
+
+
+def sizes(plan: Plan) -> dict[str, int]:
+    """How many updates each phase has in all."""
+    utd, found = plan.interaction.online.utd, dict[str, int]()
     for piece in plan.schedule:
         share = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
-        sizes[piece.phase] = sizes.get(piece.phase, 0) + int(piece.size * share)
-    phase = max(sizes, key=sizes.__getitem__)
-    return sizes[phase], phase
+        found[piece.phase] = found.get(piece.phase, 0) + int(piece.size * share)
+    return found
 
 
 def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
