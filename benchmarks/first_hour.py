@@ -73,11 +73,12 @@ run = offline_rl.load("{PENDULUM}/iql/default")
 observations = np.random.default_rng(0).normal(size=(5, 3))
 print(run, run.q_values(observations, run.act(observations)).mean(0))
 """
-NO_TORCH = (
-    "import sys, runpy; sys.modules['torch'] = None; runpy.run_path(sys.argv[1], None, '__main__')"
-)
-
-
+NO_TORCH = """
+import runpy, sys
+sys.modules["torch"] = None
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 LINES = """
 a first look
     train experiment=demo num_updates=300 eval_every=300 eval_episodes=2
@@ -118,7 +119,7 @@ a policy without torch
 a policy as ONNX
     export run={iql}
 on from there, online
-    finetune run={iql} num_env_steps=400 eval_every=400 eval_episodes=2
+    finetune run={compared} num_env_steps=400 eval_every=400 eval_episodes=2
 a clone by diffusion
     train algorithm=diffusion_policy task=none dataset=my.hdf5 num_updates=50 {small}
 a video
@@ -138,7 +139,9 @@ class Task:
 
 def tasks() -> list[Task]:
     """Those of LINES."""
-    text = LINES.format(short=SHORT, iql=f"{PENDULUM}/iql/default", small=SMALL)
+    text = LINES.format(
+        short=SHORT, iql=f"{PENDULUM}/iql/default", compared=f"{PENDULUM}/iql/compared", small=SMALL
+    )
     made = []
     for part in re.split(r"\n(?=\S)", text.strip()):
         name, *lines = map(str.strip, part.splitlines())

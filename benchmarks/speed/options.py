@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from offline_rl.utils.options import Checked, Count, Positive
@@ -36,8 +35,5 @@ class BenchOptions(Checked):
         super().__post_init__()
         if not self.algorithms or not self.precisions or not self.seeds:
             raise ValueError("give an algorithm, a count of seeds and a precision at least")
-        for name in ("corl", "jax_corl", "unifloral"):
-            if (folder := getattr(self, name)) is not None and not Path(folder).is_dir():
-                raise ValueError(f"{name}={folder} is no folder: give a checkout")
         if shutil.which(self.python) is None:
             raise ValueError(f"python={self.python} is no program")

@@ -358,7 +358,7 @@ MORE = {
     "bench algorithms=[iq]": "bench: no algorithm is called 'iq'",
     "bench algorithms=[]": "give an algorithm, a count of seeds and a precision at least",
     "bench seconds=0": "seconds=0.0 is not above 0",
-    "bench corl=nowhere python=python": "corl=nowhere is no folder: give a checkout",
+    "bench corl=nowhere": "nowhere is no folder",
     "report": "report: give a run's folder, or a folder that holds runs",
     "report small.npz": "small.npz holds no run: expected",
     "report .": "runs/neorl2_DMSD/td3_bc/damaged/seed_0/config.json is not",
