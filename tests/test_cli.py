@@ -245,6 +245,10 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         given = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
         assert main(["finetune", "num_env_steps=60", *given, *own, *rest]) == 0
     else:
+        if name == "rl100":
+            sizes = {"environments": 2, "decisions": 8, "batch_size": 8}
+            small |= {f"algorithm__{key}": value for key, value in sizes.items()}
+            small |= {"num_env_steps": 48}
         told = {"algorithm__hidden": None} | small | task | {"out": "then"}
         assert main(train(**told)) == 0
     (here,) = folder.glob("then/*/*/*/seed_0")

@@ -143,15 +143,14 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
         "ticks": int(row["tick"]),
         "missed": int(row["missed"]),
         "rows_lost": kept.lost,
-        "behind_rad": behind(kept.rows),
+        "clipped_percent": clipped(kept.rows),
     }
 
 
-def behind(rows: np.ndarray) -> list[float]:
-    """rad that the worst joint's command is off the plan, as limits held it: median, 99 %."""
+def clipped(rows: np.ndarray) -> float:
+    """Of the ticks in which the policy moved the robot, those in which a limit held it back."""
     moved = rows[rows["mode"] == 1]
-    off = np.abs(moved["target"] - moved["sent"]).max(1)
-    return [round(x, 4) for x in np.nanpercentile(off, [50, 99]).tolist()]
+    return round(100 * float((moved["clips"] != 0).any(1).mean()), 2) if len(moved) else 0.0
 
 
 def _set_up(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:

@@ -28,9 +28,9 @@ class ExportOptions(Checked):
 def export(**keys: Any) -> list[str]:
     """Puts graphs into every bundle of a run; a line on each. Raises UserError, nothing changed."""
     options = build(ExportOptions, keys)
-    paths = bundles(Path(options.run))
     for module in NEEDED:
         needed(module, "export", "export")
+    paths = bundles(Path(options.run))
     from policies.export import exported
 
     made = dict[Path, tuple[bundle.Bundle, float]]()

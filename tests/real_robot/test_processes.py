@@ -220,7 +220,6 @@ def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(tm
     """The console may see the death first, and tell everyone to end because of it."""
     _, held, words = watched(tmp_path, owner)
     owner.kill()
-    owner.wait()
     words["stop"] = 1
     held.connect = held.close = lambda: None
     watch(SimpleNamespace(path=tmp_path, make_robot=lambda: held))
