@@ -83,9 +83,7 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
                 raise UserError(f"joint {joint} was not moved to its ends: begin again")
         servos = {
             joint: read_back(bus, id_, int(low), int(high))
-            for (id_, joint), low, high in zip(
-                joints.items(), ranges.low, ranges.high, strict=True
-            )
+            for (id_, joint), low, high in zip(joints.items(), ranges.low, ranges.high, strict=True)
         }
         for servo in servos.values():
             finish(bus, servo)
