@@ -62,7 +62,7 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         for id_ in joints:
             _checked(bus.write(id_, table.TORQUE_ENABLE.address, b"\0").code, id_)
         wait(
-            "Turn every joint a little to its positive side, as the robot's model has it. Then Enter",
+            "Turn each joint a little to its positive side, as the model has it. Then Enter",
             lambda: None,
         )
         aside = here()

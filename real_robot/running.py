@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
-import yaml
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder
@@ -23,7 +22,7 @@ from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import Processes, Session, new_folder, put_wish
 from real_robot.recording.files import read
-from real_robot.robots.config import make
+from real_robot.robots.config import make, yaml_in
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
@@ -109,10 +108,7 @@ def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str,
     """
     if path is None:
         return {}, {}
-    try:
-        values = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not readable as YAML: {error}") from None
+    values = yaml_in(Path(path)) or {}
     tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
     if not tables:
         raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
@@ -160,10 +156,9 @@ def replay(
     **changes: Any,
 ) -> Outcome:
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
+    found, (own, rules) = read(recording), own_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
-    own, rules = own_limits(limits)
     check(machine, None, limits=own)
-    found = read(recording)
     if list(found.about["joints"]) != list(machine.spec.joints):
         raise UserError(
             f"{recording} is of joints {', '.join(found.about['joints'])}; {robot} has "

@@ -31,6 +31,7 @@ REPOSITORIES = {  # the command's key: repository, commit
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
     "corl_team": ("corl-team/CORL", "eeeeef2671235fcce3a3eb255576a207d78840e6"),
     "wsrl": ("zhouzypaul/wsrl", "891ee353afe5303835da421c60d4ac35f6e2ef10"),
+    "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
 
@@ -96,6 +97,26 @@ CASES = (
         | {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95},
         variant="transformer",
         aims=("actions",),
+    ),
+    Case(
+        "dppo",
+        "dppo",
+        "model/diffusion/diffusion_ppo.py",
+        config={
+            "network": "mlp",
+            "widths": [8, 8],
+            "time_size": 4,
+            "noise_levels": 5,
+            "rounds": 5,
+            "tuned": 3,
+            "history": 1,
+            "window": 4,
+            "executed": 2,
+            "first_clip": 0.001,
+            "policy_lr": 1e-3,
+        },
+        adapted=("a time's perceptron twice as wide as its input -> four times",),
+        aims=("advantages", "returns"),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
@@ -366,8 +387,8 @@ KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose 
 WITHOUT = {  # algorithms without a case, and why
     "act": "huggingface/lerobot was not run: tests hold layers and loss to torch's and the paper's",
     "consistency": "Aaditya-Prasad/consistency-policy's policy was not run: it needs robomimic",
-    "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
     "flow_policy": "huggingface/lerobot was not run: tests hold the loss to its lines",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
+    "rl100": "Lei-Kun/RL-100 was read and not run: it needs a scene's points and pictures",
     "resfit": "amazon-science/residual-offpolicy-rl was read and not run",
 }

@@ -69,7 +69,7 @@ class Contender:
             env=os.environ | own,
             text=True,
         )
-        self.facts = self.answer()
+        self.facts = self.answered = self.answer()  # the first, and the newest
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -79,7 +79,7 @@ class Contender:
             last = "\n".join(self.errors.read().strip().splitlines()[-4:])
             code = self.process.wait()
             why = last or f"exit status {code}" + (": out of memory?" if code == -9 else "")
-            raise UserError(f"bench: {self.job} stopped:\n{why}")
+            raise UserError(f"bench: {self.job} stopped: {why}")
         return json.loads(line)
 
     def run(self, updates: int) -> tuple[int, float]:
@@ -87,8 +87,8 @@ class Contender:
         with contextlib.suppress(BrokenPipeError):  # it died: `answer` tells of what
             self.process.stdin.write(f"{updates}\n")
             self.process.stdin.flush()
-        answer = self.answer()
-        return answer["n"], answer["seconds"]
+        self.answered = self.answer()
+        return self.answered["n"], self.answered["seconds"]
 
     def stop(self) -> None:
         self.process.kill()
@@ -215,6 +215,9 @@ def bench(**keys: Any) -> str:
     options = build(BenchOptions, keys)
     if unknown := set(options.algorithms) - set(algorithm_names()):
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
+    for folder in (options.corl, options.jax_corl, options.unifloral):
+        if folder is not None and not Path(folder).is_dir():
+            raise UserError(f"bench: {folder} is no folder: give a checkout")
     device, text = hardware.device(options.device).type, ""
     out, machine = Path(f"{options.out}-{device}"), hardware.description()
     make_folder(out.parent)

@@ -169,6 +169,16 @@ class TanhActor(nn.Module):
         return u.tanh(), (normal.log_prob(u) - correction).sum(-1)
 
 
+class SquashedActor(TanhActor):
+    """As SAC has it: two hidden layers, the log deviation as it comes."""
+
+    def __init__(self, obs: int, act: int) -> None:
+        super().__init__(obs, act)
+        self.net = mlp([obs, HIDDEN, HIDDEN, 2 * act])
+        self.mult.requires_grad_(False).fill_(1.0)
+        self.shift.requires_grad_(False).fill_(0.0)
+
+
 class CQL:
     """CQL(H), importance-sampled, 10 actions, no Lagrange."""
 
@@ -244,6 +254,63 @@ class Ensemble(nn.Module):
             x = torch.baddbmm(b, x, w)
             x = x if k == len(self.weights) - 1 else x.relu()
         return x.squeeze(-1)
+
+
+class NormalisedEnsemble(Ensemble):
+    """With layer normalisation before each ReLU."""
+
+    def forward(self, s: Tensor, a: Tensor) -> Tensor:
+        x = torch.cat([s, a], -1)
+        x = x.expand(len(self.weights[0]), *x.shape)
+        for k, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(b, x, w)
+            if k < len(self.weights) - 1:
+                x = (F.layer_norm(x, x.shape[-1:]) * self.gains[k] + self.shifts[k]).relu()
+        return x.squeeze(-1)
+
+    def __init__(self, sizes: list[int], members: int) -> None:
+        super().__init__(sizes, members)
+        self.gains = nn.ParameterList([torch.ones(members, 1, size) for size in sizes[1:-1]])
+        self.shifts = nn.ParameterList([torch.zeros(members, 1, size) for size in sizes[1:-1]])
+
+
+class RLPD:
+    """Ten normalised critics, the least of two drawn ones as the target; two hidden layers."""
+
+    def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
+        self.act_dim, self.members = act, 10
+        self.actor = SquashedActor(obs, act).to(device)
+        self.q = NormalisedEnsemble([obs + act, HIDDEN, HIDDEN, 1], self.members).to(device)
+        self.q_t = copy.deepcopy(self.q).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(0.0, device=device))
+        self.actor_o, self.q_o = adam(self.actor), adam(self.q)
+        self.alpha_o = torch.optim.Adam([self.log_alpha], lr=3e-4)
+
+    def train(self, batches: list[list[Tensor]]) -> dict[str, float]:
+        """One update of the critics for each batch, and one of the actor on the last."""
+        alpha = self.log_alpha.exp().detach()
+        for s, a, r, s2, d in batches:
+            with torch.no_grad():
+                a2, log_pi2 = self.actor(s2)
+                drawn = torch.randperm(self.members, device=s.device)[:2]
+                least = self.q_t(s2, a2)[drawn].min(0).values - alpha * log_pi2
+                y = r + 0.99 * (1 - d) * least
+            loss = (self.q(s, a) - y).square().mean()
+            self.q_o.zero_grad()
+            loss.backward()
+            self.q_o.step()
+            with torch.no_grad():
+                soft_update(self.q_t, self.q, 0.005)
+        pi, log_pi = self.actor(s)
+        actor_loss = (alpha * log_pi - self.q(s, pi).mean(0)).mean()
+        self.actor_o.zero_grad()
+        actor_loss.backward()
+        self.actor_o.step()
+        alpha_loss = -(self.log_alpha.exp() * (log_pi - 0.5 * self.act_dim).detach()).mean()
+        self.alpha_o.zero_grad()
+        alpha_loss.backward()
+        self.alpha_o.step()
+        return {"q_loss": loss.item(), "policy_loss": actor_loss.item()}
 
 
 class EDAC:

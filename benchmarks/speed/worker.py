@@ -15,6 +15,10 @@ def main() -> None:
         from benchmarks.speed import ours
 
         getattr(ours, kind)(clock, **job)
+    elif kind.startswith("online_"):
+        from benchmarks.speed import online
+
+        getattr(online, kind.removeprefix("online_"))(clock, **job)
     else:
         from benchmarks.speed import peers
 

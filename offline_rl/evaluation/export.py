@@ -28,12 +28,13 @@ class ExportOptions(Checked):
 def export(**keys: Any) -> list[str]:
     """Puts graphs into every bundle of a run; a line on each. Raises UserError, nothing changed."""
     options = build(ExportOptions, keys)
+    paths = bundles(Path(options.run))
     for module in NEEDED:
         needed(module, "export", "export")
     from policies.export import exported
 
     made = dict[Path, tuple[bundle.Bundle, float]]()
-    for path in bundles(Path(options.run)):
+    for path in paths:
         try:
             made[path] = exported(bundle.read(path))
         except BundleError as error:

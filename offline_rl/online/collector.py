@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,15 +44,19 @@ class Collector:
         online: Online,
         columns: Columns,
         say: Callable[[str], None] = print,
+        overlap: bool = False,
     ) -> None:
         """make: one environment. columns: what the buffer further needs, of a whole episode.
 
-        say: told of every mishap.
+        say: told of every mishap. overlap: the environments step in a thread of their own.
         """
         self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
         self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
         count = len(engine.seeds)
+        numbers = partial(torch.set_flush_denormal, True)  # as in the thread that replays them
+        self._aside = ThreadPoolExecutor(1, initializer=numbers) if overlap else None
+        self._begun: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
         self.envs = [make() for _ in range(count)]
         self.episodes = np.zeros(count, int)
         self.lengths = np.zeros(count, int)  # of the running episodes
@@ -93,20 +99,44 @@ class Collector:
 
     def step(self) -> None:
         """One environment step of every stream."""
+        self.begin()
+        self.end()
+
+    def begin(self) -> None:
+        """Chooses each stream's action by its policy as it is; with overlap they step meanwhile."""
         observations = self.transform.normaliser(self._observations)
-        actions = self._actions(observations)
-        streams, steps = list[int](), list[Step]()
+        actions, told = self._actions(observations), Future[list[Step | Exception]]()
+        if self._aside is None:
+            told.set_result(self._stepped(actions))
+        else:
+            told = self._aside.submit(self._stepped, actions)
+        self._begun = observations, actions, told
+
+    def _stepped(self, actions: np.ndarray) -> list[Step | Exception]:
+        """What each environment answers, or how it broke."""
+        answers = list[Step | Exception]()
         for s, env in enumerate(self.envs):
             try:
                 step = env.step(actions[[s]])
                 told = (*channels.parts(step.observations), step.rewards)
                 if not all(np.isfinite(x).all() for x in told):
                     raise ValueError("an observation or a reward is no number")
+                answers.append(step)
             except Exception as error:
-                self._mishap(s, error)
-                continue
-            streams.append(s)
-            steps.append(step)
+                answers.append(error)
+        return answers
+
+    def end(self) -> None:
+        """Takes what `begin` led to into the buffer."""
+        assert self._begun is not None
+        observations, actions, told = self._begun
+        streams, steps, self._begun = list[int](), list[Step](), None
+        for s, answer in enumerate(told.result()):
+            if isinstance(answer, Exception):
+                self._mishap(s, answer)
+            else:
+                streams.append(s)
+                steps.append(answer)
         if streams:
             self._append(np.asarray(streams), steps, observations, actions)
         self.steps += 1
@@ -171,6 +201,8 @@ class Collector:
 
     def close(self) -> None:
         """The environments."""
+        if self._aside is not None:
+            self._aside.shutdown()
         for env in self.envs:
             env.close()
 

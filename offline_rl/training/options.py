@@ -31,6 +31,7 @@ class TrainOptions(Checked):
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online
     utd: Positive | None = None  # updates for each environment step; default: the method's
+    overlap: bool = False  # the next environment step is taken beside the updates of the last
     keep_data: bool = False  # leaves what was seen online as a data set, experience.hdf5 of a seed
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from envs import Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.schedule import ONLINE, Collect, Learn, Piece, at
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interact, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
@@ -146,6 +146,8 @@ class Trainer:
         work = self.work[0] if self.work is not None else None
         if isinstance(work, Learn):
             return self.engine.period(work.phase)
+        if isinstance(work, Fill):
+            return work.rows
         return self.each if isinstance(work, Collect) else 1
 
     @property
@@ -169,34 +171,54 @@ class Trainer:
         k, done = at(self.schedule, self.clock)
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
+        end &= k == 0 or phases[k - 1] not in self.engine.algorithm.unseen
         return end or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
         """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
         assert self.work is not None
-        work, _ = self.work
+        work, done = self.work
         if isinstance(work, Learn):
             self.clock += self._learn(stop - self.clock, work.phase, count=True)
             return
         if isinstance(work, Collect):
             assert isinstance(self.collector, RolloutCollector)
             while self.clock < stop and not self._asked():
-                self.collector.step()
+                self.collector.step(adds=work.adds)
                 self.clock += self.each
                 self.bar.update(self.each)
                 self._tell(self.clock)
             return
+        if isinstance(work, Fill):
+            assert isinstance(self.collector, RolloutCollector)
+            self.collector.fill(work)
+            self.clock += work.rows
+            self.bar.update(work.rows)
+            return
+        self._interact(work, done, stop)
+
+    def _interact(self, work: Interact, done: int, stop: int) -> None:
+        """Environment steps and the updates that they bring; with overlap beside the next step."""
         assert isinstance(self.collector, Collector)
         algorithm, _ = self.engine.at(work.phase)
         online, batch = algorithm.interaction.online, self.engine.batch_size
-        start = self.engine.starts[work.phase]
-        while self.clock < stop and not self._asked():
-            self.collector.step()
+        start, overlap = self.engine.starts[work.phase], self.options.overlap
+        collector = self.collector
+
+        def learn() -> None:
             learnt = self.engine.updates - start
-            due = online.due(self.collector.steps, batch, algorithm.period) - learnt
-            if due > 0 and min(self.collector.buffer.sizes) >= batch:
+            due = online.due(collector.steps, batch, algorithm.period) - learnt
+            if due > 0 and min(collector.buffer.sizes) >= batch:
                 self._learn(due, work.phase, count=False)
-            self.clock += 1
+
+        while self.clock < stop and not self._asked():
+            collector.begin()
+            if overlap:
+                learn()
+            collector.end()
+            self.clock, done = self.clock + 1, done + 1
+            if not overlap or done == work.size:
+                learn()
             self.bar.update(1)
             self._tell(self.clock)
 
@@ -233,7 +255,9 @@ class Trainer:
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
         for phase in dict.fromkeys(work.phase for work in self.schedule):
-            metrics |= self.engine.metrics(phase)
+            means = self.engine.metrics(phase)
+            self.engine.at(phase)[0].refuse(phase, means)
+            metrics |= means
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
         broken = set(np.flatnonzero(~self.engine.finite()).tolist())
         if self.collector is not None:

@@ -85,7 +85,7 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
     ask_for_real_time()
     watchdog = Watchdog(robot, words)
     try:
-        # an armed owner that is gone was not yet seen to be, where all are told to end because of it
+        # an armed owner's end may not have been seen yet, where all are told to end because of it
         while not words["stop"] or (words["armed"] and not words["watchdog_fired"]):
             if (reason := watchdog.look(now_ns())) is not None:
                 (session.path / "watchdog.fired").write_text(reason)

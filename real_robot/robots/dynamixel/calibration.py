@@ -94,7 +94,7 @@ def zero_here(bus: Bus, id_: int) -> int:
 
 
 def turn_round(bus: Bus, id_: int, moved: int) -> None:
-    """Lets the servo count upwards in the joint's positive direction, in which it saw `moved` ticks.
+    """Lets the servo count up in the joint's positive direction, in which it saw `moved` ticks.
 
     Torque must be off, and the zero is set afterwards. Raises UserError.
     """

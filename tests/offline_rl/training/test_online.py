@@ -1,6 +1,7 @@
 """Learning in an environment: sources apart, long cycles, mishaps, going on from another run."""
 
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,10 +25,12 @@ from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
+from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
 from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.trainer import Trainer
 from offline_rl.utils.files import read_json
 from policies import Spec
 from policies.networks.mlp import Scalar
@@ -174,6 +177,50 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
         assert set(begun["sha256"]) == {"0", "1"}
+
+
+def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
+    line: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step waits for updates that begin after its own; the last step's updates come too."""
+    learning, waited = threading.Event(), list[bool]()
+    learn, begin, step = Trainer._learn, Collector.begin, Line.step
+
+    def begins(collector: Collector) -> None:
+        learning.clear()
+        begin(collector)
+
+    def seen(trainer: Trainer, number: int, phase: str, *, count: bool) -> int:
+        assert isinstance(trainer.collector, Collector)
+        waited.append(trainer.collector._begun is not None)
+        learning.set()
+        return learn(trainer, number, phase, count=count)
+
+    def slow(env: Line, action: np.ndarray) -> Any:
+        if env.number > 1 and len(waited) > 1:  # not the one evaluated in; it learns already
+            assert learning.wait(10)
+        return step(env, action)
+
+    monkeypatch.setattr(Trainer, "_learn", seen)
+    monkeypatch.setattr(Collector, "begin", begins)
+    keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"seeds": 1, "num_updates": 0, "num_env_steps": 40, "overlap": True, "eval_every": 20}
+    with monkeypatch.context() as patch:
+        patch.setattr(Line, "step", slow)
+        one = train(**keys, name="one")
+    assert one.results[0]["online_updates"] == 30
+    assert waited == [True] * 29 + [False]
+
+    def stop(trainer: Any) -> None:
+        if trainer.env_steps >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(**keys, name="cut", watch=stop)
+    assert same(tensors(train(**keys, name="cut").path), tensors(one.path))
+    offline = {k: v for k, v in keys.items() if not k.startswith("online.")} | {"num_env_steps": 0}
+    with pytest.raises(UserError, match="overlap=true is of no use without num_env_steps"):
+        train(**{**offline, "num_updates": 4})
 
 
 def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path: Path) -> None:

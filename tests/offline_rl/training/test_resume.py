@@ -17,9 +17,9 @@ from offline_rl.training.train import train
 OFFLINE = {
     "algorithm": "td3_bc",
     "task": "neorl2/DMSD",
-    "num_updates": 1500,
+    "num_updates": 1000,
     "checkpoint_every": 100,
-    "eval_every": 250,
+    "eval_every": 350,
 }
 ONLINE = {
     "algorithm": "sac",
@@ -65,17 +65,17 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
     train(show=False, **keys, out=str(tmp_path / "whole"))
     keys["out"] = str(tmp_path / "killed")
     code = f"from offline_rl import train; train(show=False, **{keys!r})"
-    kills = 0
-    for _ in range(20):  # as many kills as the run lasts, each at a random moment
+    killed = False
+    for _ in range(5):  # until one is killed before it ends, at a random moment
         process = subprocess.Popen([sys.executable, "-c", code])
         if not wait_for_checkpoint(process, tmp_path / "killed"):
             break
-        time.sleep(random.uniform(0, 1.5))
+        time.sleep(random.uniform(0, 1))
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        if kills == 2:
+        killed = process.wait() == -signal.SIGKILL
+        if killed:
             break
-    assert kills, "the run ended before it could be killed"
+    assert killed, "the run ended before it could be killed"
     result = train(show=False, **keys)
     run = result.path.relative_to(tmp_path / "killed")
     for seed in COMMON["seeds"]:

@@ -1,0 +1,131 @@
+"""Contenders that act and learn in turns: environment steps a second, end to end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import envs
+from benchmarks.speed.clock import Clock
+from benchmarks.speed.eager import RLPD
+from offline_rl.data import Dataset
+from offline_rl.online.collector import Collector
+from offline_rl.training.train import train
+from offline_rl.training.trainer import Trainer
+from offline_rl.utils import hardware
+
+ROWS, WARM_UP = 100_000, 300
+
+
+def data(env: envs.VectorEnv) -> dict[str, np.ndarray]:
+    """Random transitions of the environment's shapes; speed does not depend on the values."""
+    draw, (size,) = np.random.default_rng(0), env.observation_shape
+    states = draw.normal(size=(ROWS + 1, size)).astype(np.float32)
+    return {
+        "observations": states[:-1],
+        "actions": draw.uniform(-1, 1, (ROWS, env.action_dim)).astype(np.float32),
+        "rewards": draw.normal(size=ROWS).astype(np.float32),
+        "terminated": np.zeros(ROWS, bool),
+        "truncated": np.arange(ROWS) % 1000 == 999,
+        "next_observations": states[1:],
+    }
+
+
+def timed(owner: Any, name: str, seconds: dict[str, float], key: str) -> None:
+    """Adds what calls of a method take to `seconds`."""
+    call: Callable[..., Any] = getattr(owner, name)
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return call(*arguments, **options)
+        finally:
+            seconds[key] += time.perf_counter() - started
+
+    setattr(owner, name, measured)
+
+
+def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
+    """`train` itself: rlpd as its authors have it, one tick an environment step."""
+    env = envs.make_vector(task, 1)
+    rows = data(env)
+    env.close()
+    shares = dict.fromkeys(("simulator", "acting", "learner", "waiting"), 0.0)
+    begin, total = Collector.begin, {"since": 0.0}
+
+    def ticking(collector: Collector) -> None:
+        if collector.steps == WARM_UP + 20:
+            shares.update(dict.fromkeys(shares, 0.0))
+            total["since"] = time.perf_counter()
+        if collector.steps > WARM_UP + 20:
+            whole = time.perf_counter() - total["since"]
+            clock.facts["shares"] = {k: round(v / whole, 4) for k, v in shares.items()}
+            clock.tick(1)
+        begin(collector)
+
+    timed(Collector, "_stepped", shares, "simulator")
+    timed(Collector, "_actions", shares, "acting")
+    timed(Trainer, "_learn", shares, "learner")
+    timed(Collector, "end", shares, "waiting")
+    Collector.begin = ticking  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as out:
+        train(
+            algorithm="rlpd",
+            task=task,
+            dataset=Dataset.from_arrays(**rows),
+            num_updates=0,
+            num_env_steps=1_000_000,
+            eval_every=1_000_000,
+            eval_episodes=1,
+            checkpoint_every=1_000_000,
+            overlap=overlap,
+            compile="always",
+            device=device,
+            tracker="none",
+            out=out,
+            show=False,
+            **{"online.warm_up": WARM_UP},
+        )
+
+
+def eager(clock: Clock, task: str, device: str) -> None:
+    """The same by hand: the authors' update in plain PyTorch, batches half and half."""
+    torch.set_num_threads(hardware.cores())
+    env = envs.make_vector(task, 1)
+    (size,) = env.observation_shape
+    offline = {k: torch.from_numpy(v).float().to(device) for k, v in data(env).items()}
+    online = {k: torch.zeros_like(v) for k, v in offline.items()}
+    learner = RLPD(size, env.action_dim, device)
+    draw, stored, observation = np.random.default_rng(0), 0, env.reset([0])
+
+    def batch() -> list[torch.Tensor]:
+        halves = [
+            (source, torch.randint(0, count, (128,), device=device))
+            for source, count in ((offline, ROWS), (online, stored))
+        ]
+        names = ("observations", "actions", "rewards", "next_observations", "terminated")
+        return [torch.cat([source[n][rows] for source, rows in halves]) for n in names]
+
+    while True:
+        if stored < WARM_UP:
+            action = draw.uniform(-1, 1, (1, env.action_dim))
+        else:
+            with torch.no_grad():
+                seen = torch.from_numpy(observation).float().to(device)
+                action = learner.actor(seen)[0].cpu().numpy()
+        step, row = env.step(action), stored % ROWS
+        new = (observation, action, step.rewards, step.observations, step.terminated)
+        names = ("observations", "actions", "rewards", "next_observations", "terminated")
+        for name, value in zip(names, new, strict=True):
+            online[name][row] = torch.as_tensor(value[0], dtype=torch.float32)
+        stored, observation = stored + 1, step.observations
+        if step.terminated[0] or step.truncated[0]:
+            observation = env.reset([stored])
+        if stored > WARM_UP:
+            learner.train([batch() for _ in range(20)])
+            clock.tick(1)
