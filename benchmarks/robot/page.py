@@ -183,8 +183,8 @@ def _bus(found: Found) -> str:
 NAMES = {
     "clone": "clone, an action at a time",
     "chunks": "clone, chunks of 8, 4 taken",
-    "flow": "flow policy, 10 steps, chunks of 8",
-    "one_step": "distilled from it, 1 step",
+    "diffusion": "diffusion policy, 10 rounds, chunks of 8",
+    "one_step": "distilled from it, 1 round",
 }
 INTRO = """# The robot on simulated hardware
 
