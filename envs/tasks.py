@@ -208,8 +208,11 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((f for f in reversed(frames) if f.filename == str(path)), frames[-1])
         where = f"{last.filename}, line {last.lineno}"
+        if isinstance(error, SyntaxError):  # of which no line was run
+            where = str(error.filename)
         raise ValueError(f"{where}: {type(error).__name__}: {error}.") from error
     if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
         raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")

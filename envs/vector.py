@@ -40,6 +40,9 @@ class VectorEnv(ABC):
     action_low: np.ndarray | None = None  # [A]: what -1 stands for in the environment's own units
     action_high: np.ndarray | None = None  # [A]: what 1 does
     rate_hz: float | None = None  # actions a second, of time in the environment
+    # steps from an observation to when the action taken on it is reached: what a robot must know of
+    # a chunk's first; None: not said
+    action_offset: float | None = None
 
     def __init__(self, num_envs: int) -> None:
         if num_envs < 1:

@@ -22,7 +22,7 @@ from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import play
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import SeedFolder, common_checkpoint
 from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
@@ -50,19 +50,16 @@ def load(run: str | Path, seed: int | None = None) -> Trained:
 
 
 class Trained:
-    """What a seed's newest checkpoint holds, finished or not."""
+    """What a seed's newest whole checkpoint holds, finished or not."""
 
     def __init__(self, folder: SeedFolder) -> None:
         """Raises UserError where there is no checkpoint."""
-        self.path, self.config, files = (
-            folder.path,
-            read_object(folder.config),
-            folder.checkpoints(),
-        )
-        if not files:
+        self.path, self.config = folder.path, read_object(folder.config)
+        done = common_checkpoint([folder])
+        if done is None:
             raise UserError(f"{folder.path} holds no checkpoint yet")
-        tensors, progress = folder.load(max(files))
-        self.updates = max(files).updates  # of all phases
+        tensors, progress = folder.load(done)
+        self.updates = done.updates  # of all phases
         self.parameters: dict[str, dict[str, Tensor]] = {}  # network -> its parameters
         for key, value in tensors.items():
             kind, network, name = (*key.split("/", 2), "")[:3]

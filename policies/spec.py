@@ -75,6 +75,8 @@ class Spec:
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()  # one for all or one for each; empty: not said
     action_mode: Literal["absolute", "delta"] = "absolute"  # delta: to what was commanded last
+    # steps from an observation to when its own action is reached; None: not said
+    action_offset: float | None = None
 
     def __post_init__(self) -> None:
         if self.channels and all(type(n) is int for n in self.channels):
@@ -177,6 +179,7 @@ class Spec:
             action_names=self.action_names or other.action_names,
             action_units=self.action_units or other.action_units,
             rate_hz=self.rate_hz or other.rate_hz,
+            action_offset=other.action_offset if self.action_offset is None else self.action_offset,
         )
 
     def to_json(self) -> dict[str, Any]:

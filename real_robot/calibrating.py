@@ -1,4 +1,4 @@
-"""`robot calibrate`: where an arm's zero is, and how far each joint goes, by a person's hand."""
+"""`robot calibrate`: where an arm's zero is, which way each joint turns, and how far."""
 
 from __future__ import annotations
 
@@ -13,51 +13,80 @@ from offline_rl.utils.options import build
 from real_robot.robots.config import Line, describe
 
 LEAST_TICKS = 100  # a joint that was moved by less was not moved
+POLL_S = 0.02
+
+Ask = Callable[[str, Callable[[], Any]], object]
 
 
-def calibrate(robot: str, *, ask: Callable[[str], object] | None = None, **changes: Any) -> str:
-    """Writes the robot's calibration file; returns its path, last.
+def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
+    """Writes the robot's calibration file and its servos; returns the file's path, last.
 
-    ask: shows a sentence and returns when that is done, by default with Enter. changes: of the
-    adapter's options, such as port=…. Raises UserError; servos zeroed before that stay so.
+    ask(sentence, meanwhile): shows a sentence and calls `meanwhile` again and again until that is
+    done, by default until Enter. changes: of the adapter's options, such as port=…. Raises
+    UserError; what was written to servos before that stays.
     """
     from real_robot.robots.dynamixel import table
     from real_robot.robots.dynamixel.bus import Bus, SerialPort, adapter_latency_s
-    from real_robot.robots.dynamixel.calibration import Ranges, read_back, save, zero_here
+    from real_robot.robots.dynamixel.calibration import (
+        Ranges,
+        finish,
+        read_back,
+        save,
+        turn_round,
+        zero_here,
+    )
     from real_robot.robots.dynamixel.robot import default_calibration
 
     described = describe(robot)
     if described.config.adapter != "dynamixel":
         raise UserError(f"{robot} needs no calibration: only servos on a line do")
     line = build(Line, described.config.dynamixel | changes, "dynamixel.")
-    ids = {joint: row.id for joint, row in described.joints.items() if row.id is not None}
-    if missing := [joint for joint in described.joints if joint not in ids]:
+    joints = {row.id: joint for joint, row in described.joints.items() if row.id is not None}
+    if missing := [joint for joint, row in described.joints.items() if row.id is None]:
         raise UserError(f"{described.path.name}: joints.{missing[0]}.id is missing")
     wait = ask or _enter
     port = SerialPort(line.port, line.baud)
     try:
         latency_s = adapter_latency_s(line.port) if line.latency_s is None else line.latency_s
         bus = Bus(port, line.baud, latency_s=latency_s)
-        wait("Torque goes off: hold the arm. Then Enter")
-        for id_ in ids.values():
-            if bus.write(id_, table.TORQUE_ENABLE.address, table.TORQUE_ENABLE.pack(0)).code:
-                raise UserError(f"servo {id_} does not answer: check its power, id and baud rate")
-        wait("Bring every joint to its zero. Then Enter")
-        for id_ in ids.values():
+
+        def here() -> dict[int, int]:
+            """Ticks now. Raises UserError where a servo does not answer."""
+            found = dict(zip(joints, Ranges(bus, list(joints)).look().tolist(), strict=True))
+            for id_, ticks in found.items():
+                _checked(ticks < 0, id_)
+            return found
+
+        here()
+        wait("Torque goes off: hold the arm. Then Enter", lambda: None)
+        for id_ in joints:
+            _checked(bus.write(id_, table.TORQUE_ENABLE.address, b"\0").code, id_)
+        wait(
+            "Turn each joint a little to its positive side, as the model has it. Then Enter",
+            lambda: None,
+        )
+        aside = here()
+        wait("Bring every joint to its zero. Then Enter", lambda: None)
+        for id_, ticks in here().items():
+            # the shorter way round
+            moved = (aside[id_] - ticks + table.CENTRE) % table.TICKS - table.CENTRE
+            if abs(moved) < LEAST_TICKS:
+                raise UserError(
+                    f"joint {joints[id_]} was not turned to its positive side: begin again"
+                )
+            turn_round(bus, id_, moved)
             zero_here(bus, id_)
-        ranges = Ranges(bus, list(ids.values()))
-        if ask is None:
-            _while_moving(ranges)
-        else:
-            ask("move")
-            ranges.look()
-        for joint, low, high in zip(ids, ranges.low, ranges.high, strict=True):
+        ranges = Ranges(bus, list(joints))
+        wait("Move every joint to both its ends. Then Enter", ranges.look)
+        for joint, low, high in zip(joints.values(), ranges.low, ranges.high, strict=True):
             if high - low < LEAST_TICKS:
                 raise UserError(f"joint {joint} was not moved to its ends: begin again")
         servos = {
             joint: read_back(bus, id_, int(low), int(high))
-            for (joint, id_), low, high in zip(ids.items(), ranges.low, ranges.high, strict=True)
+            for (id_, joint), low, high in zip(joints.items(), ranges.low, ranges.high, strict=True)
         }
+        for servo in servos.values():
+            finish(bus, servo)
     finally:
         port.close()
     path = Path(line.calibration) if line.calibration else default_calibration(described)
@@ -65,18 +94,16 @@ def calibrate(robot: str, *, ask: Callable[[str], object] | None = None, **chang
     return str(path)
 
 
-def _enter(sentence: str) -> None:
-    print(f"{sentence} ", end="", flush=True)
+def _checked(code: int, id_: int) -> None:
+    if code:
+        raise UserError(f"servo {id_} does not answer: check its power, id and baud rate")
+
+
+def _enter(sentence: str, meanwhile: Callable[[], Any]) -> None:
+    """Shows what `meanwhile` sees, where it sees anything, until Enter."""
+    print(sentence, flush=True)
+    while not select.select([sys.stdin], [], [], POLL_S)[0]:
+        if (seen := meanwhile()) is not None:
+            print(f"\r\x1b[2K{seen}", end="", flush=True)
     if not sys.stdin.readline():
         raise UserError("calibration needs a person at a terminal")
-
-
-def _while_moving(ranges: Any) -> None:
-    print("Move every joint to both its ends. Then Enter")
-    while not select.select([sys.stdin], [], [], 0.02)[0]:
-        here = ranges.look()
-        low, high = ranges.low, ranges.high
-        told = "  ".join(f"{a}..{b} ({x})" for a, b, x in zip(low, high, here, strict=True))
-        print(f"\r\x1b[2K{told}", end="", flush=True)
-    sys.stdin.readline()
-    print()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
-import yaml
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder
@@ -19,10 +18,11 @@ from policies.bundle import read as read_bundle
 from real_robot.check import check
 from real_robot.console import Console, keys, show
 from real_robot.control.loop import Wish
+from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import Processes, Session, new_folder, put_wish
 from real_robot.recording.files import read
-from real_robot.robots.config import make
+from real_robot.robots.config import make, yaml_in
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
@@ -59,7 +59,7 @@ class RunOptions:
     start: bool = False  # at once; else a person types start
     record: str | None = None  # a file that is not there yet
     recorder_needed: bool = True  # false: a full disk does not stop the robot
-    offset: float | None = None  # steps from an observation to when its first action is reached
+    offset: float | None = None  # steps from an observation to its first action; default: bundle's
     command_latency_s: float = 0.0  # from a command to the motion, measured
     limits: str | None = None  # a file of tighter ones; see `own_limits`
     adapter: str | None = None  # another than the robot's own, such as simulated
@@ -92,7 +92,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
         horizon=policy.horizon,
-        offset=chosen.offset,
+        offset=offset(policy) if chosen.offset is None else chosen.offset,
         command_latency_s=chosen.command_latency_s,
         recording=file,
         recorder_needed=chosen.recorder_needed,
@@ -108,10 +108,7 @@ def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str,
     """
     if path is None:
         return {}, {}
-    try:
-        values = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not readable as YAML: {error}") from None
+    values = yaml_in(Path(path)) or {}
     tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
     if not tables:
         raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
@@ -159,10 +156,9 @@ def replay(
     **changes: Any,
 ) -> Outcome:
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
+    found, (own, rules) = read(recording), own_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
-    own, rules = own_limits(limits)
     check(machine, None, limits=own)
-    found = read(recording)
     if list(found.about["joints"]) != list(machine.spec.joints):
         raise UserError(
             f"{recording} is of joints {', '.join(found.about['joints'])}; {robot} has "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import parse, unknown
+from offline_rl.utils.options import coerce, parse, unknown
 
 
 def robot(arguments: Sequence[str]) -> None:
@@ -50,11 +50,20 @@ def robot(arguments: Sequence[str]) -> None:
     verbs[arguments[0]](values)
 
 
+def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, those that `function` names being of its types; the others are the adapter's."""
+    if own := {"keyboard", "ask"} & values.keys():  # for Python
+        raise UserError(unknown("option", own.pop(), ()))
+    hints = get_type_hints(function)
+    return {k: coerce(v, hints[k], k) if k in hints else v for k, v in values.items()}
+
+
 def _check(values: dict[str, Any]) -> None:
     from real_robot.check import check
     from real_robot.robots.config import make
-    from real_robot.running import own_limits
+    from real_robot.running import RunOptions, own_limits
 
+    values = _typed(RunOptions, values)
     name, bundle = values.pop("robot"), values.pop("bundle", None)
     limits, _ = own_limits(values.pop("limits", None))
     rate_hz, runtime = values.pop("rate_hz", None), values.pop("runtime", "auto")
@@ -65,10 +74,11 @@ def _check(values: dict[str, Any]) -> None:
 
 
 def _run(values: dict[str, Any]) -> None:
-    from real_robot.running import run
+    from real_robot.running import RunOptions, run
 
     if "bundle" not in values:
         raise UserError("bundle=… is missing: the policy that is to move the robot")
+    values = _typed(RunOptions, values)
     print(run(values.pop("bundle"), values.pop("robot"), **values).text)
 
 
@@ -77,6 +87,7 @@ def _record(values: dict[str, Any]) -> None:
 
     if "out" not in values:
         raise UserError("out=… is missing: the file to record to")
+    values = _typed(record, values)
     print(record(values.pop("robot"), values.pop("out"), **values).text)
 
 
@@ -85,10 +96,12 @@ def _replay(values: dict[str, Any]) -> None:
 
     if "recording" not in values:
         raise UserError("recording=… is missing: the file to play back")
+    values = _typed(replay, values)
     print(replay(values.pop("recording"), values.pop("robot"), **values).text)
 
 
 def _calibrate(values: dict[str, Any]) -> None:
     from real_robot.calibrating import calibrate
 
+    values = _typed(calibrate, values)
     print(calibrate(values.pop("robot"), **values))

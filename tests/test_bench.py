@@ -71,7 +71,7 @@ def test_a_contender_that_was_killed_is_told_of_by_name():
     contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
     contender.process.kill()
     contender.process.wait()
-    with pytest.raises(UserError, match=r"td3_bc.*stopped:\nexit status -9: out of memory"):
+    with pytest.raises(UserError, match=r"td3_bc.*stopped: exit status -9: out of memory"):
         contender.run(1)
     contender.stop()
 

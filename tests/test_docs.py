@@ -1,5 +1,7 @@
 """Pages that are made are as their makers make them today, of runs that their suites describe."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 
 from benchmarks import pages
 from docs.generate import algorithms, datasets
+from offline_rl.cli.completion import keys
+from offline_rl.cli.main import main, verbs
 from offline_rl.report import compact
 from offline_rl.suite.plan import cells, read_suite
 from offline_rl.training.options import TrainOptions
@@ -28,6 +32,24 @@ def test_the_datasets_page_is_that_of_these_cards():
     assert Path("docs/datasets.md").read_text() == datasets.page(), (
         "run python -m docs.generate.datasets"
     )
+
+
+def commands() -> list[str]:
+    """README's lines that begin with the command, as a shell would take them."""
+    lines = re.findall(r"^offline-rl (.*)$", Path("README.md").read_text(), re.MULTILINE)
+    return [line for line in lines if not set("|…<") & set(line)]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_readme_is_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its keys are the verb's; of `train` the whole job is composed."""
+    verb, *words = shlex.split(line, comments=True)
+    assert len(words) >= 1
+    if verb == "train":
+        assert main([verb, *words, "--cfg", "job"]) == 0
+    else:
+        known = keys(verbs()[verb].load().options, words, "algorithm.")
+        assert {word.partition("=")[0] for word in words if "=" in word} <= known.keys()
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -40,6 +40,7 @@ REPOSITORIES = {  # the command's key: repository, commit
         "amazon-science/residual-offpolicy-rl",
         "66262b06a0caf159fb001504949b7b48ccda5f64",
     ),
+    "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
 
@@ -183,6 +184,26 @@ CASES = (
         variant="mask_ends",
         adapted=(OTHERS,),
         aims=("actions",),
+    ),
+    Case(
+        "dppo",
+        "dppo",
+        "model/diffusion/diffusion_ppo.py",
+        config={
+            "network": "mlp",
+            "widths": [8, 8],
+            "time_size": 4,
+            "noise_levels": 5,
+            "rounds": 5,
+            "tuned": 3,
+            "history": 1,
+            "window": 4,
+            "executed": 2,
+            "first_clip": 0.001,
+            "policy_lr": 1e-3,
+        },
+        adapted=("a time's perceptron twice as wide as its input -> four times",),
+        aims=("advantages", "returns"),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
@@ -491,6 +512,6 @@ CASES = (
 )
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
-    "dppo": "its losses are held to plain loops; irom-princeton/dppo was read, not yet run beside",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
+    "rl100": "Lei-Kun/RL-100 was read and not run: it needs a scene's points and pictures",
 }

@@ -16,9 +16,12 @@ from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
+from offline_rl.algorithms.common.on_policy.denoising import replayed
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch
+from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, parse
@@ -97,6 +100,8 @@ def parameters(algorithm: Algorithm) -> Arrays:
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if isinstance(algorithm, DenoisingRL):
+        return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
         return inputs.chunks(update, algorithm.cfg.history, algorithm.cfg.window)
     if "timesteps" in algorithm.needs:
@@ -106,6 +111,36 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
         columns |= {f"expert/{name}": x for name, x in expert.items()}
     return columns
+
+
+def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
+    """Pairs of a decision and a step of its chain, sampled by the first weights.
+
+    densities: [B, K', T, A], of chains by a policy not far away; log_probs: [B, K'], their means.
+    """
+    cfg, draw = algorithm.cfg, np.random.RandomState([inputs.SEED, update, 3])
+    params: dict[str, dict[str, Tensor]] = {}
+    for name, x in parameters(algorithm).items():
+        network, _, parameter = name.partition("/")
+        params.setdefault(network, {})[parameter] = torch.from_numpy(x)
+    nothing: Any = None
+    state, count = State(algorithm, dict(params), {}, nothing), inputs.BATCH
+    seen = torch.from_numpy(draw.standard_normal((count, cfg.history, inputs.OBS)))
+    noise = torch.from_numpy(draw.standard_normal((count, *algorithm.noise_shape)))
+    chain = algorithm.chain(state, state.model, seen, noise)
+
+    def model(x: Tensor, times: Tensor) -> Tensor:
+        told: Tensor = state.model(seen, x, times)
+        return told
+
+    found = replayed(algorithm.table(cfg.eta), model, chain, cfg.density_floor)
+    found = found + torch.from_numpy(0.02 * draw.standard_normal(tuple(found.shape)))
+    executed = torch.ones(count, cfg.executed)
+    means = torch.stack([algorithm.told(each, executed) for each in found.unbind(1)], 1)
+    made = {"observations": seen, "chain": chain, "densities": found, "log_probs": means}
+    columns = {name: x.numpy() for name, x in made.items()} | {"executed": executed.numpy()}
+    columns |= {name: draw.standard_normal(count) for name in ("advantages", "returns")}
+    return columns | {"step": draw.randint(0, cfg.tuned, count)}
 
 
 def config(case: Case) -> dict[str, Any]:
@@ -147,7 +182,10 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     return given, inputs.stacked(history)
 
 
-def as_batch(columns: Arrays) -> Batch:
+def as_batch(columns: Arrays) -> Batch | Decisions:
+    if "chain" in columns:
+        made = {name: torch.from_numpy(x.copy()) for name, x in columns.items()}
+        return Decisions(made, made.pop("step"), torch.tensor(0))
     expert = inputs.part(columns, "expert/")
     own = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
     own.pop("terminated")

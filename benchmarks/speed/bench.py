@@ -79,7 +79,7 @@ class Contender:
             last = "\n".join(self.errors.read().strip().splitlines()[-4:])
             code = self.process.wait()
             why = last or f"exit status {code}" + (": out of memory?" if code == -9 else "")
-            raise UserError(f"bench: {self.job} stopped:\n{why}")
+            raise UserError(f"bench: {self.job} stopped: {why}")
         return json.loads(line)
 
     def run(self, updates: int) -> tuple[int, float]:
@@ -215,6 +215,9 @@ def bench(**keys: Any) -> str:
     options = build(BenchOptions, keys)
     if unknown := set(options.algorithms) - set(algorithm_names()):
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
+    for folder in (options.corl, options.jax_corl, options.unifloral):
+        if folder is not None and not Path(folder).is_dir():
+            raise UserError(f"bench: {folder} is no folder: give a checkout")
     device, text = hardware.device(options.device).type, ""
     out, machine = Path(f"{options.out}-{device}"), hardware.description()
     make_folder(out.parent)

@@ -58,7 +58,7 @@ def ours(
     if device == "cpu":
         clock.facts["threads"] = work.threads(hardware.cores(), precision)
         torch.set_num_threads(clock.facts["threads"])
-    learner.program()
+    learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
     if profile:
         clock.facts["profile"] = shares(learner)

@@ -9,8 +9,9 @@ from envs.suites.arm import PUCK_M, TIP_M, Desk, Push
 UPPER_M, FORE_M, HAND_M = 0.2, 0.2, 0.13  # the links; the hand with its stick
 SHOULDER_M = 0.12  # above the table
 LAG_S = 0.051  # of a joint behind its target: (kv + damping) / kp of the model
-SPEED, BRAKE, GAIN = 1.2, 6.0, 10.0  # rad/s, rad/s², rad/s²: well inside the robot's limits
+SPEED, GAIN, SPEEDING_UP = 1.2, 4.0, 0.25  # rad/s, 1/s, rad/s in a step: inside the robot's limits
 LOW_M = 0.035  # the tip's height while it pushes
+SHAKE_RAD = 0.008  # of its hand at each step: so its data shows the way back, too
 PUSHING = Pushing(
     touch_m=TIP_M + PUCK_M,
     behind=0.6,
@@ -26,6 +27,9 @@ PUSHING = Pushing(
 
 class ArmExpert(Skilled):
     """Reach: the stick straight down to the target. Push: around the puck, then through it.
+
+    Its hand shakes, as in Laskey et al., CoRL 2017, arXiv:1703.09327: whoever clones one that never
+    does learns nothing of the states that its own errors lead to.
 
     skill: in [0, 1]; below 1 it takes the target to be up to 0.1 (1 - skill) m elsewhere, a whole
     episode long, and every action has noise of deviation (1 - skill) / 20.
@@ -53,6 +57,7 @@ class ArmExpert(Skilled):
         else:
             goal = rest + np.column_stack([astray, 0 * astray[:, :1]])
         targets = led(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
+        targets += SHAKE_RAD * self._rng.standard_normal(targets.shape)
         actions = self.env.action(targets)
         return self.noisy(actions, 20)
 
@@ -83,15 +88,15 @@ def inverse(tip: np.ndarray) -> np.ndarray:
 def led(goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: float) -> np.ndarray:
     """The next joint targets on the way to `goal`, all joints alike; [B, 5] rad.
 
-    From where the targets are now, which the joints follow with a lag.
+    As far ahead of the joints as they lag behind targets that move at the speed that is wanted.
+    Where they are decides, how fast they are only that they speed up smoothly: to continue a motion
+    because it is there would add up every error.
     """
-    now = angles + LAG_S * speeds
-    way = goal - now
-    far = np.maximum(abs(way), 1e-9)
-    top = np.minimum(SPEED, np.sqrt(2 * BRAKE * far))
-    share = (period_s * top / far).min(1, keepdims=True).clip(max=1)
-    wanted = way * share / period_s
-    return now + period_s * wanted.clip(speeds - GAIN * period_s, speeds + GAIN * period_s)
+    way = goal - angles
+    wanted = way * np.minimum(GAIN, SPEED / np.maximum(abs(way).max(1, keepdims=True), 1e-9))
+    most = abs(speeds) + SPEEDING_UP
+    wanted *= (most / np.maximum(abs(wanted), 1e-9)).min(1, keepdims=True).clip(max=1)
+    return angles + (LAG_S + period_s) * wanted
 
 
 EXPERTS = {"arm": ArmExpert}  # by their names in recipes

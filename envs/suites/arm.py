@@ -37,6 +37,7 @@ class Desk(MujocoVectorEnv):
 
     frame_skip = 20
     rate_hz = 25.0
+    action_offset = 1.0
     camera = "desk"
     tracked: tuple[str, ...] = ()  # what is observed beside the joints, m
     action_low: np.ndarray

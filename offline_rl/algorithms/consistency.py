@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.base import Metrics, State, minimise_with
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
 from offline_rl.algorithms.common.config import Dropout
-from offline_rl.algorithms.common.edm import (
+from offline_rl.algorithms.common.noising.edm import (
     BINS,
     Distance,
     consistency_deviations,

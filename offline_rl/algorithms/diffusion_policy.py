@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offline_rl.algorithms.common.base import Loss, Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
-from offline_rl.algorithms.common.edm import (
+from offline_rl.algorithms.common.noising.edm import (
     Distance,
     distance,
     guess,
@@ -27,6 +27,7 @@ from offline_rl.algorithms.common.edm import (
     log_normal,
     wide,
 )
+from offline_rl.algorithms.common.noising.questions import of_diffusion
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Share
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
@@ -74,17 +75,12 @@ class DiffusionPolicy(Denoising):
         return self.averaged(state), {"policy_loss": policy_value}
 
     def ddpm_loss(self, state: State, batch: Batch) -> Loss:
-        """Of the noise that was added (Ho et al., arXiv:2006.11239, eq. 14), or of the chunk."""
-        cfg, random = self.cfg, state.random
-        a = self.unit(batch.actions)  # [B, T, A]
-        noise = random.normal((cfg.levels, *a.shape))  # [K, B, T, A]
-        k = random.integers(cfg.noise_levels, noise.shape[:2])  # [K, B]
-        alpha = a.new_tensor(cosine_alphas(cfg.noise_levels))[k][..., None, None]
-        noised = alpha.sqrt() * a + (1 - alpha).sqrt() * noise
-        answer = noise if cfg.predicts == "noise" else a
+        """Of the noise that was added, or of the chunk."""
+        cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
+        x, times, answer = of_diffusion(random, a, cfg.levels, cfg.noise_levels, cfg.predicts)
 
         def policy_loss(model) -> Tensor:
-            told = model(batch.observations, noised, k.float(), random)
+            told = model(batch.observations, x, times, random)
             return self.mean((told - answer).square(), batch)
 
         return policy_loss

@@ -7,12 +7,15 @@ by the policy as it was.
 `offline-rl finetune algorithm=dppo run=<run>` begins with one of diffusion_policy or flow_policy.
 
 Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
-Differs: from the authors' code (irom-princeton/dppo) in that a time-out is no part of the next
-         episode: it bootstraps from what was seen last, and advantages are cut there; that gamma
-         is an environment step's, not a chunk's, inside chunks too; that actions which an
-         episode's end left over do not count; that what DDIM follows is the network's own noise,
-         not that of the clipped guess; and in the critic's learning rate, which stays.
-         Flows are fine-tuned with the noise of arXiv:2509.05952.
+Differs: an update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).
+         Around it, a time-out is no part of the next episode: it bootstraps from what was seen
+         last, and advantages are cut there; gamma is an environment step's, not a chunk's, inside
+         chunks too, and in the sums that scale rewards, there always 0.99; these sums' variance is
+         by their count, there by one less; actions which an episode's end left over do not count;
+         what DDIM follows is the network's own noise, not that of the clipped guess; rates neither
+         rise over the first iterations nor fall; networks have no residual connections. Their
+         clip of values, quantiles of advantages and cloning term, off in all their settings, are
+         left out. Flows are fine-tuned with the noise of arXiv:2509.05952.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise, minimise_with
+from offline_rl.algorithms.common.base import Metrics, State, minimise
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import clip_range, clipped_loss, kept, standardised
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, kept, standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import Amount, NonNegative, Positive, Share
@@ -62,25 +65,20 @@ class DPPO(DenoisingRL):
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """One step of policy and critic; none where an iteration has gone as far as it may."""
         cfg, old, k = self.cfg, state, batch.step
-        numbers = self.numbers(batch)
-        before = batch.log_probs.gather(1, k[:, None])[:, 0]  # [B]
         gained = standardised(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
-
-        def policy_loss(model):
-            found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
-            return found.loss, (found.divergence, found.share)
 
         def value_loss(value):
             error = value(batch.observations.flatten(1)) - batch.returns
             return cfg.value_weight * 0.5 * error.square().mean()
 
-        state, policy_value, (divergence, share) = minimise_with(state, "model", policy_loss)
+        state, metrics = self.reinforced(state, batch, gained, clip)
         state = kept(old, state, state.done < cfg.value_warm_up * self.updates)
         state, value = minimise(state, "value", value_loss)
         stopped = old.stopped()
         state = kept(old, self.acting(state), stopped == batch.rollout)
-        far = torch.where(divergence > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped)
+        far = torch.where(
+            metrics["divergence"] > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped
+        )
         state = replace(state, params={**state.params, "stopped": {"value": far}})
-        metrics = {"policy_loss": policy_value, "value_loss": value, "divergence": divergence}
-        return state, metrics | {"clipped": share, "returns": batch.returns.mean()}
+        return state, metrics | {"value_loss": value, "returns": batch.returns.mean()}

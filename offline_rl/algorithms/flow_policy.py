@@ -17,9 +17,10 @@ from torch import Tensor
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.algorithms.common.noising.questions import of_flow
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Positive, Share
-from policies.heads.schedules import FLOW_TIME, Table, euler
+from policies.heads.schedules import Table, euler
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,11 @@ class FlowPolicy(Denoising):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of regression on directions, at `levels` times of each chunk."""
-        cfg, random = self.cfg, state.random
-        a = self.unit(batch.actions)  # [B, T, A]
-        noise = random.normal((cfg.levels, *a.shape))  # [K, B, T, A]
-        u = random.uniform(noise.shape[:2]) ** (1 / cfg.time_power)  # of Beta(time_power, 1)
-        t = cfg.time_max * (1 - u)  # [K, B]: 0 is noise, 1 the chunk
-        between = t[..., None, None] * a + (1 - t)[..., None, None] * noise
-        direction = a - noise
+        cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
+        x, times, direction = of_flow(random, a, cfg.levels, cfg.time_power, cfg.time_max)
 
         def policy_loss(model) -> Tensor:
-            told = model(batch.observations, between, FLOW_TIME * t, random)
+            told = model(batch.observations, x, times, random)
             return self.mean((told - direction).square(), batch)
 
         state, policy_value = minimise(state, "model", policy_loss)

@@ -23,7 +23,7 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
 from offline_rl.algorithms.common.critics import Critic, drawn
-from offline_rl.algorithms.common.in_sample import DualConfig, DualV
+from offline_rl.algorithms.common.in_sample import DualConfig, DualV, expectile_loss
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count
 from policies.heads.deterministic import DeterministicActor
@@ -86,8 +86,3 @@ class IQL(DualV):
             return super().policy_loss(policy, state, batch, weight)
         error = policy(batch.observations, state.random) - batch.actions
         return (weight * error.square().sum(-1)).mean()
-
-
-def expectile_loss(u: Tensor, expectile: float | Tensor) -> Tensor:
-    """|expectile - 1(u < 0)| * u**2, elementwise; eq. 4 without its expectation."""
-    return (expectile - (u < 0).float()).abs() * u.square()

@@ -1,6 +1,7 @@
 """What a shell offers after TAB: verbs, a verb's keys, and the values that are names.
 
 eval "$(offline-rl --completion bash)"        in ~/.bashrc
+eval "$(offline-rl --completion zsh)"         in ~/.zshrc, after compinit
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ BASH = """_offline_rl() {
     [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
 }
 complete -o default -F _offline_rl offline-rl"""
-SCRIPTS = {"bash": BASH}
+ZSH = """_offline_rl() {
+    local -a found
+    found=(${(f)"$(offline-rl --complete "${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)"})
+    compset -P '*='
+    compadd -S '' -- ${(M)found:#*=}
+    compadd -- ${found:#*=}
+    (( $#found )) || _files
+}
+compdef _offline_rl offline-rl"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH}
 GROUPS = ("experiment", "suite", "recipe")  # keys whose values are files of configs/<key>
 
 

@@ -17,7 +17,6 @@ from offline_rl.utils.options import coerce, overrides, plain_values, unknown
 from offline_rl.utils.paths import config, group
 from offline_rl.utils.trees import flatten
 
-TWINS = ({"batch_size", "algorithm.batch_size"}, {"utd", "online.utd"})  # two words for one thing
 FLAGS = ("-m", "--multirun", "-c", "--cfg", "--help")
 
 
@@ -85,13 +84,15 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UserError naming the file for a key or a value that `train` would not take.
     """
+    from offline_rl.training.resolve import TWINS
+
     job = dict(job)
     if (name := job.pop("experiment", None)) is None:
         return job
     path = config("experiment", str(name))
     preset = experiment(path)
     for words in TWINS:
-        if job.keys() & words:
+        if job.keys() & {*words}:
             preset = {key: value for key, value in preset.items() if key not in words}
     merged = {"name": path.stem, **preset, **job}
     if "algorithm" in merged:

@@ -11,10 +11,9 @@ from typing import Any
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.registry import label as algorithm_label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import prepare
 from offline_rl.training.resolve import check_stacked, run_name
 from offline_rl.training.run_folder import run_folder
-from offline_rl.training.train import train
+from offline_rl.training.train import check, train
 from offline_rl.utils.errors import UserError
 
 Job = dict[str, Any]  # the keys of `train`
@@ -30,7 +29,7 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
     if len(programs) > 1:
         for program in programs:
             try:
-                prepare(program)
+                check(program)
             except UserError as error:
                 raise UserError(f"{label(program)}: {error}") from None
     paths = []

@@ -38,7 +38,7 @@ def usage() -> str:
     ]
     for name, point in sorted(verbs().items()):
         lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
-    lines += ["", 'completion in bash: eval "$(offline-rl --completion bash)"']
+    lines += ["", 'completion in bash or zsh: eval "$(offline-rl --completion bash)"']
     return "\n".join(lines)
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(candidates(asked, verbs())))
             return 0
         if asked not in SCRIPTS:
-            print(f"offline-rl: --completion {asked}: there is bash", file=sys.stderr)
+            print(f"offline-rl: --completion {asked}: there are bash and zsh", file=sys.stderr)
             return 2
         print(SCRIPTS[asked])
         return 0

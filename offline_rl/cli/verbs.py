@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import parse, takes
+from offline_rl.utils.options import parse, takes, unknown
+
+PYTHON = ("show", "watch", "start")  # what the functions behind verbs take besides keys
 
 
 def _quiet() -> None:
@@ -14,6 +17,14 @@ def _quiet() -> None:
     import warnings
 
     warnings.filterwarnings("ignore")
+
+
+def _keys(given: dict[str, Any]) -> dict[str, Any]:
+    """`given`. Raises UserError for a word of the function's that is no key."""
+    for name in PYTHON:
+        if name in given:
+            raise UserError(unknown("option", name, ()))
+    return given
 
 
 @takes(
@@ -43,7 +54,7 @@ def train(arguments: Sequence[str]) -> None:
     if command.shown:
         print("---\n".join(map(shown, merge(command.jobs))), end="")
         return
-    paths = launch(command.jobs)
+    paths = launch([_keys(job) for job in command.jobs])
     made = os.path.commonpath(paths)
     print(table(paths, out=made))
     print(made)
@@ -70,7 +81,7 @@ def finetune(arguments: Sequence[str]) -> None:
     from offline_rl.report.report import summary
     from offline_rl.training.finetune import finetune as run
 
-    result = run(**parse(arguments))
+    result = run(**_keys(parse(arguments)))
     print(summary(result.path))
     print(result.path)
 
@@ -89,7 +100,7 @@ def distill(arguments: Sequence[str]) -> None:
     from offline_rl.report.report import summary
     from offline_rl.training.finetune import distill as run
 
-    given = parse(arguments)
+    given = _keys(parse(arguments))
     if "run" not in given:
         raise UserError("distill: say which run is the teacher, with run=<folder>")
     result = run(**given)

@@ -110,6 +110,9 @@ class Dataset:
         }
         where = path or name
         keys = keys or {}
+        for word in ("observations", "actions", "rewards", "terminated"):
+            if given[word] is None:
+                raise UserError(f"{where}: {word} is None; an array is expected")
         c = as_columns(channels.flat({k: v for k, v in given.items() if v is not None}))
         for sentence in faults(c, where, keys):
             raise UserError(sentence)

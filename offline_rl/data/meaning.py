@@ -29,4 +29,5 @@ def spec_of(env: VectorEnv) -> Spec:
         rate_hz=env.rate_hz,
         action_names=tuple(env.action_names),
         action_units=tuple(env.action_units),
+        action_offset=env.action_offset,
     )

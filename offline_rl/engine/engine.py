@@ -9,10 +9,10 @@ optimisers and targets of one whole period, with a leading axis for S stacked se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,15 @@ from policies.networks.precision import set_compute_dtype
 Precision = Literal["fp32", "tf32", "bf16"]
 COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
 UNROLLED = 4  # places of a period that one program has at most
+APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
 Places = tuple[int, ...]  # of a period
+
+
+class Drawn(NamedTuple):
+    """A batch of so many rows, from where a phase's batches come from."""
+
+    phase: str
+    rows: int
 
 
 @dataclass
@@ -75,6 +83,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
         algorithms, trees = [], []
@@ -160,7 +169,7 @@ class Engine:
         for own in places:
             if (phase, own) not in self._programs:
                 started = time.perf_counter()
-                run = self._build(phase, own, self.compiled)
+                run = self._build(phase, own, self.compiled and phase not in self.brief)
                 names: list[str] = self._traced[phase, own].meta["metrics"]
                 total = torch.zeros(len(self.seeds), len(names), device=self.device)
                 self._programs[phase, own] = Program(run, names, total)
@@ -261,26 +270,36 @@ class Engine:
         for leaf, value in zip(leaves, before, strict=True):
             leaf.copy_(value)
 
-    def apply(self, method: str, inputs: Mapping[str, Tensor], phase: str = "update") -> Any:
+    def apply(
+        self, method: str, inputs: Mapping[str, Tensor] | Drawn, phase: str = "update"
+    ) -> Any:
         """What the algorithm's `method(state, inputs)` answers for each seed; nothing is learnt.
 
-        inputs, and what comes back: [S, …] each, of the same names and shapes in every call.
+        inputs, and what comes back: [S, …] each, of the same names and shapes in every call; or the
+        batch that is drawn.
         """
         now, start = self.at(phase)[0], self.starts.get(phase, 0)
-        leaves, form = tree_flatten((self.state, self.values, dict(inputs)))
+        source = self.at(inputs.phase)[1] if isinstance(inputs, Drawn) else None
+        given = source.tensors() if source is not None else inputs
+        leaves, form = tree_flatten((self.state, self.values, given))
 
         def one(tree: Any, values: Any, given: Any) -> Any:
             algorithm, counters = now.with_values(values), tree["counters"]
-            random = Random(counters["seed"], counters["update"])
+            random = Random(counters["seed"] + APART, counters["update"])
             done = counters["update"] - start
             state = State(algorithm, tree["params"], tree["optimiser"], random, done)
+            if isinstance(inputs, Drawn):
+                assert source is not None
+                given = source.sample(given, random, inputs.rows, algorithm.cfg.discount)
             return getattr(algorithm, method)(state, given)
 
         def stacked(leaves: list[Tensor]) -> Any:
             arguments = tree_unflatten(leaves, form)
             if len(self.seeds) == 1:
                 return tree_map(lambda x: x[None], one(*tree_map(lambda x: x[0], arguments)))
-            return vmap(one)(*arguments)
+            axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, arguments)
+            shared = tree_map(lambda x, axis: x[0] if axis is None else x, arguments, axes)
+            return vmap(one, in_dims=axes)(*shared)
 
         with torch.no_grad():
             if (phase, method) not in self._applied:

@@ -30,10 +30,11 @@ def export(**keys: Any) -> list[str]:
     options = build(ExportOptions, keys)
     for module in NEEDED:
         needed(module, "export", "export")
+    paths = bundles(Path(options.run))
     from policies.export import exported
 
     made = dict[Path, tuple[bundle.Bundle, float]]()
-    for path in bundles(Path(options.run)):
+    for path in paths:
         try:
             made[path] = exported(bundle.read(path))
         except BundleError as error:

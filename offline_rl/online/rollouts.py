@@ -10,13 +10,18 @@ import torch
 
 from envs import VectorEnv
 from envs.adapters import SUCCESS
-from offline_rl.algorithms.common.schedule import ONLINE
+from envs.vector import Step
+from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
-from offline_rl.engine.engine import Engine
+from offline_rl.engine.engine import Drawn, Engine
+from offline_rl.online.collector import MISHAPS, Columns
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from policies import noise
+
+COUNTS = ("added", "sizes", "hidden")  # of a buffer's rows, by seed
 
 
 class RolloutCollector:
@@ -24,7 +29,8 @@ class RolloutCollector:
 
     Where an episode ends within a decision, the rest of its actions are not taken, and the next
     decision is an episode's first. What an environment does depends on its episode's seed and the
-    policy alone.
+    policy alone. Where one raises, or answers what is no number, its episode ends before that
+    decision, of which no action counts, and the environments are made anew.
     """
 
     def __init__(
@@ -33,9 +39,17 @@ class RolloutCollector:
         make: Callable[[int], VectorEnv],
         rollouts: Rollouts,
         transform: Transform,
+        kept: ReplayBuffer | None = None,
+        columns: Columns | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
-        """make(n): n environments. engine: of an algorithm with `decide` and `noise_shape`."""
+        """make(n): n environments. engine: of an algorithm with `decide` and `noise_shape`.
+
+        kept: where whole episodes are kept, if they are to be; columns: what it further needs, of
+        an episode. say: told of every mishap.
+        """
         self.engine, self.buffer, self.transform = engine, rollouts, transform
+        self.make, self.kept, self.further, self.say = make, kept, columns, say
         algorithm: Any = engine.at(ONLINE)[0]
         cfg, (_, self.each) = algorithm.cfg, rollouts.size
         self.executed, self.shape = cfg.executed, (len(engine.seeds), self.each)
@@ -58,11 +72,17 @@ class RolloutCollector:
         self._decisions = np.zeros(count, np.int64)  # in it, so far
         self._lengths = np.zeros(count, np.int64)
         longest = self.env.max_episode_steps
+        self.mishaps = np.zeros(count, np.int64)  # broken episodes since the last whole one
         self._played = np.zeros((count, longest, self.env.action_dim), np.float32)
-        for name in ("_number", "_decisions", "_lengths", "_played"):
+        self._paid = np.zeros((count, longest), np.float32)
+        self._watched = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
+        for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
             own = torch.from_numpy(getattr(self, name))  # the same memory
             rollouts.beside[name.lstrip("_")] = own.unflatten(0, self.shape)
         rollouts.beside["episodes"] = torch.from_numpy(self.episodes)
+        if kept is not None:
+            counts = {name: torch.from_numpy(getattr(kept, name)) for name in COUNTS}
+            rollouts.beside |= {f"kept_{k}": v for k, v in (kept.data | counts).items()}
         self._begin(np.arange(count))
 
     def _begin(self, rows: np.ndarray) -> None:
@@ -80,15 +100,63 @@ class RolloutCollector:
             seeds.training(self.engine.seeds[row // self.each], int(self._number[row]))
             for row in rows
         ]
-        first = self.env.reset(self._seeds[rows].tolist(), rows)
-        self._seen[rows] = self.transform.normaliser(first)[:, None]
+        first = self.transform.normaliser(self.env.reset(self._seeds[rows].tolist(), rows))
+        self._seen[rows] = first[:, None]
+        self._watched[rows, 0] = first
 
-    def _see(self, rows: np.ndarray, observations: np.ndarray) -> None:
-        new = self.transform.normaliser(observations)[:, None]
-        self._seen[rows] = np.concatenate([self._seen[rows, 1:], new], 1)
+    def _take(self, rows: np.ndarray, actions: np.ndarray, step: Step, place: Any) -> None:
+        """Notes what came of an action in each of `rows`, an episode's number `place`."""
+        new = self.transform.normaliser(step.observations)
+        self._played[rows, place] = actions
+        self._paid[rows, place] = self.transform.rewards(step.rewards)
+        self._watched[rows, place + 1] = new
+        self._returns[rows] += step.rewards
+        self._seen[rows] = np.concatenate([self._seen[rows, 1:], new[:, None]], 1)
 
-    def step(self) -> None:
-        """One decision of every environment."""
+    def _stepped(
+        self, actions: np.ndarray, rows: np.ndarray
+    ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
+        """What came of an action in each of `rows`: of the sound ones, and how the others broke."""
+        try:
+            return sound(self.env.step(actions, rows)), rows, {}
+        except Exception:
+            return self._again(actions, rows)
+
+    def _again(
+        self, actions: np.ndarray, rows: np.ndarray
+    ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
+        """The same in new environments, one after another: which of them is it that breaks?"""
+        self.env.close()
+        self.env = self.make(len(self._number))
+        found, faults = dict[int, Step](), dict[int, Exception]()
+        for action, row in zip(actions, rows, strict=True):
+            alone = np.array([row])
+            try:
+                self.env.reset([int(self._seeds[row])], alone)
+                for played in self._played[row, : self._lengths[row]]:
+                    self.env.step(played[None], alone)
+                found[int(row)] = sound(self.env.step(action[None], alone))
+            except Exception as error:
+                faults[int(row)] = error
+        left = np.array([*found], np.int64)
+        return (joined([*found.values()]) if found else None), left, faults
+
+    def _mishap(self, row: int, error: Exception) -> None:
+        """Says so, and gives up where it is one too many."""
+        self.mishaps[row] += 1
+        seed, length = self.engine.seeds[row // self.each], int(self._lengths[row])
+        what = f"seed {seed}: the environment broke in step {length} of an episode ({error!r})"
+        if self.mishaps[row] >= MISHAPS:
+            raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
+        self.say(f"{what}; the episode is dropped and the next begins")
+
+    def fill(self, work: Fill) -> None:
+        """All decisions by what the algorithm's `fill` makes of a batch of the data."""
+        drawn = Drawn(work.states, work.rows)
+        self.buffer.put(self.engine.apply("fill", drawn, work.phase), self.engine.updates)
+
+    def step(self, *, adds: bool = False) -> None:
+        """One decision of every environment. adds: episodes that end in it are kept."""
         seen = self._seen.copy()
         drawn = noise.normal(self._seeds, self._decisions, self.noise_shape)
         given = {"observations": seen, "noise": drawn}
@@ -107,20 +175,24 @@ class RolloutCollector:
         for j in range(self.executed):
             if not len(running):
                 break
-            step = self.env.step(actions[running, j], running)
-            self._played[running, self._lengths[running]] = actions[running, j]
-            self._lengths[running] += 1
-            row["rewards"][running, j] = self.transform.rewards(step.rewards)
+            step, running, faults = self._stepped(actions[running, j], running)
+            for fault, error in faults.items():
+                self._mishap(fault, error)
+                row["rewards"][fault] = row["executed"][fault] = 0
+                row["truncated"][fault], self._seen[fault] = 1, seen[fault]
+            if step is None:
+                break
+            self._take(running, actions[running, j], step, self._lengths[running])
+            row["rewards"][running, j] = self._paid[running, self._lengths[running]]
             row["executed"][running, j] = 1
-            self._returns[running] += step.rewards
-            self._see(running, step.observations)
+            self._lengths[running] += 1
             for name in ("terminated", "truncated"):
                 row[name][running] = getattr(step, name)
             ended = step.terminated | step.truncated
             told_of = [v for k, v in step.infos.items() if k in SUCCESS]
             for k in np.flatnonzero(ended):
+                self._whole(running[k], bool(step.terminated[k]), adds)
                 s = running[k] // self.each
-                self.finished[s].append(float(self._returns[running[k]]))
                 self.success[s] += [any(bool(v[k]) for v in told_of)] if told_of else []
             running = running[~ended]
         row |= {"observations": seen, "next_observations": self._seen.copy()}
@@ -134,6 +206,23 @@ class RolloutCollector:
         if self.buffer.full:
             made = self.engine.apply("digest", self.buffer.tensors(), ONLINE)
             self.buffer.put(made, self.engine.updates)
+
+    def _whole(self, row: int, terminated: bool, adds: bool) -> None:
+        """An episode has ended."""
+        s, length = int(row // self.each), int(self._lengths[row])
+        self.finished[s].append(float(self._returns[row]))
+        self.mishaps[row] = 0
+        if not adds:
+            return
+        assert self.kept is not None
+        assert self.further is not None
+        last = np.arange(length) == length - 1
+        rows = {"observations": self._watched[row, :length], "actions": self._played[row, :length]}
+        rows |= {"next_observations": self._watched[row, 1 : length + 1]}
+        rows |= {"rewards": self._paid[row, :length]}
+        rows |= {"terminated": last & terminated, "truncated": last & (not terminated)}
+        self.kept.append(s, rows)
+        self.kept.release(s, self.further(self.kept.newest(s, length)))
 
     def close(self) -> None:
         """The environments."""
@@ -151,6 +240,19 @@ class RolloutCollector:
         self._returns[:] = 0
         for j in range(int(self._lengths.max())):
             running = rows[self._lengths > j]
-            step = self.env.step(self._played[running, j], running)
-            self._returns[running] += step.rewards
-            self._see(running, step.observations)
+            actions = self._played[running, j]
+            self._take(running, actions, self.env.step(actions, running), j)
+
+
+def sound(step: Step) -> Step:
+    """`step` itself. Raises ValueError where an observation or a reward is no number."""
+    if not all(np.isfinite(x).all() for x in (step.observations, step.rewards)):
+        raise ValueError("an observation or a reward is no number")
+    return step
+
+
+def joined(steps: list[Step]) -> Step:
+    """Steps of one environment each, side by side."""
+    infos = {k: np.concatenate([step.infos[k] for step in steps]) for k in steps[0].infos}
+    parts = [np.concatenate(part) for part in list(zip(*steps, strict=True))[:4]]
+    return Step(parts[0], parts[1], parts[2], parts[3], infos)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 
@@ -35,7 +36,15 @@ def timesteps(data: Dataset) -> np.ndarray:
     return np.arange(data.num_rows) - starts
 
 
-MAKERS: dict[str, Maker] = {made.__name__: made for made in (costs, next_actions, timesteps)}
+def held_out(data: Dataset) -> np.ndarray:
+    """1 in all rows of about one in five episodes, [N]: which ones, their first action decides."""
+    first = np.ascontiguousarray(data.actions[data.episode_starts], np.float32)
+    chosen = [crc32(action.tobytes()) % 5 == 0 for action in first]
+    return np.repeat(np.asarray(chosen, np.float32), data.episode_lengths())
+
+
+_made = (costs, held_out, next_actions, timesteps)
+MAKERS: dict[str, Maker] = {made.__name__: made for made in _made}
 COLUMNS = ("mc_returns", *MAKERS)  # the returns' maker is the algorithm's: what counts differs
 OF_ACTIONS = ("next_actions",)  # [N, A]; all others are [N]
 

@@ -40,7 +40,7 @@ def summary(run_folder: Path) -> str:
     return report([run_folder])
 
 
-def report(folders: Sequence[str | Path], **keys: Any) -> str:
+def report(folders: Sequence[str | Path], /, **keys: Any) -> str:
     """Tables of all runs at any depth below `folders`; writes report.md and curves.png into `out=`.
 
     Returns the text for a terminal; its last line is the path of report.md. Raises UserError.

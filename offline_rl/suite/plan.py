@@ -6,7 +6,8 @@
       - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
       - {algorithm: wsrl, from: iql/default, task: neorl2/DMSD, num_env_steps: 30000}
 
-A cell with `from` is fine-tuned from an earlier cell, of this algorithm and name and the same task.
+A cell with `from` is fine-tuned from an earlier cell, of this algorithm and name and the same task;
+or distilled from it, or it corrects that cell's first seed, as its own algorithm does.
 All of it is checked before anything runs. What a cell costs is told by earlier runs of the same
 algorithm in the same folder; where there is none yet, the counted work of an update, roughly.
 """
@@ -22,10 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import resolve
-from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, read_object, write_json
@@ -87,8 +88,16 @@ class Cell:
         return all(folder.finished for folder in self.folders)
 
     @property
+    def before(self) -> str | None:
+        """The run that has to be finished first, if any."""
+        path = Path(self.keys.get("base", ""))
+        return str(path.parents[1]) if path.name == BUNDLE else self.keys.get("run")
+
+    @property
     def ready(self) -> bool:
-        """Whether the run that it goes on from, if any, is finished."""
+        """Whether what it goes on from, if anything, is finished."""
+        if "base" in self.keys and self.before is not None:
+            return Path(self.keys["base"]).is_file()
         run = self.keys.get("run")
         return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
 
@@ -158,8 +167,8 @@ def cells(
         and (not tasks or cell.keys["task"] in tasks)
     }
     for cell in chosen_cells.values():
-        if not cell.ready and cell.keys["run"] not in chosen_cells:
-            raise UserError(f"{cell.label} goes on from {cell.keys['run']}: finish that one before")
+        if not cell.ready and cell.before not in chosen_cells:
+            raise UserError(f"{cell.label} goes on from {cell.before}: finish that one before")
     return [*chosen_cells.values()]
 
 
@@ -170,7 +179,12 @@ def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[s
     run = str(run_folder(keys["out"], keys["task"], method, name or "default"))
     if run not in made:
         raise UserError(f"from={before}: no cell before it is {algorithm} of that name and task")
-    return {"name": f"from-{method}", **keys, "run": run, "num_updates": 0}
+    keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])
+    if kind.distils:
+        return {**keys, "run": run}
+    if kind.corrects:
+        return {**keys, "base": str(made[run].folders[0].bundle), "num_updates": 0}
+    return {**keys, "run": run, "num_updates": 0}
 
 
 def _list(value: Any) -> list[Any]:

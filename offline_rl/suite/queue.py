@@ -30,6 +30,7 @@ from tqdm import tqdm
 from offline_rl.suite.plan import Cell
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json
+from offline_rl.utils.signals import handled
 from offline_rl.utils.text import duration
 
 TRIES = 2
@@ -53,7 +54,8 @@ class Progress:
 def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
     """Runs what is left of `plan`; -> the labels of cells that failed, and why.
 
-    Raises UserError where the disk is full, KeyboardInterrupt after the workers have stopped.
+    Raises UserError where the disk is full; KeyboardInterrupt after Ctrl-C or SIGTERM, once the
+    workers have stopped.
     """
     make_folder(out / "queue")
     progress = Progress([cell for cell in plan if not cell.finished])
@@ -63,10 +65,16 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
     for thread in threads:
         thread.start()
     try:
-        with contextlib.closing(Display(plan, workers, show)) as display:
+        with (
+            handled([signal.SIGTERM], signal.default_int_handler),
+            contextlib.closing(Display(plan, workers, show)) as display,
+        ):
+            looked = 0.0
             while any(thread.is_alive() for thread in threads):
-                display.update(progress)
-                threads[0].join(LOOK_S) if threads[0].is_alive() else time.sleep(LOOK_S / 10)
+                if time.monotonic() - looked >= LOOK_S:
+                    display.update(progress)
+                    looked = time.monotonic()
+                time.sleep(LOOK_S / 10)  # Ctrl-C in a thread's join would count it as ended
             display.update(progress)
     except BaseException:
         with progress.lock:

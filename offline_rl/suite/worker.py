@@ -14,12 +14,14 @@ def main() -> int:
     """Exit codes as the command line's."""
     os.nice(int(sys.argv[1]))
     warnings.filterwarnings("ignore")
-    from offline_rl.training.finetune import finetune
+    from offline_rl.algorithms.common.registry import algorithm_class
+    from offline_rl.training.finetune import distill, finetune
     from offline_rl.training.train import train
 
     keys = json.load(sys.stdin)
     try:
-        (finetune if "run" in keys else train)(show=False, **keys)
+        on = distill if algorithm_class(keys["algorithm"]).distils else finetune
+        (on if "run" in keys else train)(show=False, **keys)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -21,9 +21,9 @@ from offline_rl.algorithms.common.chunk_cloning import SHAPE
 from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.options import FinetuneOptions, TrainOptions
-from offline_rl.training.run_folder import Done, SeedFolder, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, read_json
+from offline_rl.utils.files import checksum, read_object
 from offline_rl.utils.options import signature
 
 KEPT = (  # of the other run's options
@@ -62,6 +62,7 @@ class Start:
 def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Start, dict[str, Any]]:
     """Where `run` can be gone on from, and its config. Raises UserError where it cannot.
 
+    A newest checkpoint that is damaged is named, and the one before it taken.
     seeds: only these of its seeds, or so many; default: all.
     """
     path = Path(run)
@@ -77,17 +78,18 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     for seed in seeds or ():
         if seed not in found:
             raise UserError(f"run={run} has no seed {seed}; it has {found}")
-    checkpoints: dict[int, tuple[Done, str]] = {}
-    for seed in seeds or found:
-        files = SeedFolder(path, seed).checkpoints()
-        if not files:
+    folders = [SeedFolder(path, seed) for seed in seeds or found]
+    reached = {folder.seed: max(folder.checkpoints(), default=None) for folder in folders}
+    for seed, done in reached.items():
+        if done is None:
             raise UserError(f"{path}/seed_{seed} holds no checkpoint to begin from")
-        done = max(files)
-        checkpoints[seed] = done, checksum(files[done])
-    if len({done for done, _ in checkpoints.values()}) > 1:
-        reached = ", ".join(f"seed {s}: {d.updates:,}" for s, (d, _) in checkpoints.items())
-        raise UserError(f"run={run}: its seeds have not come equally far ({reached} updates)")
-    config = read_json(SeedFolder(path, next(iter(checkpoints))).config)
+    if len(set(reached.values())) > 1:
+        far = ", ".join(f"seed {s}: {d.updates:,}" for s, d in reached.items() if d)
+        raise UserError(f"run={run}: its seeds have not come equally far ({far} updates)")
+    done = common_checkpoint(folders)
+    assert done is not None
+    checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
+    config = read_object(folders[0].config)
     told = config["algorithm"], config["num_updates"], config["hyper"]
     return Start(path, *told, checkpoints), config
 

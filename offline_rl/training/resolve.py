@@ -15,11 +15,14 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
 from offline_rl.algorithms.common.schedule import OnPolicy
+from offline_rl.data.load import known_cards
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
+
+TWINS = (("batch_size", "algorithm.batch_size"), ("utd", "online.utd"))  # two words for one thing
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     checks(options, algorithm, seeds)
     if wandb and options.tracker != "wandb":
         raise UserError(f"wandb.{next(iter(wandb))}= needs tracker=wandb")
+    for one, other in TWINS:
+        if one in keys and other in keys and keys[one] != keys[other]:
+            raise UserError(f"{one}={keys[one]} and {other}={keys[other]}: the two keys are one")
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size  # the two keys are one
     settings, pattern = runs(options, algorithm, hyper)
@@ -131,7 +137,7 @@ def runs(
 
 def tuned_for(options: TrainOptions) -> str:
     """The task or card whose settings hold: a card's do without its environment too."""
-    named = options.task == "none" and options.dataset in envs.cards()
+    named = options.task == "none" and options.dataset in known_cards()
     return str(options.dataset) if named else options.task
 
 

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,9 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
 
+BUNDLE = "policy.bundle"
 KEPT = 2  # checkpoints
+CHECKSUMS = {"data": "other data", "expert_data": "another expert's data"}  # which tell no one much
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
 METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
 
@@ -63,7 +65,7 @@ class SeedFolder:
     def __init__(self, run: Path, seed: int) -> None:
         self.path, self.seed = run / f"seed_{seed}", seed
         self.result, self.config = self.path / "result.json", self.path / "config.json"
-        self.bundle, self.failed = self.path / "policy.bundle", self.path / "failed.json"
+        self.bundle, self.failed = self.path / BUNDLE, self.path / "failed.json"
 
     @property
     def finished(self) -> bool:
@@ -220,9 +222,10 @@ class SeedFolder:
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
+                then = f"{key}={before.get(key)!r}, now it is {after.get(key)!r}"
+                then = CHECKSUMS.get(key, then)
                 raise UserError(
-                    f"{self.path} was begun with {key}={before.get(key)!r}, now it is "
-                    f"{after.get(key)!r}; give the new run another name=…"
+                    f"{self.path} was begun with {then}; give the new run another name=…"
                 )
 
     def renew(self, config: dict[str, Any]) -> None:
@@ -236,6 +239,28 @@ class SeedFolder:
         """Keeps the reason, where a disk still takes it."""
         with contextlib.suppress(UserError):
             write_json(self.failed, {"why": why})
+
+
+def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
+    """The newest point of which all seeds have a whole checkpoint; None where none has any.
+
+    Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
+    """
+    common = set.intersection(*(set(f.checkpoints()) for f in folders))
+    for done in sorted(common, reverse=True):
+        try:
+            for folder in folders:
+                folder.load(done)
+        except UserError as error:
+            print(f"{error}: not used")
+        else:
+            return done
+    if common:
+        raise UserError(
+            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
+            "begin again, or train under another name=…"
+        )
+    return None
 
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

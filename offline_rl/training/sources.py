@@ -41,10 +41,12 @@ def sources_of(
     elif data is not None:
         learnt, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
         offline = offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
-    if any(isinstance(piece, Collect) for piece in plan.schedule):
-        return Sources(offline, rollouts=rollouts(plan, seeds, device))
+    collects = [piece for piece in plan.schedule if isinstance(piece, Collect)]
     steps = plan.options.num_env_steps
-    return Sources(offline, experience(plan, seeds, device) if steps else None)
+    if collects:
+        steps = sum(piece.size for piece in collects if piece.adds)
+    online = experience(plan, steps, seeds, device) if steps else None
+    return Sources(offline, online, rollouts(plan, seeds, device) if collects else None)
 
 
 def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts:
@@ -57,13 +59,13 @@ def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts
     return Rollouts(len(seeds), size, columns, **options)
 
 
-def experience(plan: Plan, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
-    """An empty buffer for what each seed will see."""
+def experience(plan: Plan, steps: int, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
+    """An empty buffer for so many steps that each seed will see."""
     actions = plan.spec.action_dim
     return ReplayBuffer(
         plan.spec.seen,
         actions,
-        plan.options.num_env_steps,
+        steps,
         streams=len(seeds),
         columns=shapes(plan.algorithm.needs, actions),
         device=device,

@@ -41,7 +41,7 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import Done, SeedFolder, run_folder
+from offline_rl.training.run_folder import SeedFolder, common_checkpoint, run_folder
 from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import log_in, tracker
 from offline_rl.training.trainer import Trainer
@@ -51,6 +51,8 @@ from offline_rl.utils.files import locked, read_object, remove_temporaries, writ
 from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
+
+BRIEF = 50  # updates; a phase of fewer, such as a gate, is not compiled
 
 
 def train(
@@ -69,26 +71,17 @@ def train(
     whatever the user can mend.
     """
     plan = prepare(keys, start)
-    o = plan.options
-    method = run_folder(o.out, o.task, label(o.algorithm))
-    runs = {name: run_folder(str(method), name) for name in plan.settings}
-    path = next(iter(runs.values())) if len(runs) == 1 else method
-    members = [
-        Member(SeedFolder(runs[name], seed), cfg, description(plan, name))
-        for name, cfg in plan.settings.items()
-        for seed in plan.seeds
-    ]
+    if start is not None:
+        begun_with(start, plan.seeds, plan.spec)  # refuses observations of another kind
+    o, members = plan.options, members_of(plan)
+    runs = list(dict.fromkeys(m.folder.path.parent for m in members))
+    path = runs[0] if len(runs) == 1 else runs[0].parent
     if o.tracker == "wandb" and not all(m.folder.finished for m in members):
         log_in(plan.wandb)
     with ExitStack() as locks:
-        for run in runs.values():
+        for run in runs:
             locks.enter_context(locked(run))
-        longer = [m for m in members if lengthened(plan, m)]
-        for member in members:
-            if member.folder.config.is_file() or member.folder.finished:
-                member.folder.agree(member.description, free_of(member, longer))
-            if member.folder.finished:
-                member.folder.outcome()  # refuses a damaged one
+        longer = begun_alike(plan, members)
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
@@ -99,11 +92,11 @@ def train(
         for member in left:
             remove_temporaries(member.folder.path)
         begun = [m for m in left if m.folder.checkpoints() and m not in done]
-        groups = [
-            [m for m in left if m in done],
-            begun,
-            [m for m in left if m not in begun and m not in done],
-        ]
+        new = [m for m in left if m not in begun and m not in done]
+        if plan.stackable and torn(begun, new):
+            say("killed between the first checkpoints of two seeds: all begin again, together")
+            begun, new = [], [m for m in left if m not in done]
+        groups = [[m for m in left if m in done], begun, new]
         if not plan.stackable and len(left) > 1:
             say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
             groups = [[m] for group in groups for m in group]
@@ -116,9 +109,47 @@ def train(
 train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
 
 
+def check(keys: Mapping[str, Any]) -> None:
+    """Raises UserError where `train` would refuse `keys`; nothing is written."""
+    plan = prepare(keys)
+    begun_alike(plan, members_of(plan))
+
+
+def members_of(plan: Plan) -> list[Member]:
+    """Every seed of every run, with its folder."""
+    o = plan.options
+    method = str(run_folder(o.out, o.task, label(o.algorithm)))
+    return [
+        Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name))
+        for name, cfg in plan.settings.items()
+        for seed in plan.seeds
+    ]
+
+
+def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
+    """Those that go on to more updates. Raises UserError where one was begun otherwise."""
+    longer = [m for m in members if lengthened(plan, m)]
+    for member in members:
+        if member.folder.config.is_file() or member.folder.finished:
+            member.folder.agree(member.description, free_of(member, longer))
+        if member.folder.finished:
+            member.folder.outcome()  # refuses a damaged one
+    return longer
+
+
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
     """In which options a run may go on otherwise than it was begun."""
     return (*CHANGING, "num_updates") if member in longer else CHANGING
+
+
+def torn(begun: Sequence[Member], new: Sequence[Member]) -> bool:
+    """Whether a kill came while the first checkpoints of seeds that train together were written.
+
+    Who has begun is at its first one, and others, which have not come to it, had begun too: a group
+    begins when the one before it is finished.
+    """
+    first = bool(begun) and all(len(m.folder.checkpoints()) == 1 for m in begun)
+    return first and any(m.folder.config.is_file() for m in new)
 
 
 def train_group(
@@ -137,6 +168,7 @@ def train_group(
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
     engine.compiled = choices.compile
+    engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
         print(choices)
@@ -146,8 +178,14 @@ def train_group(
     evaluation = plan.world(len(seeds) * o.eval_episodes, threads) if plan.task.env_id else None
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
+        assert sources.online is None or isinstance(sources.online, ReplayBuffer)
         collector = RolloutCollector(
-            engine, lambda count: plan.world(count, threads), sources.rollouts, transform
+            engine,
+            lambda count: plan.world(count, threads),
+            sources.rollouts,
+            transform,
+            sources.online,
+            partial(further_columns, plan.algorithm, plan.interaction.cfg),
         )
     elif o.num_env_steps:
         assert isinstance(sources.online, ReplayBuffer)
@@ -273,12 +311,18 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
 
 def longest(plan: Plan) -> tuple[int, str]:
     """The phase with the most updates, and how many: what compilation and threads are for."""
-    utd, sizes = plan.interaction.online.utd, dict[str, int]()
+    found = sizes(plan)
+    phase = max(found, key=found.__getitem__)
+    return found[phase], phase
+
+
+def sizes(plan: Plan) -> dict[str, int]:
+    """How many updates each phase has in all."""
+    utd, found = plan.interaction.online.utd, dict[str, int]()
     for piece in plan.schedule:
         share = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
-        sizes[piece.phase] = sizes.get(piece.phase, 0) + int(piece.size * share)
-    phase = max(sizes, key=sizes.__getitem__)
-    return sizes[phase], phase
+        found[piece.phase] = found.get(piece.phase, 0) + int(piece.size * share)
+    return found
 
 
 def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
@@ -317,28 +361,6 @@ def go_on(engine: Engine, start: Start) -> None:
             given = " ".join(f"algorithm.{k}={spelt(v)}" for k, v in other.items())
             remedy = f"that run had {given}" if given else "it is made of other networks"
             raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
-
-
-def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
-    """The newest point of which all seeds have a whole checkpoint; None where none has any.
-
-    Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
-    """
-    common = set.intersection(*(set(f.checkpoints()) for f in folders))
-    for done in sorted(common, reverse=True):
-        try:
-            for folder in folders:
-                folder.load(done)
-        except UserError as error:
-            print(f"{error}: not used")
-        else:
-            return done
-    if common:
-        raise UserError(
-            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
-            "begin again, or give the new run another name=…"
-        )
-    return None
 
 
 def lost(path: Path) -> bool:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from envs import Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.schedule import ONLINE, Collect, Interact, Learn, Piece, at
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interact, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
@@ -146,6 +146,8 @@ class Trainer:
         work = self.work[0] if self.work is not None else None
         if isinstance(work, Learn):
             return self.engine.period(work.phase)
+        if isinstance(work, Fill):
+            return work.rows
         return self.each if isinstance(work, Collect) else 1
 
     @property
@@ -169,6 +171,7 @@ class Trainer:
         k, done = at(self.schedule, self.clock)
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
+        end &= k == 0 or phases[k - 1] not in self.engine.algorithm.unseen
         return end or self.clock % every < min(self._period(), every)
 
     def _advance(self, stop: int) -> None:
@@ -181,10 +184,16 @@ class Trainer:
         if isinstance(work, Collect):
             assert isinstance(self.collector, RolloutCollector)
             while self.clock < stop and not self._asked():
-                self.collector.step()
+                self.collector.step(adds=work.adds)
                 self.clock += self.each
                 self.bar.update(self.each)
                 self._tell(self.clock)
+            return
+        if isinstance(work, Fill):
+            assert isinstance(self.collector, RolloutCollector)
+            self.collector.fill(work)
+            self.clock += work.rows
+            self.bar.update(work.rows)
             return
         self._interact(work, done, stop)
 
@@ -246,7 +255,9 @@ class Trainer:
     def _log(self) -> None:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
         for phase in dict.fromkeys(work.phase for work in self.schedule):
-            metrics |= self.engine.metrics(phase)
+            means = self.engine.metrics(phase)
+            self.engine.at(phase)[0].refuse(phase, means)
+            metrics |= means
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
         broken = set(np.flatnonzero(~self.engine.finite()).tolist())
         if self.collector is not None:

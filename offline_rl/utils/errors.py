@@ -4,5 +4,9 @@
 class UserError(Exception):
     """The user's mistake: one sentence with what, where, found, expected and the remedy.
 
-    The command line prints it without a traceback and exits with 2.
+    The command line prints it without a traceback and exits with 2. What a library said in several
+    lines, and is part of it, is said in one.
     """
+
+    def __init__(self, sentence: object) -> None:
+        super().__init__(" ".join(line.strip() for line in str(sentence).splitlines()))

@@ -10,11 +10,15 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from offline_rl.utils.errors import UserError
+
+OLD_S = 86_400.0  # an unfinished file that nobody has touched for so long is nobody's
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -26,6 +30,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_old_temporaries(path)
         temporary.touch(0o600, exist_ok=False)
         write(temporary)
         with temporary.open("rb") as file:
@@ -46,6 +51,14 @@ def remove_temporaries(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def remove_old_temporaries(path: Path) -> None:
+    """What processes that were killed while they wrote `path` left; others may be writing it."""
+    for left in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - left.stat().st_mtime > OLD_S:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
     """Calls `fill(temporary)` on an empty folder beside `path` and renames it to `path`.
 
@@ -56,6 +69,7 @@ def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
         if path.exists():
             raise UserError(f"{path} is there already; name another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_old_temporaries(path)
         temporary.mkdir(0o700)
         fill(temporary)
         temporary.chmod(0o755)

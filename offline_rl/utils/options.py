@@ -261,6 +261,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     options = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     checked = {}
     for key, value in values.items():
+        if key not in options and prefix.endswith(" "):  # of a file
+            raise UserError(f"{prefix}{unknown('option', key, options)}")
         if key not in options:
             raise UserError(unknown("option", f"{prefix}{key}", [f"{prefix}{k}" for k in options]))
         checked[key] = coerce(value, hints[key], f"{prefix}{key}")

@@ -25,6 +25,9 @@ SYNONYMS = {  # what it is here -> what it is called elsewhere
     "hidden": "hidden_dim hidden_dims hidden_size hidden_sizes layers",
     "policy_hidden": "hidden hidden_dim hidden_dims hidden_size hidden_sizes layers",
     "critic_hidden": "hidden hidden_dim hidden_dims hidden_size hidden_sizes layers",
+    "window": "horizon chunk_size prediction_horizon pred_horizon",
+    "executed": "n_action_steps action_steps action_horizon",
+    "history": "n_obs_steps obs_steps obs_horizon observation_horizon",
     "eval_every": "eval_freq eval_interval evaluate_every",
     "eval_episodes": "n_episodes n_eval_episodes num_eval_episodes",
     "checkpoint_every": "save_every save_freq save_interval",
@@ -64,6 +67,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     found = [each for each in found if group and each.rpartition(".")[0] == group] or found
     if found:
         return f"unknown {kind} {name!r}; did you mean {' or '.join(found[:3])}?"
-    if len(known) > SHOWN:
+    if not known or len(known) > SHOWN:
         return f"unknown {kind} {name!r}; --help tells those that there are"
     return f"unknown {kind} {name!r}; there are {', '.join(known)}"

@@ -119,3 +119,8 @@ def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
         return ((low + high) / 2 + chunk.astype(np.float64) * (high - low) / 2)[:, order]
 
     return to_goals
+
+
+def offset(policy: Spec) -> float | None:
+    """`schedule.Timing`'s, of a chunk's first action; a single one counts from when it arrives."""
+    return policy.action_offset if policy.horizon > 1 else None

@@ -168,7 +168,8 @@ class Processes:
     def raise_errors(self) -> None:
         """Raises UserError where a child has ended and it was not asked to."""
         for name, child in self.children.items():
-            if child.poll() is None or self.words["stop"]:
+            spared = name == "writer" and not self.session.recorder_needed
+            if child.poll() is None or self.words["stop"] or spared:
                 continue
             path = self.session.path / f"{name}.error"
             told = path.read_text() if path.exists() else f"it ended with {child.returncode}"

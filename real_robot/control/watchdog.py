@@ -43,8 +43,8 @@ class Watchdog:
             self._adopt(words["owner_pid"])
         if self._handle < 0:
             time.sleep(POLL_MS / 1000)
-            return None
-        dead = bool(self._poll.poll(POLL_MS))
+        # who is named and has no handle was gone before it could be watched
+        dead = bool(self._poll.poll(POLL_MS)) if self._handle >= 0 else bool(self._pid)
         if not words["armed"] or words["watchdog_fired"]:
             return None
         patience = max(STALL_NS, STALL_PERIODS * words["period_ns"])
@@ -78,14 +78,15 @@ class Watchdog:
 
 
 def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-    """Until everyone is told to end; goes on watching after it has fired."""
+    """Until everyone is told to end and nobody is armed; goes on watching after it has fired."""
     words = Words(session.path / "words")
     robot = session.make_robot()
     robot.connect()
     ask_for_real_time()
     watchdog = Watchdog(robot, words)
     try:
-        while not words["stop"]:
+        # an armed owner's end may not have been seen yet, where all are told to end because of it
+        while not words["stop"] or (words["armed"] and not words["watchdog_fired"]):
             if (reason := watchdog.look(now_ns())) is not None:
                 (session.path / "watchdog.fired").write_text(reason)
     finally:

@@ -124,13 +124,19 @@ def find(name: str | Path) -> Path:
     return share("configs") / "robot" / f"{name}.yaml"
 
 
+def yaml_in(path: Path) -> Any:
+    """What a YAML file holds. Raises UserError naming file and fault."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        fault = " ".join(str(error).split())
+        raise UserError(f"{path} is not readable as YAML: {fault}") from None
+
+
 def describe(name: str | Path, **changes: Any) -> Described:
     """The robot `name` with some of its file's values replaced. Raises UserError."""
     path = find(name)
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not readable as YAML: {error}") from None
+    values = yaml_in(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys and values, found {type(values).__name__}")
     config = build(Config, values | changes, f"{path.name}: ")
@@ -204,5 +210,9 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
 
 def _channel(row: Any, where: str) -> bool:
     if _table(row, where).keys() != {"shape", "unit"}:
-        raise UserError(f"{where}: expected shape and unit, found {', '.join(row)}")
+        raise UserError(f"{where}: expected shape and unit, found {', '.join(map(str, row))}")
+    shape, unit = row["shape"], row["unit"]
+    sized = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    if not sized or not isinstance(unit, str):
+        raise UserError(f"{where}: expected shape: [sizes] and unit: text, found {row}")
     return True

@@ -25,6 +25,7 @@ from real_robot.safety.states import (
 )
 
 ROUNDING = 1e-9  # rad: two floats of the same goal
+ARM_TRIES = 3  # readings, of which one must come
 
 
 class Guard:
@@ -70,7 +71,11 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
         if self.state is not State.CHECKED:
             raise Refused(f"arm is refused while {self.state.name}: check first")
-        if (outside := self._outside(self.__robot.read())) is not None:
+        reading = self.__robot.read()
+        for _ in range(ARM_TRIES - 1):
+            if reading.code != Code.OK:
+                reading = self.__robot.read()
+        if (outside := self._outside(reading)) is not None:
             raise Refused(outside)
         reading = self.__robot.arm()
         self.machine.fire(Event.ARM, now_ns)

@@ -37,7 +37,14 @@ def test_a_damaged_card_is_named(
         with pytest.raises(CardError, match=rf"mine\.yaml: {fault}") as error:
             cards.cards()
         assert "\n" not in str(error.value)
-        for arguments in (["data", "list"], ["data", "info", "own"], ["data", "download", "own"]):
+        learn = ["train", "algorithm=bc", "task=none", "dataset=own"]
+        for arguments in (
+            ["data", "list"],
+            ["data", "info", "own"],
+            ["data", "download", "own"],
+            learn,
+            [*learn, "--help"],
+        ):
             assert main(arguments) == 2
             assert "mine.yaml" in capsys.readouterr().err
     finally:

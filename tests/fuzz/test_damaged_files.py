@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,42 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from made_layouts import (
+    before,
+    column,
+    d3rlpy,
+    episodes,
+    lerobot,
+    minari,
+    robomimic,
+    zarr,
+    zipped,
+)
 from small_data import save_small
 
 import policies
 from envs import CardError
 from offline_rl.algorithms.common import registry
+from offline_rl.cli.compose import with_experiment
 from offline_rl.data.read import read
+from offline_rl.data.validate import validate
 from offline_rl.generation import recipes
 from offline_rl.report import runs
-from offline_rl.training.run_folder import Done, SeedFolder
-from offline_rl.training.train import common_checkpoint, train
+from offline_rl.suite.plan import read_suite
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
+from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json, write_json
+from offline_rl.utils.files import checksum, read_json, write_json
 from policies import Bundle, BundleError, Channel, Normaliser, Spec, bundle
+from real_robot.check import limits_of
+from real_robot.recording.files import RecordingWriter
+from real_robot.recording.files import read as read_recording
+from real_robot.robots.config import make
 
 ROOT = Path(__file__).parents[2]
 OTHERS = (None, True, -1, 0, 7, 1.5, float("nan"), "x", "", [], [1, "x"], {}, {"x": 1})
-cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
+slow = pytest.mark.slow
+cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=slow)])
 
 
 def damaged(content: bytes, count: int) -> Iterator[bytes]:
@@ -239,23 +259,167 @@ def test_a_table_is_read_or_refused(
         outcome(use)
 
 
+def flat(path: Path) -> Path:
+    """NeoRL-2's words, or D4RL's in HDF5."""
+    if path.suffix == ".npz":
+        return save_small(path, num_rows=30)
+    columns = dict(np.load(save_small(path.with_suffix(".npz"), num_rows=30)))
+    path.with_suffix(".npz").unlink()
+    names = {"obs": "observations", "action": "actions", "reward": "rewards"}
+    names |= {"done": "terminals", "truncated": "timeouts"}
+    with h5py.File(path, "w") as file:
+        for own, name in names.items():
+            file[name] = columns[own]
+    return path
+
+
+def demonstrations(path: Path) -> Path:
+    """Of robomimic."""
+    demos = {
+        f"demo_{n}": {
+            "actions": e["actions"],
+            "rewards": e["rewards"],
+            "dones": e["terminations"].astype(int),
+            "obs": {"object": e["observations"][:-1]},
+            "next_obs": {"object": e["observations"][1:]},
+        }
+        for n, e in enumerate(episodes([7, 8]))
+    }
+    return robomimic(path, demos, train=["demo_0"])
+
+
+def frames(folder: Path) -> Path:
+    """Of LeRobot."""
+    made = episodes([7, 8])
+    columns = {"observation.state": before(made), "action": column(made, "actions")}
+    columns["next.reward"] = column(made, "rewards").astype(np.float32)
+    return lerobot(folder, columns, [7, 8])
+
+
+def store(folder: Path) -> Path:
+    """Of diffusion_policy."""
+    made = episodes([7, 8])
+    ends = np.array([7, 15])
+    arrays = {"data/state": before(made), "data/action": column(made, "actions")}
+    return zarr(folder, arrays | {"meta/episode_ends": ends})
+
+
+def spoilt(file: Path, count: int) -> Iterator[bytes]:
+    """Its content `damaged`, and where it is JSON also `mutated`."""
+    whole = file.read_bytes()
+    others = iter(())
+    if file.suffix == ".json":
+        others = mutated(json.loads(whole), count)
+    for content in damaged(whole, count):
+        yield content
+        yield from (json.dumps(tree).encode() for tree in islice(others, 1))
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "a.npz": flat,
+    "a.hdf5": flat,
+    "a.h5": d3rlpy,
+    "robomimic.hdf5": demonstrations,
+    "lerobot": frames,
+    "minari": lambda path: minari(path, episodes([7, 8])),
+    "a.zarr": store,
+    "a.zip": lambda path: zipped(store(path.with_name("b.zarr")), path),
+}
+
+
 @cases
-@pytest.mark.parametrize("kind", ["npz", "hdf5"])
-def test_a_recording_is_read_or_refused(tmp_path: Path, kind: str, count: int) -> None:
-    path = save_small(tmp_path / "small.npz", num_rows=30)
-    if kind == "hdf5":
-        columns, path = dict(np.load(path)), tmp_path / "small.hdf5"
-        names = {"obs": "observations", "action": "actions", "reward": "rewards"}
-        names |= {"done": "terminals", "truncated": "timeouts"}
-        with h5py.File(path, "w") as file:
-            for own, name in names.items():
-                file[name] = columns[own]
+@pytest.mark.parametrize(
+    "name", ["a.npz", "a.hdf5", *(pytest.param(n, marks=slow) for n in [*LAYOUTS][2:])]
+)
+def test_a_recording_is_read_or_refused(tmp_path: Path, name: str, count: int) -> None:
+    """And checked, and described; of a folder any of its files may be damaged."""
+    if name in ("lerobot", "a.zarr", "a.zip"):
+        pytest.importorskip("pyarrow" if name == "lerobot" else "zarr")
+    path = LAYOUTS[name](tmp_path / name)
+    assert len(read(path))
+    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+    contents = {file: spoilt(file, count) for file in files}
+    for file in np.random.default_rng(0).choice(np.array(files, object), count):
+        whole = file.read_bytes()
+        file.write_bytes(next(contents[file]))
+        found, refused = outcome(lambda: read(path))
+        problems = validate(path)
+        assert any(p.severity == "error" for p in problems) or not refused
+        assert refused or found.summary().rows == len(found)
+        file.write_bytes(whole)
+
+
+@cases
+def test_a_made_set_is_what_its_card_says_or_refused(tmp_path: Path, count: int) -> None:
+    """The card, whose name the sentence has, may be the one that is damaged."""
+    path = flat(tmp_path / "made.hdf5")
+    whole, card = path.read_bytes(), path.with_suffix(".json")
+    facts = {"file": path.name, "sha256": checksum(path), "rows": 30}
+    write_json(card, facts)
+    for content in damaged(whole, count):
+        path.write_bytes(content)
+        assert outcome(lambda: read(path))[1] or content == whole
+    path.write_bytes(whole)
+    for content in damaged(card.read_bytes(), count):
+        card.write_bytes(content)
+        try:
+            told = " ".join(read(path).notes)
+        except UserError as error:
+            told = str(error)
+        assert str(card) in told or same(content, facts)
+
+
+def same(content: bytes, facts: dict[str, Any]) -> bool:
+    """Whether a damaged card still says of the file what it said, or nothing of one like it."""
+    found = json.loads(content)
+    return found.get("sha256") in (facts["sha256"], None) or found.get("file") != facts["file"]
+
+
+@cases
+def test_a_robots_recording_is_read_to_its_last_whole_piece(tmp_path: Path, count: int) -> None:
+    """Every piece has a checksum: what is read is what was written, and where it ends is said."""
+    path, dtype = tmp_path / "a.rec", np.dtype([("tick", "<u8"), ("q", "<f8", (2,))])
+    rows = np.zeros(20, dtype)
+    rows["tick"], ends = np.arange(20), list[int]()
+    with RecordingWriter(path, dtype, {"robot": "two links"}) as file:
+        for k in range(4):
+            file.append(rows[5 * k : 5 * k + 5].tobytes(), 5, 5 * k, 0)
+            ends.append(path.stat().st_size)
     for content in damaged(path.read_bytes(), count):
         path.write_bytes(content)
-        outcome(lambda: read(path))
+        found, refused = outcome(lambda: read_recording(path))
+        if not refused:
+            assert found.about == {"robot": "two links"}
+            assert found.rows.tobytes() == rows[: len(found.rows)].tobytes()
+            assert found.cut_at is not None or len(content) in ends
 
 
-@pytest.mark.slow
+@slow
+@pytest.mark.parametrize("name", ["robot/desk", "suite/evidence", "experiment/demo"])
+def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    source = ROOT / "configs" / f"{name}.yaml"
+    path, whole, count = tmp_path / source.name, source.read_bytes(), 300
+    if "robot" in name:
+        shutil.copy(source.with_suffix(".xml"), tmp_path)
+
+    def use() -> None:
+        if "robot" in name:
+            machine = make(str(path), adapter="simulated")
+            limits_of(machine.spec, {})
+        elif "suite" in name:
+            read_suite(str(path))
+        else:
+            with_experiment({"experiment": str(path)})
+
+    path.write_bytes(whole)
+    use()
+    trees = mutated(yaml.safe_load(whole), count)
+    for content in (*damaged(whole, count), *(yaml.safe_dump(t).encode() for t in trees)):
+        path.write_bytes(content)
+        outcome(use)
+
+
+@slow
 def test_a_run_goes_on_to_the_same_end_or_is_refused(tmp_path: Path, capsys) -> None:
     keys: dict[str, Any] = {"algorithm": "bc", "task": "neorl2/DMSD", "num_updates": 40}
     keys |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 1, "tracker": "none"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from robots_in_memory import HORIZON, RATE_HZ, Bench, swing, workspace
 
-from benchmarks.robot import soak
+from benchmarks.robot.soak import soak
 from real_robot.control.loop import Wish
 from real_robot.control.schedule import Chunk
 from real_robot.robot import Code, Status
@@ -322,7 +322,7 @@ def test_a_plan_out_of_the_workspace_is_not_followed(tmp_path, seed: int):
 
 
 def test_a_short_soak_of_random_faults_leaves_no_state_stuck(tmp_path):
-    """Twenty thousand ticks; the million is benchmarks/robot.py's."""
+    """Twenty thousand ticks; the million is benchmarks/robot/soak.py's."""
     outcome = soak(20_000, seed=3, folder=tmp_path, joints=2)
     assert outcome.violations == 0
     assert outcome.faults > 100

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ from real_robot.console import Console
 from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Wish
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.control.session import put_wish, wish_of, wish_type
-from real_robot.control.watchdog import Watchdog
+from real_robot.control.session import Processes, Session, put_wish, wish_of, wish_type
+from real_robot.control.watchdog import Watchdog, watch
 from real_robot.safety.states import Reason, State
 from real_robot.verbs import robot
 
@@ -212,6 +214,28 @@ def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, o
     assert dog.look(words["control_ns"] + 31_000_000) == "the control process stands still"
     assert not held.owner_lived
     assert owner.wait(5) == -signal.SIGKILL
+
+
+def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(tmp_path, owner):
+    """The console may see the death first, and tell everyone to end because of it."""
+    _, held, words = watched(tmp_path, owner)
+    owner.kill()
+    words["stop"] = 1
+    held.connect = held.close = lambda: None
+    watch(SimpleNamespace(path=tmp_path, make_robot=lambda: held))
+    assert held.reasons == ["the control process died"]
+
+
+def test_a_recorder_that_is_not_needed_may_end(tmp_path):
+    ended = SimpleNamespace(poll=lambda: -9, returncode=-9)
+    for needed in (False, True):
+        processes = Processes(
+            Session(str(tmp_path), robot="desk", rate_hz=100, recorder_needed=needed)
+        )
+        processes.children["writer"] = ended
+        told = pytest.raises(UserError, match="writer: it ended with -9")
+        with told if needed else nullcontext():
+            processes.raise_errors()
 
 
 def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):

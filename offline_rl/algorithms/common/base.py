@@ -102,7 +102,8 @@ class Algorithm:
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
-    policy: ClassVar[str] = "policy"  # the network that acts
+    policy: str = "policy"  # the network that acts
+    unseen: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
     corrects: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
     settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
@@ -204,6 +205,9 @@ class Algorithm:
         ratio = None if how.mixing == "rows" else float(how.mixing)
         parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
+
+    def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
+        """Raises UserError where a phase came to nothing; metrics: means of late, per seed."""
 
     def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.

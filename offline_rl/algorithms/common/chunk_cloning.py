@@ -149,11 +149,7 @@ class ChunkCloning(Algorithm):
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         """Each action's range."""
-        check_length(cfg, dataset)
-        low, high = cfg.action_low, cfg.action_high
-        low = tuple(dataset.actions.min(0).tolist()) if low is None else low
-        high = tuple(dataset.actions.max(0).tolist()) if high is None else high
-        return replace(cfg, action_low=low, action_high=high)
+        return completed(cfg, dataset)
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """All rows, also those whose next observation is unknown: nobody looks at it."""
@@ -230,6 +226,15 @@ class Denoising(ChunkCloning):
     @property
     def undecayed(self) -> tuple[str, ...]:
         return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
+
+
+def completed(cfg: Any, dataset: Dataset) -> Any:
+    """`cfg` with each action's range in the data, where it is left open."""
+    check_length(cfg, dataset)
+    low, high = cfg.action_low, cfg.action_high
+    low = tuple(dataset.actions.min(0).tolist()) if low is None else low
+    high = tuple(dataset.actions.max(0).tolist()) if high is None else high
+    return replace(cfg, action_low=low, action_high=high)
 
 
 def check_length(cfg: Any, dataset: Dataset) -> None:

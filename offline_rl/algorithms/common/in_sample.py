@@ -170,3 +170,8 @@ def gumbel_loss(u: Tensor, temperature: float | Tensor, clip: float | Tensor) ->
     z = (u / temperature).clamp(max=clip)
     top = z.detach().amax().clamp(min=-1)
     return (z - top).exp() - (z + 1) * (-top).exp()
+
+
+def expectile_loss(u: Tensor, expectile: float | Tensor) -> Tensor:
+    """|expectile - 1(u < 0)| * u**2, elementwise; eq. 4 without its expectation."""
+    return (expectile - (u < 0).float()).abs() * u.square()

@@ -199,9 +199,9 @@ def alternatives(pattern: str) -> list[str]:
 
 def prepared(name: str, task: str) -> dict[str, Any]:
     """What the task's card says of its data's preprocessing, where the algorithm follows it."""
-    from envs.cards import cards
+    from offline_rl.data.load import known_cards
 
-    card = cards().get(task.removeprefix("d4rl:"))
+    card = known_cards().get(task.removeprefix("d4rl:"))
     if card is None or not algorithm_class(name).follows_card:
         return {}
     return dict(card.preprocessing)

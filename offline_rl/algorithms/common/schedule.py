@@ -47,6 +47,7 @@ class Collect:
     phase: str
     decisions: int
     executed: int  # environment steps of a decision, unless its episode ends before
+    adds: bool = False  # whether episodes that end meanwhile are data from then on
 
     @property
     def size(self) -> int:
@@ -54,7 +55,21 @@ class Collect:
         return self.decisions * self.executed
 
 
-Piece: TypeAlias = Learn | Interact | Collect
+@dataclass(frozen=True)
+class Fill:
+    """So many decisions of each seed's policy on the data's states, in the rollouts' place."""
+
+    phase: str
+    rows: int
+    states: str  # the phase whose batches' observations they are on
+
+    @property
+    def size(self) -> int:
+        """What the clock counts of it."""
+        return self.rows
+
+
+Piece: TypeAlias = Learn | Interact | Collect | Fill
 
 
 def at(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:

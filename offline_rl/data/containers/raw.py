@@ -21,7 +21,7 @@ import numpy as np
 
 from offline_rl.data.containers import parquet, zarr
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum
+from offline_rl.utils.files import checksum, read_json
 
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
@@ -58,7 +58,31 @@ class Raw:
 def open_raw(path: Path) -> Iterator[Raw]:
     """The arrays of `path`, readable while the context lasts."""
     with _folder(path) if path.is_dir() else _file(path, str(path)) as raw:
+        if note := beside(path):
+            raw.notes.append(note)
         yield raw
+
+
+def beside(path: Path) -> str | None:
+    """A note where the card that `generate` leaves beside a file cannot be read.
+
+    Raises UserError where it is of other bytes than the file's.
+    """
+    card = path.with_suffix(".json")
+    if path.is_dir() or not card.is_file():
+        return None
+    try:
+        told = read_json(card)
+    except UserError as error:
+        return f"{error}: it cannot tell whether the data is whole."
+    if not isinstance(told, dict) or told.get("file") != path.name or "sha256" not in told:
+        return None  # of another kind
+    if told["sha256"] != (found := checksum(path)):
+        raise UserError(
+            f"{path}: its SHA-256 is {found}, its card {card} says {told['sha256']}: one of the "
+            f"two is damaged or was changed. {AGAIN} To use the file as it is, remove the card."
+        )
+    return None
 
 
 def checksum_of(files: Sequence[Path]) -> str:
@@ -201,7 +225,9 @@ def _opened(opener: Callable[..., Any], path: Path, what: str, **options: Any) -
 def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
     keys: list[str] = []
 
-    def note(key: str, item: object) -> None:
+    def note(key: str | bytes, item: object) -> None:
+        if isinstance(key, bytes):
+            raise ValueError(f"a name that is no text, {key!r}")
         if isinstance(item, h5py.Dataset):
             keys.append(key)
 

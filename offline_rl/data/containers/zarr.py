@@ -38,6 +38,7 @@ FAULTS: tuple[type[Exception], ...] = (
     AttributeError,
     LookupError,
     OSError,
+    RuntimeError,
     TypeError,
     ValueError,
 )

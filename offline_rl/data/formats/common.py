@@ -201,8 +201,8 @@ def flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
 
 def counted(where: str, what: str, found: int, stated: Any) -> None:
     """Raises UserError where a file holds another number of things than it states."""
-    if stated is not None and found != int(stated):
+    if stated is not None and not np.array_equal(found, stated):
         raise UserError(
-            f"{where}: {found:,} {what} where its metadata state {int(stated):,}. Was it copied "
+            f"{where}: {found:,} {what} where its metadata state {stated}. Was it copied "
             f"or saved completely?"
         )

@@ -71,4 +71,4 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     }
     words = called("observations", columns, {key: f"data/{key}" for key in keys})
     words["actions"] = "data/action"
-    return Found("diffusion_policy", as_columns(columns), words, notes=[*raw.notes, *notes])
+    return Found("diffusion_policy", as_columns(columns), words, notes=notes)

@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +36,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
-    return found
+    return replace(found, notes=(*raw.notes, *found.notes))
 
 
 def recognise(raw: Raw) -> ModuleType:

@@ -217,14 +217,16 @@ class Bus:
         address: int,
         size: int,
         fresh: Callable[[int, bytes], bool] | None = None,
+        until_ns: int = 0,
     ) -> list[Answer]:
         """One answer for each id; those that came are kept where others did not.
 
-        fresh(id, data): whether an answer may be to this request.
+        fresh(id, data): whether an answer may be to this request. until_ns: where not one has come
+        in time, it is not the line but the host that is late: they are waited for until then.
         """
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
         request = encode(BROADCAST, Instruction.SYNC_READ, where + bytes(ids))
-        return self._ask(request, ids, size, self._slack_ns, fresh)
+        return self._ask(request, ids, size, self._slack_ns, fresh, until_ns)
 
     def sync_write(self, ids: Sequence[int], address: int, values: Sequence[bytes]) -> Code:
         """Nobody answers: OK says that it has left the host."""
@@ -264,6 +266,7 @@ class Bus:
         size: int,
         slack_ns: float,
         fresh: Callable[[int, bytes], bool] | None = None,
+        until_ns: int = 0,
     ) -> list[Answer]:
         """Servos answer in the order of `ids`: once one has, those before it will not."""
         answers = [Answer(Code.TIMEOUT)] * len(ids)
@@ -275,6 +278,9 @@ class Bus:
             deadline = self._line_free_ns + int(len(ids) * packet_ns + slack_ns)
             while next_ < len(ids):
                 data = self.port.read(deadline)
+                if not data and next_ == 0 and deadline < until_ns:
+                    deadline = until_ns
+                    continue
                 if not data:
                     break
                 for packet in decoder.feed(data):

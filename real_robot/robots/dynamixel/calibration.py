@@ -93,6 +93,15 @@ def zero_here(bus: Bus, id_: int) -> int:
     return wanted
 
 
+def turn_round(bus: Bus, id_: int, moved: int) -> None:
+    """Lets the servo count up in the joint's positive direction, in which it saw `moved` ticks.
+
+    Torque must be off, and the zero is set afterwards. Raises UserError.
+    """
+    mode = _get(bus, id_, table.DRIVE_MODE) & table.REVERSE
+    _put(bus, id_, table.DRIVE_MODE, mode if moved > 0 else mode ^ table.REVERSE)
+
+
 class Ranges:
     """How far each joint is moved by hand."""
 

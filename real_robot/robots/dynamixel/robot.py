@@ -311,8 +311,10 @@ class DynamixelRobot:
         code = self._prepare()
         begin = port.now_ns()
         end = begin + int(self._spec.timeout_s * 1e9)
+        silence_ns = int(2 * (11 + SIZE) * 10e9 / self._baud)
         while missing and not code:
-            code = self._ask(missing)
+            alone = len(missing) == len(self._ids) and begin + 2 * self._needs(missing) > end
+            code = self._ask(missing, end - silence_ns if alone else 0)
             if code in (Code.TIMEOUT, Code.CORRUPT) and port.now_ns() + self._needs(missing) <= end:
                 code = Code.OK  # so far
             elif missing:
@@ -326,15 +328,15 @@ class DynamixelRobot:
         seconds = [self.bus.duration_s(14 + n, n * (11 + SIZE) + silence, n) for n in counts if n]
         return int(sum(seconds) * 1e9)
 
-    def _ask(self, missing: set[int]) -> Code:
-        """Takes what comes, out of `missing` too; the worst code."""
+    def _ask(self, missing: set[int], until_ns: int) -> Code:
+        """Takes what comes, out of `missing` too; the worst code. until_ns: see `sync_read`."""
         worst = Code.OK
         for address, ids in self._groups:
             wanted = tuple(id_ for id_ in ids if id_ in missing)
             if not wanted:
                 continue
             self._asked_ns = self.bus.port.now_ns()
-            answers = self.bus.sync_read(wanted, address, SIZE, self._fresh)
+            answers = self.bus.sync_read(wanted, address, SIZE, self._fresh, until_ns)
             for id_, answer in zip(wanted, answers, strict=True):
                 worst = max(worst, answer.code)
                 if not answer.code:

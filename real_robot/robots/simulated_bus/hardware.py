@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_text
 from real_robot.control.rings import Reader, Ring
+from real_robot.control.session import new_folder
 
 CHANNELS = {"target": "target", "puck": "puck"}  # measured: channel -> body
 START_S = 30.0  # for the process, which imports MuJoCo
@@ -55,7 +55,7 @@ class SimulatedHardware:
 
     def __init__(self, robot: str, *, folder: Path | None = None, **options: Any) -> None:
         self._temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="robot-")) if folder is None else folder
+        self.folder = Path(new_folder()) if folder is None else folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._faults: dict[str, Any] = {}
         self._events: list[tuple[int, str, dict[str, Any]]] = []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from envs.experts.arm import ArmExpert, forward, inverse
+from envs.experts.arm import ArmExpert, forward, inverse, led
 from envs.paths import share
 from envs.suites.arm import CLOSE_M, Desk, Push, Reach
 
@@ -98,3 +98,25 @@ def test_a_trackers_noise_is_the_environments_own() -> None:
     alone, beside = Reach(1), Reach(3)
     beside.reset([7, 5, 9])
     np.testing.assert_array_equal(alone.reset([5])[0], beside.reset([5], np.array([1]))[0])
+
+
+def test_the_expert_stays_in_the_robots_workspace() -> None:
+    """Where the tip nears the table the robot would stop, though the task goes on."""
+    env, box = Reach(40), ROBOT["workspace"]
+    expert, seen, alive = ArmExpert(env), env.reset(range(40)), np.arange(40)
+    while len(alive):
+        step = env.step(expert(seen[alive], alive), alive)
+        tip = env.tip(alive)
+        assert ((tip > box["low"]) & (tip < box["high"])).all()
+        seen[alive] = step.observations
+        alive = alive[~(step.terminated | step.truncated)]
+
+
+def test_an_expert_goes_by_where_the_joints_are_and_not_by_how_they_move() -> None:
+    """Once they are fast enough: the same targets whatever their speed; at rest, nearer ones."""
+    goal, here = np.array([[0.4, -0.2, 0.1, 0.05, 0.05]]), np.zeros((1, 5))
+    slow, fast, faster = (led(goal, here, np.full((1, 5), v), 0.04) for v in (0.0, 1.2, 1.5))
+    np.testing.assert_allclose(fast, faster)
+    np.testing.assert_allclose(fast / goal, np.full((1, 5), fast[0, 0] / 0.4))  # a straight way
+    assert 0 < slow[0, 0] < fast[0, 0]
+    np.testing.assert_array_equal(led(here, here, np.full((1, 5), 0.5), 0.04), here)

@@ -8,7 +8,7 @@ from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks, forks
 
 import policies
-from offline_rl.algorithms.common.edm import distance, guess, heun, jump
+from offline_rl.algorithms.common.noising.edm import distance, guess, heun, jump
 from offline_rl.algorithms.consistency import Config, Consistency
 from offline_rl.algorithms.diffusion_policy import Config as TeacherConfig
 from offline_rl.algorithms.diffusion_policy import DiffusionPolicy

@@ -39,7 +39,9 @@ SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "retu
 SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
 SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
 SMALL |= {"tuned": 3, "environments": 4, "decisions": 16, "epochs": 2, "value_hidden": [16]}
-OWN = {"DT": {"heads": 2}, "ResFiT": {"actor_lr": 1e-3}}
+SMALL |= {"dynamics_hidden": [16], "members": 3, "elites": 2, "imagined": 4}
+OWN = {"DT": {"heads": 2}, "ResFiT": {"actor_lr": 1e-3}, "RL100": {"rounds": 2, "tuned": 2}}
+IDLE = {"RL100": {"behaviour", "critic", "critic_target", "dynamics", "fit"}}  # online
 SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
 
@@ -95,9 +97,10 @@ def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
 
 def sources(cls: type[Algorithm], cfg: object) -> Sources:
     made = source(cls, cfg)
-    if issubclass(cls, DenoisingRL):
-        return Sources(rollouts=made)
-    return Sources(offline=made)
+    if not issubclass(cls, DenoisingRL):
+        return Sources(offline=made)
+    data = offline_source(cls, cfg, dataset()) if cls.phases is not Algorithm.phases else None
+    return Sources(offline=data, rollouts=made)
 
 
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
@@ -203,7 +206,8 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     e.run(2 * e.period("online"), "online")
     after = flatten(e.state["params"])
     moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
-    assert moved == set(e.state["params"]) - {"vae", *e.algorithm.frozen}
+    idle = {"vae", *e.algorithm.frozen, *IDLE.get(cls.__name__, ())}
+    assert moved == set(e.state["params"]) - idle
     assert e.finite().all()
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
@@ -333,7 +337,8 @@ def test_a_gpu_gives_what_the_cpu_gives(name: str):
 def test_config_floats_may_be_stacked_values(name: str):
     """Two learning rates side by side, the second its own, equal the two runs apart."""
     cls = algorithm_class(name)
-    rate = next(f for f in cls.Config.__dataclass_fields__ if f.endswith("lr"))
+    rates = [f for f in cls.Config.__dataclass_fields__ if f.endswith("lr")]
+    rate = "policy_lr" if "policy_lr" in rates else rates[0]
     made, own = sources(cls, small_config(cls)), getattr(small_config(cls), rate)
     values = [3 * own, own]
 
@@ -389,7 +394,14 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
     """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
-        chunks = ("diffusion_policy", "flow_policy", "consistency", "act", "dppo")  # Mish or ReLU
+        chunks = (
+            "diffusion_policy",
+            "flow_policy",
+            "consistency",
+            "act",
+            "dppo",
+            "rl100",
+        )  # Mish …
         assert name in ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules

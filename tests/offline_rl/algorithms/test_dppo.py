@@ -4,20 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from on_a_line import CLONE, Line, registered, run_of
 from safetensors.torch import load_file
 
 import envs
-from envs import tasks
-from offline_rl import Dataset, UserError, finetune, train
+import policies
+from offline_rl import UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction
 from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
-from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.rollouts import Rollouts
@@ -29,47 +27,16 @@ SMALL |= {"executed": 2, "sampler": "ddim", "rounds": 5, "tuned": 3, "value_hidd
 SMALL |= {"environments": 4, "decisions": 24, "batch_size": 24, "epochs": 2}
 
 
-class Line(gymnasium.Env):
-    """A point on a line; up to 7 steps, fewer where it leaves [-1, 1]; the reward is its place."""
-
-    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None):
-        super().reset(seed=seed)
-        self.x, self.t = float(self.np_random.uniform(-0.9, 0.9)), 0
-        return np.array([self.x, 0], np.float32), {}
-
-    def step(self, action: np.ndarray):
-        self.x, self.t = self.x + 0.2 * float(action[0]), self.t + 1
-        gone = abs(self.x) > 1
-        return np.array([self.x, self.t], np.float32), self.x, gone, False, {}
+TUNE: dict[str, Any] = {"algorithm": "dppo", "num_env_steps": 96, "eval_every": 10_000}
+TUNE |= {"algorithm.tuned": 3, "algorithm.environments": 4, "algorithm.decisions": 24}
+TUNE |= {"algorithm.batch_size": 24, "algorithm.epochs": 2, "algorithm.value_hidden": [16]}
+TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
 
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
     """A task's name."""
-    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
-    envs.register("line", Line, max_episode_steps=7)
-    return "line"
-
-
-def run_of(algorithm: str, task: str, folder: Path, **more: Any) -> Path:
-    """A clone's, of a few updates."""
-    draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
-    rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), draw.uniform(size=60))
-    data = write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), folder / "line.hdf5")
-    keys = {"algorithm": algorithm, "task": task, "dataset": str(data), "out": str(folder)}
-    keys |= {"num_updates": 4, "compile": "never", "eval_episodes": 1, "tracker": "none"}
-    return train(**keys, show=False, **more).path
-
-
-CLONE = {"algorithm.network": "mlp", "algorithm.widths": [16], "algorithm.window": 4}
-CLONE |= {"algorithm.executed": 2, "algorithm.rounds": 5, "seeds": 2}
-TUNE: dict[str, Any] = {"algorithm": "dppo", "num_env_steps": 96, "eval_every": 10_000}
-TUNE |= {"algorithm.tuned": 3, "algorithm.environments": 4, "algorithm.decisions": 24}
-TUNE |= {"algorithm.batch_size": 24, "algorithm.epochs": 2, "algorithm.value_hidden": [16]}
-TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
+    return registered(monkeypatch)
 
 
 def engine(**changes: Any) -> tuple[Engine, Rollouts]:
@@ -184,6 +151,18 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         assert torch.equal(before[name], after[base])
         assert torch.equal(after[name.replace("/policy/", "/model/")], after[name])
     assert any((after[name] != before[name]).any() for name in names)
+    bundle = policies.load(result.path / "seed_0" / "policy.bundle")
+    assert torch.equal(
+        torch.from_numpy(bundle.bundle.weights["network.trunk.weights.0"]),
+        after["params/policy/network.trunk.weights.0"],
+    )
+    player = policies.Player(bundle)
+    once, again = [], []
+    for actions in (once, again):
+        player.reset(seed=3)
+        actions += [player.step(np.array([0.1, 0.0], np.float32)) for _ in range(5)]
+    assert np.abs(once).max() <= 1
+    assert np.array_equal(once, again)
 
 
 @pytest.mark.parametrize(

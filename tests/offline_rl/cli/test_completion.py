@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from offline_rl.cli.completion import BASH, candidates
+from offline_rl.cli.completion import SCRIPTS, candidates
 from offline_rl.cli.main import main, verbs
 
 
@@ -32,15 +32,27 @@ def test_a_key_is_offered_where_a_word_begins() -> None:
     assert {"episodes=", "run=", "task="} <= {*candidates("offline-rl evaluate ", verbs())}
 
 
-def test_bash_reads_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--completion", "bash"]) == 0
-    assert capsys.readouterr().out.strip() == BASH
+TRIALS = {  # what comes before and after the script: stubs, and a word to be completed
+    "bash": (
+        "",
+        "COMP_LINE='offline-rl x' COMP_POINT=12; _offline_rl 2> /dev/null; echo $COMPREPLY",
+    ),
+    "zsh": (
+        "compdef() { :; }; compset() { :; }\n"
+        "compadd() { [[ $1 == -S ]] && shift 2; shift; print -l $@; }",
+        "words=(offline-rl x); CURRENT=2; PREFIX=x; _offline_rl",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_shell_reads_what_it_is_given(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", name]) == 0
+    script = capsys.readouterr().out
+    assert script.strip() == SCRIPTS[name]
+    if shell := shutil.which(name):
+        first, last = TRIALS[name]
+        lines = [first, "offline-rl() { echo out=; }", script, last]
+        done = subprocess.run([shell, "-c", "\n".join(lines)], capture_output=True, text=True)
+        assert done.stdout.split() == ["out="]
     assert main(["--completion", "fish"]) == 2
-    if bash := shutil.which("bash"):
-        script = f"{BASH}\noffline-rl() {{ echo out=; }}\nCOMP_LINE='offline-rl x' COMP_POINT=12"
-        done = subprocess.run(
-            [bash, "-c", f"{script}\n_offline_rl 2>/dev/null; echo ${{COMPREPLY[0]}}"],
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout.strip() == "out="

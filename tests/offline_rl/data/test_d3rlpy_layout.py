@@ -6,31 +6,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from made_layouts import d3rlpy
 
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 
 
-def dumped(path: Path, lengths: tuple[int, ...] = (3, 2), **others: object) -> Path:
-    """As d3rlpy 2 writes episodes of these lengths; the first one terminates."""
-    rng = np.random.default_rng(0)
-    with h5py.File(path, "w") as file:
-        file["columns"] = ["observations", "actions", "rewards", "terminated"]
-        file["num_episodes"], file["version"] = len(lengths), "2.1"
-        for n, rows in enumerate(lengths):
-            file[f"observations_{n}"] = rng.normal(size=(rows, 4))
-            file[f"actions_{n}"] = rng.uniform(-1, 1, (rows, 2))
-            file[f"rewards_{n}"] = np.full((rows, 1), n + 1.0)
-            file[f"terminated_{n}"] = n == 0
-        for key, value in others.items():
-            if key in file:
-                del file[key]
-            file[key] = value
-    return path
-
-
 def test_its_episodes_are_ours(tmp_path: Path) -> None:
-    data = read(dumped(tmp_path / "a.h5"))
+    data = read(d3rlpy(tmp_path / "a.h5"))
     assert data.rewards.tolist() == [1, 1, 1, 2, 2]
     assert data.terminated.tolist() == [False, False, True, False, False]
     assert data.truncated.tolist() == [False, False, False, False, True]
@@ -60,7 +43,7 @@ def test_version_1_marks_ends_of_both_kinds(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_them_is_named(tmp_path: Path, others: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
-        read(dumped(tmp_path / "a.h5", **others))
+        read(d3rlpy(tmp_path / "a.h5", **others))
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,25 @@ def test_a_cell_that_goes_on_from_another_waits_for_it(folder: Path) -> None:
     assert "start" in json.loads((result.parent / "config.json").read_text())
 
 
+def test_how_a_cell_goes_on_from_another_is_its_algorithms_business(folder: Path) -> None:
+    task = {"task": "env:Pendulum-v1"}
+    first = {"algorithm": "diffusion_policy", "num_updates": 4, "name": "first", **task}
+    same = {"from": "diffusion_policy/first", **task}
+    rest = [{"algorithm": "consistency", "num_updates": 7}]
+    rest += [{"algorithm": name, "num_env_steps": 9} for name in ("resfit", "dppo")]
+    own = [first, *({**keys, **same} for keys in rest)]
+    plan = cells(read_suite(str(suite(*own, seeds=2, keys={}))), "runs/mine")
+    run = str(plan[0].folders[0].path.parent)
+    assert [cell.before for cell in plan] == [None, run, run, run]
+    assert [cell.total for cell in plan] == [4, 7, 9, 9]
+    assert [cell.ready for cell in plan] == [True, False, False, False]
+    bundle = plan[0].folders[0].path / "policy.bundle"
+    assert plan[2].keys["base"] == str(bundle)  # the first seed's, of all that correct it
+    bundle.parent.mkdir(parents=True)
+    bundle.touch()
+    assert [cell.ready for cell in plan] == [True, False, True, False]
+
+
 def test_a_cell_cannot_go_on_from_what_is_not_before_it() -> None:
     base = {**CELL, "task": "env:Pendulum-v1", "name": "first"}
     with pytest.raises(UserError, match=r"cell 1 .*from=td3_bc/first: no cell before"):
@@ -250,7 +269,8 @@ def test_a_machine_that_can_begin_no_process_is_a_failure_and_not_another_comman
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_workers_and_the_same_command_goes_on(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_asked_to_stop_waits_for_the_workers(folder: Path, number: signal.Signals) -> None:
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
         "from offline_rl.suite import queue; from offline_rl.suite.benchmark import benchmark; "
@@ -262,8 +282,7 @@ def test_ctrl_c_stops_the_workers_and_the_same_command_goes_on(folder: Path) -> 
     deadline = time.monotonic() + 120
     while not list(seeds.glob("seed_1/checkpoints/*")) and time.monotonic() < deadline:
         threading.Event().wait(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(60) != 0
-    assert list(seeds.glob("seed_1/checkpoints/*"))
     with taken(next((folder / "runs/mine/queue").glob("*.lock"))) as lock:
         assert lock is not None  # the worker is gone too

@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from small_data import save_small
 
 from offline_rl.report.report import report
-from offline_rl.training.run_folder import Done, SeedFolder
-from offline_rl.training.train import common_checkpoint, train
+from offline_rl.trained import load
+from offline_rl.training.finetune import start_of
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
+from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
@@ -72,6 +74,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, begun, 
     assert f"{newest} is damaged" in said
     assert "seed_0/checkpoints" not in said
     assert (run / "seed_0" / "evaluations.jsonl").read_text().count("\n") == 3
+
+
+def test_seeds_killed_between_their_first_checkpoints_begin_again_together(whole, begun, capsys):
+    """Stacked, as they were begun: one alone may round otherwise."""
+    keys, run = begun
+    for seed, kept in ((0, MIDDLE), (1, None)):
+        for done, path in SeedFolder(run, seed).checkpoints().items():
+            if done != kept:
+                path.unlink()
+    assert same(train(**(keys | {"show": True})).path, whole[1])
+    assert capsys.readouterr().out.count("begin again, together") == 1
+    assert read_json(run / "seed_0" / "result.json")["seeds_stacked"] == 2
 
 
 def test_without_a_whole_checkpoint_nothing_is_learnt_or_written(begun, capsys):
@@ -159,6 +173,19 @@ def cut(path: Path, lines: list[str]) -> None:
     """Loses the end of the last line and half of the one before it."""
     lines[-2] = lines[-2][: len(lines[-2]) // 2]
     path.write_text("\n".join(lines)[:-3])
+
+
+def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(whole, begun, capsys):
+    """`load` as well as what fine-tuning and distilling begin from."""
+    _, run = begun
+    newest = SeedFolder(run, 1).checkpoints()[END]
+    flip(newest)
+    start, _ = start_of(run)
+    assert start.updates == MIDDLE.updates
+    assert f"{newest} is damaged" in capsys.readouterr().out
+    assert (load(run, seed=0).updates, load(run, seed=1).updates) == (40, 20)
+    with pytest.raises(UserError, match="no seed 7"):
+        start_of(run, [7])
 
 
 @pytest.mark.parametrize("damage", [lose, cut])

@@ -76,7 +76,7 @@ def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> Non
     train(**moved, seeds=2)
     assert "2 seeds" in report([path])
     save_small(tmp_path / "other.npz", num_rows=600)
-    with pytest.raises(UserError, match="was begun with data="):
+    with pytest.raises(UserError, match="begun with other data"):
         train(**keys | {"dataset": str(tmp_path / "other.npz")})
 
 

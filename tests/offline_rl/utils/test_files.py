@@ -47,6 +47,17 @@ def test_a_full_disk_while_saving_a_checkpoint_keeps_the_older_one(tmp_path: Pat
     assert progress == {"seconds": 1.0}
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_one_a_day_later(tmp_path: Path):
+    left = [tmp_path / f".{name}.0123456789ab.tmp" for name in ("file", "young", "other")]
+    for path in left:
+        path.write_text("half")
+    for path in (left[0], left[2]):
+        os.utime(path, (0, 0))
+    for name in ("file", "young"):
+        write_json(tmp_path / name, {})
+    assert {p for p in tmp_path.iterdir() if p in left} == {left[1], left[2]}
+
+
 def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
     def broken(temporary: Path) -> None:
         temporary.write_text("half")

@@ -257,6 +257,18 @@ def test_10_and_11_lost_and_broken_answers_are_asked_for_again_within_the_tick(
     assert failed <= fails_at_most * 200
 
 
+def test_answers_that_all_come_late_are_waited_for_as_long_as_a_reading_may_take(rig: Any) -> None:
+    """2.6 ms on the wire, 4 ms late: by then there is no time to ask all of them again."""
+    q = rig.armed().q
+    rig.faults(delay_s=0.004)
+    reading, _ = rig.tick(q)
+    assert reading.code is Code.OK
+    rig.faults(delay_s=0.009)
+    reading, _ = rig.tick(q)
+    assert reading.code is Code.TIMEOUT
+    assert reading.end_ns - reading.request_ns <= rig.robot.spec.timeout_s * 1e9
+
+
 def test_12_after_a_late_answer_readings_are_current(rig: Any) -> None:
     """Known motion: the arm turns, and a reading that belonged to an earlier request would lag."""
     q = rig.armed().q

@@ -7,6 +7,7 @@ all of them (`digest`), and then learns from pairs of a decision and one of its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,11 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Network, State, wanted
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    Metrics,
+    Network,
+    State,
+    minimise_with,
+    wanted,
+)
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
 from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
 from offline_rl.algorithms.common.critics import Value
 from offline_rl.algorithms.common.on_policy.denoising import (
+    bounded,
     log_density,
     mean_of_executed,
     replayed,
@@ -30,6 +39,7 @@ from offline_rl.algorithms.common.on_policy.denoising import (
 from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
     advantages,
+    clipped_loss,
     moments_with,
     running_returns,
     scaled,
@@ -92,6 +102,8 @@ class DenoisingRL(Algorithm):
     continues = "a run of diffusion_policy with process=ddpm, or of flow_policy"
     online = True
     follows_card = False
+    ceiling: float = math.inf  # of a round's deviation
+    clones: ClassVar[tuple[str, ...]] = ("model", "policy")  # begin as the run's policy
 
     @classmethod
     def inherits(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +181,7 @@ class DenoisingRL(Algorithm):
         taken = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
             kind, network, *rest = name.split("/", 2)
-            if kind != "params" or network not in ("model", "policy"):
+            if kind != "params" or network not in self.clones:
                 continue
             found = other.get(f"params/policy/network.{rest[0].split('.', 1)[1]}")
             if found is None or found.shape != value.shape:
@@ -179,21 +191,30 @@ class DenoisingRL(Algorithm):
 
     def decide(self, state: State, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Observations [E, history, O] and noise -> chains, actions [E, executed, A]."""
-        cfg, seen = self.cfg, given["observations"]
+        chain = self.chain(state, state.model, given["observations"], given["noise"])
+        return {"chain": chain, "actions": self.taken(chain)}
+
+    def chain(self, state: State, by: Network, seen: Tensor, noise: Tensor) -> Tensor:
+        """Chains [E, K'+1, T, A] of which `by` took the last steps, and the policy those before."""
+        cfg = self.cfg
 
         def base(x: Tensor, times: Tensor) -> Tensor:
-            return state.policy.before(seen, x, times)
+            before: Tensor = state.policy.before(seen, x, times)
+            return before
 
         def model(x: Tensor, times: Tensor) -> Tensor:
-            return state.model(seen, x, times)
+            told: Tensor = by(seen, x, times)
+            return told
 
-        floors: Any = {"floor": cfg.sampling_floor, "cut": cfg.noise_max}
-        table = self.table(cfg.eta)
-        chain = sampled(table, base, model, given["noise"], tuned=cfg.tuned, **floors)
+        options: Any = {"floor": cfg.sampling_floor, "ceiling": self.ceiling, "cut": cfg.noise_max}
+        return sampled(self.table(cfg.eta), base, model, noise, tuned=cfg.tuned, **options)
+
+    def taken(self, chain: Tensor) -> Tensor:
+        """The actions at chains' ends that are executed, [E, executed, A]."""
         head: Any = self.modules["model"]
-        first = cfg.history - 1
-        chunk = chain[:, -1, first : first + cfg.executed].clip(-1, 1)
-        return {"chain": chain, "actions": head.raw(chunk).clip(-1, 1)}
+        first = self.cfg.history - 1
+        chunk = chain[:, -1, first : first + self.cfg.executed].clip(-1, 1)
+        return head.raw(chunk).clip(-1, 1)
 
     def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Advantages, and what the policy thinks of its own steps, before any update on them."""
@@ -214,16 +235,22 @@ class DenoisingRL(Algorithm):
         )
         discount = gamma**n * (1 - data["terminated"])
         gained = advantages(rewards, values, following, discount, ended, cfg.trace)
-        seen, chain = (data[name].flatten(0, 1) for name in ("observations", "chain"))
+        seen, chain, taken = (data[x].flatten(0, 1) for x in ("observations", "chain", "executed"))
+        log_probs = self.recalled(state.model, seen, chain, taken).unflatten(0, n.shape)
+        made |= {"moments": moments, "advantages": gained, "returns": gained + values}
+        return made | {"log_probs": log_probs}
+
+    def recalled(self, by: Network, seen: Tensor, chain: Tensor, executed: Tensor) -> Tensor:
+        """Log densities of chains' steps as `by` takes them, [N, K']."""
 
         def model(x: Tensor, times: Tensor) -> Tensor:
-            return state.model(seen, x, times)
+            told: Tensor = by(seen, x, times)
+            return told
 
-        found = replayed(self.table(cfg.eta), model, chain, cfg.density_floor)
-        taken = data["executed"].flatten(0, 1)
-        log_probs = [self.told(found[:, k], taken) for k in range(cfg.tuned)]
-        made |= {"moments": moments, "advantages": gained, "returns": gained + values}
-        return made | {"log_probs": torch.stack(log_probs, -1).unflatten(0, n.shape)}
+        table, floor = self.table(self.cfg.eta), self.cfg.density_floor
+        found = replayed(table, model, chain, floor, self.ceiling)
+        steps = [self.told(found[:, k], executed) for k in range(self.cfg.tuned)]
+        return torch.stack(steps, -1)
 
     def told(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the mean over the actions that were taken."""
@@ -243,8 +270,22 @@ class DenoisingRL(Algorithm):
             return told
 
         mean, spread = transition(answer, numbers, batch.chain[own, k])
-        spread = spread.clamp(min=cfg.density_floor)
+        spread = bounded(spread, cfg.density_floor, self.ceiling)
         return self.told(log_density(batch.chain[own, k + 1], mean, spread), batch.executed)
+
+    def reinforced(
+        self, state: State, batch: Decisions, gained: Tensor, clip: Tensor
+    ) -> tuple[State, Metrics]:
+        """One step of the model on the clipped loss.  gained: advantages, [B].  clip: [B]."""
+        numbers = self.numbers(batch)
+        before = batch.log_probs.gather(1, batch.step[:, None])[:, 0]  # [B]
+
+        def policy_loss(model: Network) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
+            return found.loss, (found.divergence, found.share)
+
+        state, value, (divergence, share) = minimise_with(state, "model", policy_loss)
+        return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
 
     def acting(self, state: State) -> State:
         """With the model's weights in the policy."""

@@ -55,11 +55,12 @@ def sampled(
     *,
     tuned: int,
     floor: float | Tensor,
+    ceiling: float = math.inf,
     cut: float,
 ) -> Tensor:
     """Chains [B, K'+1, T, A] out of noise [B, K+1, T, A], which is cut at +-`cut`.
 
-    base: asked in all but the last `tuned` rounds.  floor: of the deviation.
+    base: asked in all but the last `tuned` rounds.  floor, ceiling: of the deviation.
     """
     numbers = rounds_of(table, len(table), noise)  # [K, 8]
     x, chain = noise[:, 0], []
@@ -68,17 +69,29 @@ def sampled(
         chain += [x] if late else []
         rows = numbers[k].expand(len(x), -1)
         mean, spread = transition(answer if late else base, rows, x)
-        x = mean + spread.clamp(min=floor) * noise[:, k + 1].clamp(-cut, cut)
+        x = mean + bounded(spread, floor, ceiling) * noise[:, k + 1].clamp(-cut, cut)
     return torch.stack([*chain, x], 1)
 
 
-def replayed(table: Table, answer: Answer, chain: Tensor, floor: float | Tensor) -> Tensor:
+def bounded(spread: Tensor, floor: float | Tensor, ceiling: float) -> Tensor:
+    """A deviation, not below `floor` nor above `ceiling`."""
+    least = spread.clamp(min=floor)
+    return least if ceiling == math.inf else least.clamp(max=ceiling)
+
+
+def replayed(
+    table: Table,
+    answer: Answer,
+    chain: Tensor,
+    floor: float | Tensor,
+    ceiling: float = math.inf,
+) -> Tensor:
     """Log density of each round of chains [B, K'+1, T, A], elementwise: [B, K', T, A]."""
     numbers = rounds_of(table, chain.shape[1] - 1, chain)
     found = []
     for k in range(len(numbers)):  # one after another: memory for one round's activations
         mean, spread = transition(answer, numbers[k].expand(len(chain), -1), chain[:, k])
-        found.append(log_density(chain[:, k + 1], mean, spread.clamp(min=floor)))
+        found.append(log_density(chain[:, k + 1], mean, bounded(spread, floor, ceiling)))
     return torch.stack(found, 1)
 
 

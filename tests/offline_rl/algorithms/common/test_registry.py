@@ -18,7 +18,7 @@ from offline_rl.utils.errors import UserError
         ("parity: [bf16]", r"parity is \['bf16'\]"),
         ("tuned: {hopper-*: 3}", "hopper-.*: 3 is no row"),
         ("tuned: {3: {beta: 1.0}}", "3: .* is no row"),
-        ("tuned: {hopper-*: {betta: 1.0}}", "hopper-.*: betta'; did you mean .*beta"),
+        ("tuned: {hopper-*: {betta: 1.0}}", "hopper-.*: .*betta'; did you mean .*beta"),
         ("tuned: {hopper-*: {beta: high}}", "hopper-.*: beta='high': expected a number"),
         ("tuned: {hopper-*: {beta: -1.0}}", "hopper-.*: beta=-1.0 is not at least 0"),
     ],

@@ -1,31 +1,25 @@
 """The servo bus by itself: faults at random moments, and how long a transaction takes.
 
-    python -m benchmarks.robot_bus [repeats=50] [transactions=2000]
+    python -m benchmarks.robot bus [repeats=50] [transactions=2000]
 
 Faults are injected into the simulated line of the tabletop arm, on its own clock, while the arm
 follows a path at 100 Hz: after how long the robot's readings say so, against the bound, and what
 the servos took meanwhile. Transactions are timed on the pseudo-terminal, on this machine's clock,
-our client's and the vendor's (dynamixel-sdk, where it is installed) in turns. Writes
-benchmarks/results/robot/bus.{md,json}.
+our client's and the vendor's (dynamixel-sdk, where it is installed) in turns.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offline_rl.utils.files import write_json, write_text
-from offline_rl.utils.options import build, parse
-from offline_rl.utils.text import table
+from offline_rl.utils.hardware import description
 from real_robot.robot import Code, Command, Reading, Status
 from real_robot.robots.config import describe
 from real_robot.robots.dynamixel import table as registers
@@ -36,7 +30,6 @@ from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.robots.simulated_bus.line import Faults
 from real_robot.robots.simulated_bus.port import SteppedPort
 
-RESULTS = Path("benchmarks/results/robot")
 PERIOD_S, WATCHDOG_S = 0.01, 0.1
 
 
@@ -265,47 +258,11 @@ def transactions(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> int:
-    options = build(Options, parse(sys.argv[1:]))
-    found: dict[str, Any] = {
+def measure(options: Options) -> dict[str, Any]:
+    return {
         "transactions": transactions(options.transactions),
-        "machine": {
-            "processor": platform.machine(),
-            "processors": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 1),  # of the last minute, while it was timed
-            "python": platform.python_version(),
-        },
+        "load": round(os.getloadavg()[0], 1),  # of the last minute, while it was timed
         "matrix": matrix(options.repeats),
         "loss": loss(options.repeats),
+        "machine": description(),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_json(RESULTS / "bus.json", found)
-    parts = {
-        "From a fault to the reading that shows it": "matrix",
-        "Answers lost and broken, asked for again within the tick": "loss",
-        "A sync read of five servos on the pseudo-terminal, 1 Mbaud modelled, on {processors} "
-        "processors with a load of {load}": "transactions",
-    }
-    pages = [
-        f"# The servo bus\n\n*Made by `python -m benchmarks.robot_bus`, not by hand.*\n\n{INTRO}"
-    ]
-    for title, key in parts.items():
-        rows: Any = found[key]
-        body = [[str(value) for value in row.values()] for row in rows]
-        pages.append(
-            f"## {title.format(**found['machine'])}\n\n{table(list(rows[0]), body, markdown=True)}"
-        )
-    write_text(RESULTS / "bus.md", "\n\n".join(pages) + "\n")
-    print(RESULTS / "bus.md")
-    return 0
-
-
-INTRO = """\
-Simulated hardware: five X servos on one line, MuJoCo behind them (`real_robot/robots`). The first
-two tables are on its own clock and the same on every machine; injection is at a uniformly random
-moment of a run at 100 Hz. `goals_outside_limits` counts what the servos took. The wire alone needs
-2.54 ms for 16 bytes of each servo with the adapter's millisecond, 1.94 ms for the position."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,32 +1,27 @@
-"""The control loop under faults on a simulated clock, and in time on this machine's own.
+"""The control loop under random faults on a simulated clock.
 
-python -m benchmarks.robot soak [ticks=1000000] [seed=0]
-python -m benchmarks.robot timing [seconds=60] [rates=50,200,500]
+    python -m benchmarks.robot soak [ticks=1000000] [seed=0]
+
+Servos in memory that note whatever passes a limit, a policy that wanders, a fault every half a
+second or so, and a person who re-arms whatever stopped.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import random
 import resource
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offline_rl.utils import hardware
-from offline_rl.utils.text import table
-from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
+from offline_rl.utils.hardware import description
+from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
@@ -36,9 +31,7 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 from real_robot.safety.states import RE_ARM, Reason, State
 
-RESULTS = Path("benchmarks/results/robot")
 RATE_HZ, STEP_S, HORIZON = 200.0, 0.05, 8
-SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
 
 
 def spec(joints: int = 6, rate_hz: float = RATE_HZ) -> RobotSpec:
@@ -318,166 +311,15 @@ def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None
         mind.watched = False
 
 
-# timing
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `soak` takes."""
+
+    ticks: int = 1_000_000
+    seed: int = 0
 
 
-def _busy(stop: Any) -> None:
-    """Keeps a core at work, as inference does."""
-    a = np.random.default_rng(0).normal(size=(256, 256))
-    while not stop.is_set():
-        a = a @ a / 256
-
-
-class Timed(Servos):
-    """Servos that count what they take themselves, which is no part of the loop's overhead."""
-
-    spent_ns = 0
-
-    def read(self) -> Reading:
-        begun = time.perf_counter_ns()
-        reading = super().read()
-        self.spent_ns += time.perf_counter_ns() - begun
-        return reading
-
-    def command(self, command: Command) -> Sent:
-        begun = time.perf_counter_ns()
-        sent = super().command(command)
-        self.spent_ns += time.perf_counter_ns() - begun
-        return sent
-
-
-def _loop_timing(rate_hz: float, seconds: float, real_time: bool, send: Any) -> None:
-    """The control loop following a plan, with servos in memory, in a process of its own."""
-    granted = ask_for_real_time().text if real_time else "ordinary scheduling"
-    if not real_time:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    clock, robot_spec = MonotonicClock(), spec(rate_hz=rate_hz)
-    servos = Timed(robot_spec, clock.now_ns)
-    guard = Guard(servos, envelope(robot_spec, robot_spec.limits, rate_hz))
-    mind = Mind(clock, random.Random(0), len(robot_spec.joints))
+def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        ring = Ring.create(Path(folder) / "ticks", row_type(robot_spec), 64)
-        schedule = Schedule(Timing(1 / STEP_S, HORIZON), len(robot_spec.joints))
-        loop = Loop(guard, clock, schedule, mind, ring)
-        guard.connect(clock.now_ns())
-        guard.passed(clock.now_ns())
-        guard.arm(clock.now_ns())
-        mind.wishes.append(Wish(start=True))
-        wakes, took = list[int](), list[float]()
-        with without_collector():
-            loop.begin()
-            for _ in range(int(seconds * rate_hz)):
-                servos.spent_ns = 0
-                before = ring.written
-                loop.step()
-                done = clock.now_ns()
-                if ring.written == before:
-                    continue  # a missed deadline
-                wakes.append(int(ring.record["wake_ns"]))
-                took.append((done - wakes[-1] - servos.spent_ns) / 1000)
-    send.send((wakes, took, loop.missed, granted))
-
-
-def _plain_timing(rate_hz: float, seconds: float, spin_ns: int | None, send: Any) -> None:
-    """A loop that sleeps what is left of its period, or sleeps short and spins."""
-    period, wakes = round(1e9 / rate_hz), list[int]()
-    deadline = time.monotonic_ns()
-    for _ in range(int(seconds * rate_hz)):
-        begun = time.monotonic_ns()
-        wakes.append(begun)
-        if spin_ns is None:
-            time.sleep(max(0, period - (time.monotonic_ns() - begun)) * 1e-9)
-        else:
-            deadline += period
-            time.sleep(max(0, deadline - spin_ns - time.monotonic_ns()) * 1e-9)
-            while time.monotonic_ns() < deadline:
-                pass
-    send.send((wakes, [], 0, "ordinary scheduling"))
-
-
-LOOPS: dict[str, tuple[Callable[..., None], Any]] = {
-    "ours": (_loop_timing, False),
-    "ours, real-time priority": (_loop_timing, True),
-    SLEEPS: (_plain_timing, None),
-    SPINS: (_plain_timing, 500_000),
-}
-
-
-def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str, Any]]:
-    """Each loop in its turn, so many times, with the other core busy."""
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    other = context.Process(target=_busy, args=(stop,))
-    other.start()
-    rows = []
-    try:
-        for rate in rates:
-            errors: dict[str, list[float]] = {name: [] for name in LOOPS}  # |period - P|, us
-            ticks: dict[str, list[float]] = {name: [] for name in LOOPS}  # us
-            missed, granted = Counter[str](), dict[str, str]()
-            for _, (name, (target, extra)) in product(range(turns), LOOPS.items()):
-                receive, send = context.Pipe(False)
-                child = context.Process(target=target, args=(rate, seconds / turns, extra, send))
-                child.start()
-                wakes, took, lost, granted[name] = receive.recv()
-                child.join()
-                errors[name] += (np.abs(np.diff(wakes) - 1e9 / rate) / 1000).tolist()
-                ticks[name] += took
-                missed[name] += lost
-            for name in LOOPS:
-                row = {"rate_hz": rate, "loop": name, "granted": granted[name]}
-                row["error_us"] = np.percentile(errors[name], [50, 99, 99.9, 100]).tolist()
-                row["overhead_us"] = np.percentile(ticks[name] or [0], [50, 99]).tolist()
-                row["missed"] = missed[name]
-                rows.append(row)
-                print(row, flush=True)
-    finally:
-        stop.set()
-        other.join()
-    return rows
-
-
-def main(arguments: list[str]) -> None:
-    what, options = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    machine = hardware.description()
-    if what == "soak":
-        seed = int(options.get("seed", 0))
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = soak(int(options.get("ticks", 1_000_000)), seed=seed, folder=Path(folder))
-        values = {"seed": seed, **asdict(outcome), "machine": machine}
-        (RESULTS / "soak.json").write_text(json.dumps(values, indent=1) + "\n")
-        print(json.dumps(values, indent=1))
-        return
-    rates = [float(rate) for rate in options.get("rates", "50,200,500").split(",")]
-    rows = timing(rates, float(options.get("seconds", 60)))
-
-    def ours(row: dict[str, Any]) -> bool:
-        return str(row["loop"]).startswith("ours")
-
-    header = ["Hz", "loop", "error p50", "p99", "p99.9", "max, µs", "tick p50", "p99, µs", "missed"]
-    body = [
-        [
-            f"{row['rate_hz']:g}",
-            row["loop"],
-            *(f"{x:.0f}" for x in row["error_us"]),
-            *([f"{x:.0f}" for x in row["overhead_us"]] if ours(row) else ["", ""]),
-            str(row["missed"]) if ours(row) else "",
-        ]
-        for row in rows
-    ]
-    granted = next(r["granted"] for r in rows if r["loop"] == "ours, real-time priority")
-    page = ["# The control loop's deadlines", "`python -m benchmarks.robot timing`"]
-    page += [table(header, body, markdown=True)]
-    page += [
-        "error: |period - P|; tick: from waking to the row's publication, without the adapter's "
-        "own time. The other core multiplies matrices. The loop follows chunks of 8 actions for "
-        "six joints; its servos are in memory. The loops take turns. "
-        f"Granted: {granted}. Cores {machine['cores']}, commit {machine['commit']}."
-    ]
-    (RESULTS / "timing.md").write_text("\n\n".join(page) + "\n")
-    (RESULTS / "timing.json").write_text(json.dumps({"rows": rows, "machine": machine}) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        outcome = soak(options.ticks, seed=options.seed, folder=Path(folder))
+    return {"seed": options.seed, **asdict(outcome), "machine": description()}

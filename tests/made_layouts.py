@@ -93,6 +93,24 @@ def put(group: h5py.Group, arrays: dict[str, Any]) -> None:
             group.create_dataset(key, data=value)
 
 
+def d3rlpy(path: Path, lengths: Sequence[int] = (3, 2), **others: Any) -> Path:
+    """As d3rlpy 2 writes episodes of these lengths; the first one terminates."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"], file["version"] = len(lengths), "2.1"
+        for n, rows in enumerate(lengths):
+            file[f"observations_{n}"] = rng.normal(size=(rows, 4))
+            file[f"actions_{n}"] = rng.uniform(-1, 1, (rows, 2))
+            file[f"rewards_{n}"] = np.full((rows, 1), n + 1.0)
+            file[f"terminated_{n}"] = n == 0
+        for key, value in others.items():
+            if key in file:
+                del file[key]
+            file[key] = value
+    return path
+
+
 def robomimic(path: Path, demos: dict[str, dict[str, Any]], **masks: Sequence[str]) -> Path:
     """One HDF5 file; demos: {"demo_0": {"actions": …, "obs": {…}, …}, …}."""
     with h5py.File(path, "w") as file:

@@ -1,0 +1,86 @@
+"""irom-princeton/dppo: the loss of its agents, and their optimisers; needs the package einops."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.conformance.inputs import ACT, OBS
+from benchmarks.conformance.job import Job, Learner, Link
+from benchmarks.conformance.torch_side import link, mlp
+
+SIDE = "torch_side"
+NETWORK = "model/diffusion/mlp_diffusion.py"
+
+
+def dppo(job: Job) -> Learner:
+    """As TrainPPODiffusionAgent takes a minibatch; the scale of rewards and GAE lie before it."""
+    sys.path.insert(0, str(job.checkout))
+    module, c = job.load(), job.config
+    network = job.load(NETWORK, {"time_dim * 2": "time_dim * 4"})
+    from model.common.critic import CriticObs
+
+    sizes = {"action_dim": ACT, "horizon_steps": c["window"], "cond_dim": OBS * c["history"]}
+    actor = network.DiffusionMLP(**sizes, time_dim=c["time_size"], mlp_dims=list(c["widths"]))
+    critic = CriticObs(OBS * c["history"], list(c["value_hidden"]))
+    model = module.PPODiffusion(
+        actor=actor,
+        critic=critic,
+        gamma_denoising=c["denoising_discount"],
+        clip_ploss_coef=c["clip"],
+        clip_ploss_coef_base=c["first_clip"],
+        clip_ploss_coef_rate=c["clip_rate"],
+        ft_denoising_steps=c["tuned"],
+        min_sampling_denoising_std=c["sampling_floor"],
+        min_logprob_denoising_std=c["density_floor"],
+        randn_clip_value=c["noise_max"],
+        horizon_steps=c["window"],
+        obs_dim=OBS,
+        action_dim=ACT,
+        denoising_steps=c["rounds"],
+        device="cpu",
+    )
+    optimisers = [
+        torch.optim.AdamW(model.actor_ft.parameters(), c["policy_lr"], weight_decay=0),
+        torch.optim.AdamW(model.critic.parameters(), c["value_lr"], weight_decay=0),
+    ]
+    stopped = torch.zeros(())
+
+    def update(b: Any) -> dict[str, float]:
+        own, step = torch.arange(len(b.step)), b.step.long()
+        policy_loss, _, value_loss, clipped, divergence, *_ = model.loss(
+            {"state": b.observations},
+            b.chain[own, step],
+            b.chain[own, step + 1],
+            step,
+            b.returns,
+            None,
+            b.advantages,
+            b.densities[own, step],
+            reward_horizon=c["executed"],
+        )
+        value_loss = value_loss * c["value_weight"]
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        (policy_loss + value_loss).backward()
+        for optimiser in optimisers:
+            optimiser.step()
+        found = {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
+        return found | {"divergence": divergence, "clipped": clipped}
+
+    links = actor_links("model/network", model.actor_ft) + mlp("value/net", critic)
+    links += [acts(own) for own in actor_links("policy/network", model.actor_ft)]
+    links += actor_links("policy/base", model.actor)
+    return Learner([*links, link("stopped/value", stopped)], update)
+
+
+def actor_links(name: str, net: Any) -> list[Link]:
+    time = [net.time_embedding[1], net.time_embedding[3]]
+    return mlp(f"{name}.embed_time.perceptron", time) + mlp(f"{name}.trunk", net.mlp_mean)
+
+
+def acts(own: Link) -> Link:
+    """What acts is what has learnt; nothing else is put there."""
+    return Link(own.name, own.index, own.read, lambda _: None)

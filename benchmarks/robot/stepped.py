@@ -1,0 +1,226 @@
+"""The tabletop arm, its servo line, the control loop and inference on one simulated clock.
+
+What runs is what runs on a robot, but for the processes: the bus client, the check, the loop, the
+inference. Time passes on the line and where a deadline is waited for; nothing sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real_robot.control.inference import Inference
+from real_robot.control.kinematics import forward
+from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.observing import offset
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.control.session import chunk_of, chunk_type
+from real_robot.recording.rows import row_type
+from real_robot.robots import tracker
+from real_robot.robots.config import describe
+from real_robot.robots.dynamixel import table as registers
+from real_robot.robots.dynamixel.robot import DynamixelRobot
+from real_robot.robots.simulated_bus import arm
+from real_robot.robots.simulated_bus.line import Faults
+from real_robot.robots.simulated_bus.port import SteppedPort
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import envelope
+
+RATE_HZ = 100.0
+PERIOD_S = 1 / RATE_HZ
+START_NS = 10**12
+TRACKER_M = 0.0005  # deviation of what the tracker says
+
+
+class Port(SteppedPort):
+    """Something may happen while time passes, in the midst of a transaction too."""
+
+    alarm: tuple[int, Callable[[], Any]] | None = None  # when, monotonic ns, and what
+
+    def sleep_until(self, time_ns: int) -> None:
+        if self.alarm is not None and self.alarm[0] <= time_ns:
+            super().sleep_until(self.alarm[0])
+            self._ring()
+        super().sleep_until(time_ns)
+
+    def read(self, until_ns: int) -> bytes:
+        if self.alarm is not None and self.alarm[0] <= until_ns:
+            if data := super().read(self.alarm[0]):
+                return data
+            self._ring()
+        return super().read(until_ns)
+
+    def _ring(self) -> None:
+        assert self.alarm is not None
+        what, self.alarm = self.alarm[1], None
+        what()
+
+
+class Clock:
+    """The line's; a fault may make it late, or the wall's jump."""
+
+    def __init__(self, port: SteppedPort) -> None:
+        self._port = port
+        self.late_ns, self.wall_jump_ns = 0, 0
+
+    def now_ns(self) -> int:
+        return self._port.now_ns()
+
+    def wall_ns(self) -> int:
+        return self._port.now_ns() + self.wall_jump_ns
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        self._port.sleep_until(deadline_ns + self.late_ns)
+        self.late_ns = 0
+
+
+class Told(Inputs):
+    """What the loop is told: by inference, by a person, by the other processes."""
+
+    def __init__(self, clock: Clock, chunks: Ring) -> None:
+        self._clock, self._chunks = clock, Reader(chunks)
+        self.wishes = list[Wish]()
+        self.held = Wish()  # where there is none
+
+    def chunk(self) -> Chunk | None:
+        return chunk_of(self._chunks.record) if self._chunks.newest() else None
+
+    def wish(self) -> Wish:
+        return self.wishes.pop(0) if self.wishes else self.held
+
+    def watchdog_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def recorder_lost(self) -> bool:
+        return False
+
+
+class Stepped:
+    """policy: as `Inference` takes it; its chunks arrive at uniformly random moments."""
+
+    def __init__(self, folder: Path, policy: Any, seed: int) -> None:
+        described = describe("desk")
+        self.chance = np.random.default_rng(seed)
+        self.arrived = list[tuple[int, str, dict[str, Any]]]()  # what the servos saw
+        self.line = arm.build(described, seed=seed, log=lambda *e: self.arrived.append(e))
+        self.port = Port(self.line, START_NS)
+        self.clock = Clock(self.port)
+        folder.mkdir(parents=True, exist_ok=True)
+        channels = described.spec.channels
+        self._tracker = Ring.create(folder / "tracker", tracker.record(channels), tracker.SLOTS)
+        self.target = np.array([0.2, 0.0, 0.1])
+        self._track()
+        servos = arm.calibration(self.line, described)
+        self.robot = DynamixelRobot(
+            described.spec,
+            servos,
+            lambda: self.port,
+            baud=1_000_000,
+            watchdog_s=0.2,
+            tracker=folder / "tracker",
+        )
+        self.spec = self.robot.spec
+        limits = envelope(self.spec, self.spec.limits, RATE_HZ, None, forward(self.spec))
+        self.guard = Guard(self.robot, limits)
+        spec, joints = policy.spec, len(self.spec.joints)
+        self.ticks = Ring.create(folder / "ticks", row_type(self.spec), 64)
+        chunks = Ring.create(folder / "chunks", chunk_type(spec.horizon, joints), 16)
+        words = self._words = Words(folder / "words", create=True)
+        self.chunks, self.told = chunks, Told(self.clock, chunks)
+        self.schedule = Schedule(Timing(spec.rate_hz, spec.horizon, offset(spec)), joints)
+        self.loop = Loop(self.guard, self.clock, self.schedule, self.told, self.ticks)
+        self.inference = Inference(policy, self.spec, self.ticks, chunks, words, self.clock.now_ns)
+        self.infers = True  # False: it is dead
+        self.answered_ns = self.acted_ns = 0  # its newest chunk; the loop's newest tick's end
+
+    @property
+    def now_ns(self) -> int:
+        return self.port.now_ns()
+
+    @property
+    def tip(self) -> np.ndarray:
+        """[3] m: where it really is."""
+        return self.line.physics.where("tip").copy()
+
+    def arm(self) -> None:
+        """From power on to holding."""
+        self.guard.connect(self.now_ns)
+        self.guard.read()
+        self.guard.passed(self.now_ns)
+        self.guard.arm(self.now_ns)
+        self.loop.begin()
+
+    def tick(self) -> None:
+        """A period: the loop's part of it, then, at a random moment of the rest, inference's."""
+        self._track()
+        self.loop.step()
+        self.acted_ns = self.now_ns
+        self._words["starting"] = self.loop.starting
+        left_ns = max(0, round((PERIOD_S - 0.005) * 1e9 * self.chance.uniform()))
+        self.port.sleep_until(self.now_ns + left_ns)
+        if self.infers and self.inference.look(self.now_ns):
+            self.answered_ns = self.now_ns
+
+    def surprise(self, fault: Callable[[], Any]) -> int:
+        """`fault` happens at a uniformly random moment of a period; returns when, ns."""
+        at_ns = self.now_ns + round(self.chance.uniform() * PERIOD_S * 1e9)
+        self.port.alarm = at_ns, fault
+        while self.port.alarm is not None:
+            self.tick()
+        return at_ns
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.tick()
+
+    def faults(self, **faults: Any) -> None:
+        """These, and no others, are wrong with the line from now on."""
+        self.line.faults = Faults(**faults)
+
+    def event(self, kind: str, **what: Any) -> None:
+        """Something happens to the hardware once."""
+        self.line.event(kind, what, self.now_ns)
+
+    def _track(self) -> None:
+        row = self._tracker.record
+        row["time_ns"] = self.now_ns
+        row["target"] = self.target + self.chance.normal(0, TRACKER_M, 3)
+        row["puck"], row["goal"] = 0.0, 0.0
+        self._tracker.push()
+
+
+def commands(events: list[dict[str, int]], joints: int) -> list[np.ndarray]:
+    """Goals as the servos took them, in ticks: unbroken stretches of commands to all, [N, J].
+
+    events: of kind `goals`. One to a single servo is arming, after which commands begin anew.
+    """
+    stretches: list[list[list[int]]] = [[]]
+    for goals in events:
+        if len(goals) == joints:
+            stretches[-1].append([goals[str(k)] for k in range(1, joints + 1)])
+        elif stretches[-1]:
+            stretches.append([])
+    return [np.array(stretch) for stretch in stretches if stretch]
+
+
+def outside(events: list[dict[str, int]], limits: Any, period_s: float) -> int:
+    """How many commands pass a limit of position, velocity, or a stop's acceleration or jerk.
+
+    By the integers that servos took, so that rounding adds up to 1, 2 and 4 ticks to differences.
+    """
+    found = 0
+    for ticks in commands(events, len(limits.velocity)):
+        q = (ticks - registers.CENTRE) * registers.RAD
+        slack = registers.RAD / 2 + 1e-9
+        passed = ((q < limits.position_low - slack) | (q > limits.position_high + slack)).any(1)
+        bounds = (limits.velocity, limits.stop_acceleration, limits.stop_jerk)
+        for order, (bound, rounding) in enumerate(zip(bounds, (1, 2, 4), strict=True), start=1):
+            most = bound * period_s**order + (rounding + 1e-6) * registers.RAD
+            if len(q) > order:
+                passed[order:] |= (np.abs(np.diff(q, order, axis=0)) > most).any(1)
+        found += int(passed.sum())
+    return found

@@ -1,0 +1,317 @@
+"""What this machine's clock says of the control loop and of inference.
+
+    python -m benchmarks.robot timing [seconds=60] [rates=[50,200,500]]
+
+The loop's deadlines and its overhead, beside a plain loop that sleeps and one that spins, in turns
+while the other core multiplies matrices; one decision of a perceptron, of a one-step and of a
+ten-step chunk policy by each runtime; and the loop at 200 Hz while a one-step policy answers in a
+process of its own. seconds: of each of these at each rate. Needs a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import policies
+from benchmarks.robot.person import command
+from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
+from offline_rl.utils.hardware import description
+from policies import Bundle, Channel, Normaliser, Spec
+from policies.bundle import write
+from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
+from real_robot.control.inference import Inference
+from real_robot.control.loop import Loop, Wish
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.control.session import chunk_of, chunk_type, pin
+from real_robot.recording.rows import row_type
+from real_robot.robot import Command, Reading, Sent
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import envelope
+
+SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
+RUNTIMES = ("torch", "onnx")
+ROUNDS = {"one step": 1, "ten steps": 10}  # of a U-Net's, from noise to a chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `timing` takes."""
+
+    seconds: float = 60.0
+    rates: list = field(default_factory=lambda: [50, 200, 500])
+
+
+def _busy(stop: Any) -> None:
+    """Keeps a core at work, as inference does."""
+    a = np.random.default_rng(0).normal(size=(256, 256))
+    while not stop.is_set():
+        a = a @ a / 256
+
+
+class Timed(Servos):
+    """Servos that count what they take themselves, which is no part of the loop's overhead."""
+
+    spent_ns = 0
+
+    def read(self) -> Reading:
+        begun = time.perf_counter_ns()
+        reading = super().read()
+        self.spent_ns += time.perf_counter_ns() - begun
+        return reading
+
+    def command(self, command: Command) -> Sent:
+        begun = time.perf_counter_ns()
+        sent = super().command(command)
+        self.spent_ns += time.perf_counter_ns() - begun
+        return sent
+
+
+class Inferred(Mind):
+    """Instead of a policy's wandering: what another process infers."""
+
+    def __init__(self, clock: MonotonicClock, joints: int, chunks: Ring) -> None:
+        super().__init__(clock, random.Random(0), joints)
+        self._chunks = Reader(chunks)
+
+    def chunk(self) -> Chunk | None:
+        return chunk_of(self._chunks.record) if self._chunks.newest() else None
+
+
+def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: Any) -> None:
+    """The control loop following plans, with servos in memory, in a process of its own.
+
+    how: whether it asks for real-time priority; and the folder of the rings, where another process
+    infers.
+    """
+    real_time, folder = how
+    granted = ask_for_real_time().text if real_time else "ordinary scheduling"
+    if not real_time:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    clock, robot_spec = MonotonicClock(), spec(rate_hz=rate_hz)
+    joints = len(robot_spec.joints)
+    servos = Timed(robot_spec, clock.now_ns)
+    guard = Guard(servos, envelope(robot_spec, robot_spec.limits, rate_hz))
+    with tempfile.TemporaryDirectory() as own:
+        where = Path(folder or own)
+        ring = Ring.create(where / "ticks", row_type(robot_spec), 64)
+        mind, timing = Mind(clock, random.Random(0), joints), Timing(1 / STEP_S, HORIZON)
+        if folder:
+            pin(last_core=True)
+            mind = Inferred(clock, joints, Ring.open(where / "chunks"))
+            timing = Timing(RATE_HZ, HORIZON)
+        loop = Loop(guard, clock, Schedule(timing, joints), mind, ring)
+        guard.connect(clock.now_ns())
+        guard.passed(clock.now_ns())
+        guard.arm(clock.now_ns())
+        mind.wishes.append(Wish(start=True))
+        wakes, took = list[int](), list[float]()
+        with without_collector():
+            loop.begin()
+            for _ in range(int(seconds * rate_hz)):
+                servos.spent_ns = 0
+                before = ring.written
+                loop.step()
+                done = clock.now_ns()
+                if ring.written == before:
+                    continue  # a missed deadline
+                wakes.append(int(ring.record["wake_ns"]))
+                took.append((done - wakes[-1] - servos.spent_ns) / 1000)
+    send.send((wakes, took, loop.missed, granted))
+
+
+def _plain_timing(rate_hz: float, seconds: float, spin_ns: int | None, send: Any) -> None:
+    """A loop that sleeps what is left of its period, or sleeps short and spins."""
+    period, wakes = round(1e9 / rate_hz), list[int]()
+    deadline = time.monotonic_ns()
+    for _ in range(int(seconds * rate_hz)):
+        begun = time.monotonic_ns()
+        wakes.append(begun)
+        if spin_ns is None:
+            time.sleep(max(0, period - (time.monotonic_ns() - begun)) * 1e-9)
+        else:
+            deadline += period
+            time.sleep(max(0, deadline - spin_ns - time.monotonic_ns()) * 1e-9)
+            while time.monotonic_ns() < deadline:
+                pass
+    send.send((wakes, [], 0, "ordinary scheduling"))
+
+
+LOOPS: dict[str, tuple[Callable[..., None], Any]] = {
+    "ours": (_loop_timing, (False, "")),
+    "ours, real-time priority": (_loop_timing, (True, "")),
+    SLEEPS: (_plain_timing, None),
+    SPINS: (_plain_timing, 500_000),
+}
+
+
+def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str, Any]]:
+    """Each loop in its turn, so many times, with the other core busy."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    other = context.Process(target=_busy, args=(stop,))
+    other.start()
+    rows = []
+    try:
+        for rate in rates:
+            errors: dict[str, list[float]] = {name: [] for name in LOOPS}  # |period - P|, us
+            ticks: dict[str, list[float]] = {name: [] for name in LOOPS}  # us
+            missed, granted = Counter[str](), dict[str, str]()
+            for _, (name, (target, extra)) in product(range(turns), LOOPS.items()):
+                receive, send = context.Pipe(False)
+                child = context.Process(target=target, args=(rate, seconds / turns, extra, send))
+                child.start()
+                wakes, took, lost, granted[name] = receive.recv()
+                child.join()
+                errors[name] += (np.abs(np.diff(wakes) - 1e9 / rate) / 1000).tolist()
+                ticks[name] += took
+                missed[name] += lost
+            for name in LOOPS:
+                row = {"rate_hz": rate, "loop": name, "granted": granted[name]}
+                row["error_us"] = np.percentile(errors[name], [50, 99, 99.9, 100]).tolist()
+                row["overhead_us"] = np.percentile(ticks[name] or [0], [50, 99]).tolist()
+                row["missed"] = missed[name]
+                rows.append(row)
+                print(row, flush=True)
+    finally:
+        stop.set()
+        other.join()
+    return rows
+
+
+def _untrained(kind: str, path: Path) -> Path:
+    """A bundle of that kind for the arm; how long it takes does not depend on its weights.
+
+    It asks for next to no motion, so that nothing stops the robot.
+    """
+    import torch
+
+    from policies.heads.deterministic import DeterministicActor
+    from policies.heads.diffusion import DiffusionActor
+    from policies.heads.schedules import euler
+
+    torch.manual_seed(0)
+    joints = spec().joints
+    names = tuple(f"{joint}.{what}" for what in ("q", "dq") for joint in joints)
+    sizes: dict[str, Any] = {}
+    if kind == "perceptron":
+        actor: Any = DeterministicActor(len(names), len(joints), [256, 256])
+    else:
+        actor = DiffusionActor(
+            len(names),
+            len(joints),
+            network="unet",
+            options={"widths": [64, 128, 256], "time_size": 64},
+            table=euler(ROUNDS[kind]),
+            history=1,
+            window=HORIZON,
+            executed=1,
+        )
+        sizes = {"horizon": HORIZON}
+    told = Spec(
+        (Channel("observation", (len(names),), names=names),),
+        len(joints),
+        action_low=(-0.005,) * len(joints),
+        action_high=(0.005,) * len(joints),
+        rate_hz=RATE_HZ,
+        action_names=joints,
+        **sizes,
+    )
+    weights = {key: value.numpy() for key, value in actor.state_dict().items()}
+    same = Normaliser.identity(told.observation_shape)
+    write(path, Bundle(told, type(actor).__name__, actor.arguments, weights, same))
+    subprocess.run(command("export", f"run={path}"), check=True, capture_output=True)
+    return path
+
+
+def inferring(folder: Path, seconds: float) -> dict[str, Any]:
+    """The loop at 200 Hz, while a one-step policy is asked for a chunk as often."""
+    policy = policies.load(_untrained("one step", folder / "one.bundle"), runtime="onnx")
+    robot, context = spec(), multiprocessing.get_context("spawn")
+    chunks = Ring.create(folder / "chunks", chunk_type(HORIZON, len(robot.joints)), 16)
+    words = Words(folder / "words", create=True)
+    words["starting"] = 1
+    receive, send = context.Pipe(False)
+    how = (RATE_HZ, seconds, (True, str(folder)), send)
+    child = context.Process(target=_loop_timing, args=how)
+    child.start()
+    while not (folder / "ticks").exists():
+        time.sleep(0.01)
+    pin(last_core=False)
+    inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, words)
+    inference.warm_up()
+    begun = time.monotonic()
+    while not receive.poll():
+        if not inference.look(time.monotonic_ns()):
+            time.sleep(0.0005)
+    decided = inference.seq / (time.monotonic() - begun)
+    wakes, took, missed, granted = receive.recv()
+    child.join()
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    errors = np.abs(np.diff(wakes) - 1e9 / RATE_HZ) / 1000
+    return {
+        "rate_hz": RATE_HZ,
+        "decisions_a_second": round(decided, 1),
+        "granted": granted,
+        "error_us": np.percentile(errors, [50, 99, 99.9, 100]).tolist(),
+        "overhead_us": np.percentile(took, [50, 99]).tolist(),
+        "missed": missed,
+    }
+
+
+def latency(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """ms of a decision: kinds and runtimes in turns, one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    made = {
+        (kind, runtime): policies.load(_untrained(kind, folder / f"{kind}.bundle"), runtime=runtime)
+        for kind, runtime in product(("perceptron", *ROUNDS), RUNTIMES)
+    }
+    seen = np.zeros(12, np.float32)
+    players = {key: policies.Player(policy) for key, policy in made.items()}
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in made}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or min(map(len, times.values())) < 20:
+        for key, player in players.items():
+            player.reset(0)  # so that each step is a decision
+            begun = time.perf_counter()
+            player.step(seen)
+            times[key].append(1e3 * (time.perf_counter() - begun))
+    return [
+        {
+            "policy": kind,
+            "runtime": runtime,
+            "decisions": len(found),
+            "ms": np.percentile(found[len(found) // 10 :], [50, 99, 100]).tolist(),
+        }
+        for (kind, runtime), found in times.items()
+    ]
+
+
+def measure(options: Options) -> dict[str, Any]:
+    rows = timing(options.rates, options.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        decisions = latency(Path(folder), options.seconds)
+        beside = inferring(Path(folder), options.seconds)
+    return {
+        "seconds": options.seconds,
+        "rows": rows,
+        "latency": decisions,
+        "inferring": beside,
+        "load": round(os.getloadavg()[0], 1),
+        "machine": description(),
+    }

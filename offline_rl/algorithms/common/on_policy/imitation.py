@@ -1,0 +1,153 @@
+"""Imitation that goes on, of the data and of what was seen since, and its one-step head.
+
+The head answers in one step what the policy denoises in many: from the same noise the policy,
+without further noise, and the head should end in the same chunk (Lei et al., arXiv:2510.14830).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimise, wanted
+from offline_rl.algorithms.common.chunk_cloning import completed
+from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.noising.questions import of_diffusion, of_flow
+from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
+from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.chunks import Chunks
+from offline_rl.replay.mixtures import Mixture
+from offline_rl.utils.options import Count, Range
+from policies.heads.diffusion import DiffusionActor
+from policies.heads.schedules import Round, Table, cosine_alphas, ddim, euler, sample
+
+if TYPE_CHECKING:
+    from offline_rl.data.dataset import Dataset
+
+FLOW_TIMES = 1.5, 0.999  # as flow_policy draws them: `power` and `latest` of `of_flow`
+Learns = Literal["none", "joint", "afterwards"]
+
+
+@dataclass(frozen=True)
+class ImitationConfig(ChainConfig):
+    """Defaults: RL-100's."""
+
+    imitation_lr: Rate = 1.4e-4  # of the policy, and of the one-step head throughout
+    average: Annotated[float, Range(0, 1)] = 0.005  # share of imitation that enters the policy
+    one_step: Annotated[Learns, BUILT] = "joint"  # when a one-step head learns
+    student_updates: Count = 10_000  # of one that learns afterwards
+
+
+class Imitating(DenoisingRL):
+    """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
+
+    clones = ("model", "policy", "behaviour", "student")
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """Each action's range."""
+        return completed(cfg, dataset)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """`student` is the one-step head."""
+        made, cfg = super().networks(), self.cfg
+        if cfg.one_step != "none":
+            options = cfg.actor(self.spec) | {"table": self.table(0.0)}
+            made["student"] = student(cfg, options)
+            made["student"].load_state_dict(made["model"].state_dict())
+        return made
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        if phase in ("improve", "update", ONLINE):
+            return wanted(sources.rollouts)
+        cfg, both = self.cfg, (wanted(sources.offline), sources.online)
+        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        parts: list[Any] = [Chunks(x, **sizes) for x in both if x is not None]
+        return Mixture(parts[0], parts[1], None) if len(parts) == 2 else parts[0]
+
+    def imitate(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step of denoising regression; the policy follows."""
+        cfg, random, head = self.cfg, state.random, self.modules["model"]
+        a = head.unit(batch.actions)  # type: ignore[operator]
+        noised = (random, a, 1)
+        if cfg.process == "flow":
+            x, times, answer = of_flow(*noised, *FLOW_TIMES)
+        else:
+            x, times, answer = of_diffusion(*noised, cfg.noise_levels, cfg.predicts)
+
+        def loss(model: Network) -> Tensor:
+            error: Tensor = model(batch.observations, x, times) - answer
+            return error.square().mean()
+
+        state, value = minimise(state, "model", loss)
+        old, new = state.params["policy"], state.params["model"]
+        moved = {k: torch.lerp(old[k], new[own(k)], cfg.average) for k in old}
+        state = replace(state, params={**state.params, "policy": moved})
+        state, metrics = self.in_step(state, batch.observations)
+        return state, metrics | {"imitation_loss": value}
+
+    def settle(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """What acted is what goes on, in all its rounds; its optimiser begins anew."""
+        before, policy = state.params["model"], state.params["policy"]
+        found = {k: policy[k] for k in before}
+        params = {**state.params, "model": found, "behaviour": found}
+        params["policy"] = {k: policy[own(k)] for k in policy}
+        fresh = tree_map(torch.zeros_like, state.optimiser["model"])
+        moved = torch.stack([(before[k] - found[k]).square().mean() for k in found]).mean()
+        state = replace(state, params=params, optimiser={**state.optimiser, "model": fresh})
+        return state, {"settled_by": moved.sqrt()}
+
+    def distil(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step of the one-step head alone."""
+        return taught(state, self.cfg, batch.observations)
+
+    def in_step(self, state: State, seen: Tensor) -> tuple[State, Metrics]:
+        """With a step of the one-step head, where it learns beside the policy."""
+        return taught(state, self.cfg, seen) if self.cfg.one_step == "joint" else (state, {})
+
+
+def own(name: str) -> str:
+    """The model's weight that goes into the policy's of that name, of whatever rounds."""
+    return f"network.{name.split('.', 1)[1]}"
+
+
+def certain(cfg: Any) -> Table:
+    """The rounds of a chain config's policy without noise between them."""
+    if cfg.process == "flow":
+        return euler(cfg.rounds)
+    return ddim(cosine_alphas(cfg.noise_levels), cfg.rounds, cfg.predicts)
+
+
+def student(cfg: Any, options: dict[str, Any]) -> DiffusionActor:
+    """A head that is asked once, where the first round is, and tells the chunk itself."""
+    once = Round(certain(cfg)[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)
+    return DiffusionActor(**(options | {"table": [once]}))
+
+
+def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
+    """One step of `student` towards the chunks of `policy` in what is executed of them.
+
+    seen: [B, history, O].
+    """
+    head: Any = state.algorithm.modules["student"]
+    noise = state.random.normal((len(seen), *head.noise_shape))  # [B, 1, T, A]
+    own = slice(cfg.history - 1, cfg.history - 1 + cfg.executed)
+
+    def policy(x: Tensor, time: float) -> Tensor:
+        told: Tensor = state.policy(seen, x, x.new_full(x.shape[:1], time))
+        return told
+
+    target = sample(certain(cfg), policy, noise).clip(-1, 1)
+    x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], head.table[0][0])
+
+    def loss(model: Network) -> Tensor:
+        told: Tensor = model(seen, x, time)
+        return (told - target)[:, own].square().mean()
+
+    state, value = minimise(state, "student", loss)
+    return state, {"student_loss": value}

@@ -1,0 +1,182 @@
+"""RL-100: a clone that denoises, improved by its data, by new episodes, and then online.
+
+Imitation comes first. Some times over, critics and a model of what comes next learn from all the
+data; chains of the policy on the data's states are reinforced by what the critics say of them; what
+comes of it is kept where it does better in the model; new episodes become data, and imitation goes
+on. Then proximal policy optimisation goes on with rollouts alone.
+
+Paper:   Lei et al., arXiv:2510.14830. `acting` is its one-step head or the policy itself.
+Differs: from the authors' code (Lei-Kun/RL-100) in that denoising steps are drawn in minibatches
+         from all decisions, there each decision's are taken one after another; that later imitation
+         goes on from where the policy stands; that rates and clips do not fall; that both policies
+         are scored from the same starts and rejected weights are put back, as the paper has it;
+         that observations are vectors, without their encoder and its losses; that a last round of
+         no deviation of its own has `sampling_floor`; and that the online critic is V, without
+         a clip. Its flows' transitions are `dppo`'s.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State, minimise
+from offline_rl.algorithms.common.chunk_cloning import Built
+from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
+from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
+from offline_rl.algorithms.common.on_policy.offline import JudgeConfig, Judged
+from offline_rl.algorithms.common.on_policy.ppo import standardised
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.replay.rollouts import Decisions
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share
+
+
+@dataclass(frozen=True)
+class Config(JudgeConfig, ImitationConfig):
+    """Defaults: the authors' for single actions; the policy's own numbers are its run's."""
+
+    iterations: Count = 3  # of critics, improvement, new episodes and imitation
+    judge_updates: Count = 10_000  # of critics and transition model, in each
+    improvements: Count = 10  # chances at the gate, in each
+    passes: Count = 1  # visits to the denoising steps of each, before the gate
+    imitation_updates: Amount = 5_000  # on all the data, at the end of each
+    acting: Annotated[Literal["rounds", "one_step"], BUILT] = "rounds"  # what acts, but to explore
+    clip: Positive = 0.2  # of ratios, online
+    offline_clip: Positive = 0.25  # and on the data's states
+    offline_lr: Rate = 1e-5  # of the policy, on the data's states
+    policy_lr: Rate = 3e-6  # and online
+    value_lr: Rate = 3e-4  # of V, online
+    max_norm: Positive = 0.5  # of a gradient in reinforcement
+
+    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddim"
+    rounds: Built = 10
+    tuned: Built = 10
+    sampling_floor: Positive = 0.01
+    density_floor: Positive = 0.01
+    spread_max: Annotated[float, Range(above=0), BUILT] = 0.8  # most deviation of a round
+    environments: Built = 16
+    decisions: Built = 2048
+    batch_size: Count = 128
+    epochs: Built = 10
+    discount: Discount = 0.99
+    scale_rewards: bool = False
+    value_hidden: Sizes = (512, 512)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.acting == "one_step" and self.one_step == "none":
+            raise ValueError("acting=one_step needs a one-step head: one_step=joint or afterwards")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.OnPolicy):
+    """From data and its own rollouts, in turns."""
+
+    mixing: Share | Literal["rows"] = "rows"
+
+
+class RL100(Judged, Imitating):
+    Config: ClassVar[type] = Config
+    Online: ClassVar[type[schedule.Online]] = Online
+    needs = ("held_out",)
+    continues = ""
+    targets: ClassVar = {"critic_target": "critic", "behaviour": "model"}
+    unseen = ("settle", "judge")
+
+    def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
+        self.phase, self.ceiling = "", cfg.spread_max
+        super().__init__(spec, cfg, *rest, **more)
+        self.policy = "student" if cfg.acting == "one_step" else "policy"
+
+    def at(self, phase: str) -> Algorithm:
+        """Rates are the phase's."""
+        now: Any = copy.copy(super().at(phase))
+        now.phase = phase
+        return now
+
+    def optimisers(self) -> dict[str, Adam]:
+        cfg, cloning = self.cfg, self.phase == "imitate"
+        rates = {"imitate": cfg.imitation_lr, "improve": cfg.offline_lr}
+        norm = None if cloning else cfg.max_norm
+        return {
+            "model": Adam(rates.get(self.phase, cfg.policy_lr), max_norm=norm),
+            "value": Adam(cfg.critic_lr if self.phase == "judge" else cfg.value_lr),
+            "critic": Adam(cfg.critic_lr),
+            "dynamics": Adam(cfg.dynamics_lr),
+            "student": Adam(cfg.imitation_lr),
+        }
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        """Each once; `schedule` repeats them."""
+        cfg, pairs = self.cfg, self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size
+        made = {"imitate": cfg.imitation_updates, "settle": 1, "judge": cfg.judge_updates}
+        made |= {"improve": cfg.passes * pairs, "compare": 1}
+        return made | ({"distil": cfg.student_updates} if cfg.one_step == "afterwards" else {})
+
+    def schedule(
+        self, num_updates: int, num_env_steps: int, pretrain: int | None
+    ) -> list[schedule.Piece]:
+        """num_updates: of the first imitation, beyond that of the run it goes on from."""
+        cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.executed
+        count, rest = divmod(num_env_steps, size)
+        if rest or count < cfg.iterations:
+            raise UserError(
+                f"num_env_steps={num_env_steps}: new episodes and online iterations take {size} "
+                f"steps each, algorithm.decisions={cfg.decisions} of {cfg.executed}; give a "
+                f"multiple of that, at least {cfg.iterations * size} for algorithm.iterations="
+                f"{cfg.iterations}"
+            )
+        if pretrain is not None:
+            raise UserError(
+                f"pretrain_updates={pretrain}: phases here have lengths of their own, such as "
+                "algorithm.judge_updates and algorithm.imitation_updates; give these"
+            )
+        learn = {name: schedule.Learn(name, n) for name, n in self.phases.items()}
+        fill = schedule.Fill("improve", cfg.decisions, "imitate")
+        gather = schedule.Collect("gather", cfg.decisions, cfg.executed, adds=True)
+        rollouts = schedule.Collect(online, cfg.decisions, cfg.executed)
+        work: list[schedule.Piece] = [learn["settle"], learn["judge"]]
+        work += [fill, learn["improve"], learn["compare"]] * cfg.improvements
+        work = [*work, gather, learn["imitate"]] * cfg.iterations
+        work = [schedule.Learn("imitate", num_updates), *work, learn["settle"]]
+        work += [rollouts, schedule.Learn(online, self.updates)] * (count - cfg.iterations)
+        work += [learn["distil"]] if "distil" in learn else []
+        return [piece for piece in work if piece.size]
+
+    def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made = super().digest(state, data)
+        return made | {"advantages": standardised(made["advantages"])}
+
+    def told(self, densities: Tensor, executed: Tensor) -> Tensor:
+        """[B, T, A] -> [B]: the sum over the actions that were taken."""
+        first = self.cfg.history - 1
+        own = densities[:, first : first + executed.shape[-1]].sum(-1)
+        return (own * executed.to(own.dtype)).sum(-1)
+
+    def improve(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:
+        """One step on chains of `behaviour` on the data's states."""
+        clip = torch.ones_like(batch.advantages) * self.cfg.offline_clip
+        state, metrics = self.reinforced(state, batch, batch.advantages, clip)
+        state, told = self.in_step(self.acting(state), batch.observations)
+        return state, metrics | told
+
+    def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
+        """One step of policy and V on a rollout."""
+        clip = torch.ones_like(batch.advantages) * self.cfg.clip
+        state, metrics = self.reinforced(state, batch, batch.advantages, clip)
+
+        def value_loss(value: Network) -> Tensor:
+            error: Tensor = value(batch.observations.flatten(1)) - batch.returns
+            return error.square().mean()
+
+        state, value = minimise(state, "value", value_loss)
+        state, told = self.in_step(self.acting(state), batch.observations)
+        return state, metrics | told | {"value_loss": value, "returns": batch.returns.mean()}

@@ -1,0 +1,262 @@
+"""RL-100: its phases in order, its gate, its one-step head; what it refuses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from on_a_line import CLONE as ON_A_LINE
+from on_a_line import data_of_a_line, registered, run_of
+from safetensors.torch import load_file
+
+import policies
+from offline_rl import Dataset, UserError, finetune, train
+from offline_rl.algorithms.common.base import Interaction, State
+from offline_rl.algorithms.common.schedule import Collect, Fill, Learn
+from offline_rl.algorithms.rl100 import RL100, Config
+from offline_rl.data.writers.d4rl import write
+from offline_rl.engine.engine import Drawn, Engine
+from offline_rl.replay.batch import Sources
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.columns import held_out
+from offline_rl.replay.rollouts import Rollouts
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.utils.random import Random
+from policies import Spec
+
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
+SMALL |= {"executed": 2, "rounds": 2, "tuned": 2, "value_hidden": (16,), "critic_hidden": (16,)}
+SMALL |= {"environments": 4, "decisions": 24, "batch_size": 24, "epochs": 1, "imagined": 2}
+SMALL |= {
+    "dynamics_hidden": (16,),
+    "members": 3,
+    "elites": 2,
+    "one_step": "none",
+    "predicts": "action",
+}
+SMALL |= {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
+LAST = "network.trunk.biases.1"
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task's name."""
+    return registered(monkeypatch)
+
+
+def dataset(rows: int = 400) -> Dataset:
+    """A point that goes where it is sent; what is paid best is 0.8, in both directions."""
+    draw, ends = np.random.default_rng(0), np.arange(rows) % 10 == 9
+    seen, actions = draw.normal(size=(rows, 3)), draw.uniform(-1, 1, (rows, 2))
+    after = seen + 0.3 * np.concatenate([actions, actions[:, :1]], 1)
+    paid = 1 - np.square(actions - 0.8).sum(1)
+    return Dataset.from_arrays(seen, actions, paid, ends & False, ends, after)
+
+
+def engine(seeds: Sequence[int] = (0,), **changes: Any) -> Engine:
+    """At its start."""
+    cfg, spec, data = Config(**(SMALL | changes)), Spec((3,), 2), dataset()
+    how = Interaction(RL100.Online(), cfg)
+    columns, carried = RL100(spec, cfg, 1, how).columns()
+    size = cfg.decisions // cfg.environments, cfg.environments
+    store = Rollouts(len(seeds), size, columns, steps=cfg.tuned, carried=carried)
+    offline = ReplayBuffer.from_dataset(data, columns={"held_out": held_out(data)})
+    sources = Sources(offline, rollouts=store)
+    return Engine(lambda _: RL100(spec, cfg, 1, how), seeds, sources, batch_size=cfg.batch_size)
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, torch.Tensor]:
+    """A seed's state, whose critics and model know the data."""
+    e = engine(dynamics_lr=3e-3, critic_lr=3e-3)
+    e.run(150, "judge")
+    assert e.metrics("judge")["held_out_error"][0] < 1
+    e.run(1, "settle")
+    return e.seed_state(0)
+
+
+def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
+    """The gate's answer where the model's answers are lowered: before, after, metrics."""
+    cfg = Config(**(SMALL | changes))
+    algorithm: Any = RL100(Spec((3,), 2), cfg).at("compare")
+    params: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in judged.items():
+        kind, network, *rest = name.split("/", 2)
+        if kind == "params":
+            moved = (network, rest[0]) == ("model", LAST)
+            params.setdefault(network, {})[rest[0]] = value - lower * moved
+    random = Random(torch.tensor(0), torch.tensor(0))
+    buffer = ReplayBuffer.from_dataset(dataset(), columns={"held_out": held_out(dataset())})
+    source = algorithm.source("compare", Sources(buffer))
+    one = {name: x[0] for name, x in source.tensors().items()}
+    batch = source.sample(one, random, 24, 0.99)
+    state, told = algorithm.compare(State(algorithm, params, {}, random), batch, 0)
+    return params, state.params, told
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_bit(
+    judged,
+):
+    before, after, told = compared(judged, 3.0)
+    assert told["accepted"] == 0
+    assert told["score_after"] < told["score_before"]
+    for network in ("behaviour", "model", "policy"):
+        assert same(before["behaviour"], after[network])
+
+
+def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
+    assert compared(judged, 0.0, margin=0.0)[2]["accepted"] == 1
+    _, _, told = compared(judged, 0.0, margin=0.05)
+    assert told["accepted"] == 0
+    assert told["score_after"] == told["score_before"]
+
+
+def test_without_a_gate_all_passes_and_without_rollback_the_model_goes_on_from_what_failed(judged):
+    before, after, _ = compared(judged, 3.0, gate=False)
+    assert same(before["model"], after["behaviour"])
+    before, after, _ = compared(judged, 3.0, rollback=False)
+    assert same(before["model"], after["model"])
+    assert same(before["behaviour"], after["behaviour"])
+
+
+def test_each_stacked_seed_decides_for_itself(judged):
+    """The second one's model does the opposite of what is paid."""
+    e = engine((0, 1), margin=0.0)
+    for s in range(2):
+        e.load_seed_state(s, judged | {"counters/seed": torch.tensor(s)})
+    kept = {k: v.clone() for k, v in e.state["params"]["model"].items()}
+    e.state["params"]["model"][LAST][1] -= 3
+    e.run(1, "compare")
+    assert e.metrics("compare")["accepted"].tolist() == [1, 0]
+    assert same(kept, e.state["params"]["model"])
+
+
+def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judged):
+    """Which an untrained policy's actions, near 0, are far from."""
+    e = engine(offline_lr=3e-3, gate=False, sampling_floor=0.3, density_floor=0.3)
+    e.load_seed_state(0, judged)
+    seen = torch.from_numpy(np.random.default_rng(1).normal(size=(1, 50, 2, 3))).float()
+    noise = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 50, 3, 4, 2))).float()
+
+    def action() -> float:
+        given = {"observations": seen, "noise": noise}
+        return float(e.apply("decide", given, "improve")["actions"].mean())
+
+    first, store, known = action(), e.sources.rollouts, dataset().observations[:400]
+    assert isinstance(store, Rollouts)
+    for _ in range(6):
+        store.put(e.apply("fill", Drawn("imitate", 24), "improve"), e.updates)
+        rows = store.data["observations"].reshape(-1, 2, 3)[:, -1].numpy()
+        assert (rows[:, None] == known.astype(np.float32)).all(-1).any(1).all()
+        assert store.data["advantages"].mean().abs() < 1e-5
+        e.metrics("improve")
+        e.run(1, "improve")
+        assert abs(e.metrics("improve")["divergence"][0]) < 1e-6
+        e.run(7, "improve")
+        e.run(1, "compare")
+    assert action() > first + 0.1
+
+
+def test_a_model_that_fits_nothing_is_refused_with_its_error():
+    algorithm = RL100(Spec((3,), 2), Config(**SMALL))
+    algorithm.refuse("compare", {"model_error": np.array([0.5, 0.2])})
+    algorithm.refuse("judge", {"model_error": np.array([2.0])})
+    with pytest.raises(UserError, match=r"does not fit: on episodes held out its error is 1\.30"):
+        algorithm.refuse("compare", {"model_error": np.array([0.5, 1.3])})
+
+
+def test_the_one_step_head_learns_where_the_policy_ends():
+    """From the same noise; after imitation of nothing at all, which leaves the policy alone."""
+    e = engine(one_step="joint", imitation_lr=1e-2, average=0.0)
+    e.run(1, "imitate")
+    first = e.metrics("imitate")["student_loss"][0]
+    e.run(150, "imitate")
+    e.metrics("imitate")
+    e.run(1, "imitate")
+    assert e.metrics("imitate")["student_loss"][0] < 0.3 * first
+
+
+def test_the_order_of_work():
+    cfg = Config(**(SMALL | {"iterations": 2, "improvements": 2, "one_step": "afterwards"}))
+    work = RL100(Spec((3,), 2), cfg).schedule(7, 4 * 48, None)
+    names = [piece.phase for piece in work]
+    step = ["improve", "improve", "compare"]
+    again = ["settle", "judge", *step, *step, "gather", "imitate"]
+    assert names == ["imitate", *again, *again, "settle", *4 * ["online"], "distil"]
+    assert [type(x) for x in work[3:6]] == [Fill, Learn, Learn]
+    assert [x.adds for x in work if isinstance(x, Collect)] == [True, True, False, False]
+    assert sum(x.size for x in work if isinstance(x, Collect)) == 4 * 48
+
+
+CLONES = ("network", "widths", "history", "window", "executed", "rounds", "predicts")
+CLONES = (*CLONES, "action_low", "action_high")  # of the run that is gone on from
+TUNE: dict[str, Any] = {"algorithm": "rl100", "num_env_steps": 96, "eval_every": 10_000}
+TUNE |= {f"algorithm.{k}": v for k, v in SMALL.items() if k not in CLONES}
+TUNE |= {"algorithm.iterations": 1, "algorithm.improvements": 1, "algorithm.dynamics_lr": 1e-2}
+TUNE |= {"algorithm.judge_updates": 120, "algorithm.imitation_updates": 3}
+TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
+CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.rounds": 2, "seeds": 1}
+
+
+def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
+    """New episodes, which are data from then on, among them."""
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE)
+    data = {"dataset": str(tmp_path / "line.hdf5")}
+    whole = finetune(run=run, **TUNE, **data, name="whole").path
+    stops: list[int] = []
+
+    def quit_once(trainer: Any) -> None:
+        if not stops and trainer.work is not None and trainer.work[0].phase == "imitate":
+            stops.append(trainer.clock)
+            raise RuntimeError("the cable is out")
+
+    keys = {**TUNE, **data, "name": "again", "checkpoint_every": 12, "eval_every": 12}
+    with pytest.raises(RuntimeError, match="cable"):
+        finetune(run=run, **keys, watch=quit_once)
+    again = finetune(run=run, **keys).path
+    one, two = (SeedFolder(path, 0).checkpoints() for path in (whole, again))
+    first, second = load_file(one[max(one)]), load_file(two[max(two)])
+    assert same(first, second)
+    assert int(first["buffer/kept_sizes"]) > 0
+    rows = [json.loads(x) for x in (whole / "seed_0" / "metrics.jsonl").read_text().splitlines()]
+    assert sum("train/accepted" in row for row in rows) == 1
+
+
+def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, tmp_path: Path):
+    data = write(data_of_a_line(), tmp_path / "line.hdf5")
+    keys = TUNE | {f"algorithm.{k}": list(v) if k == "widths" else v for k, v in SMALL.items()}
+    keys |= {"algorithm.acting": "one_step", "algorithm.action_low": [-1.0]}
+    keys |= {"algorithm.action_high": [1.0]}
+    keys |= {"algorithm.one_step": "joint", "num_env_steps": 48, "task": line, "num_updates": 3}
+    result = train(**keys, dataset=str(data), out=str(tmp_path))
+    player = policies.Player(policies.load(result.path / "seed_0" / "policy.bundle"))
+    player.reset()
+    actions = [player.step(np.array([0.1, 0.0], np.float32)) for _ in range(5)]
+    assert all(a.shape == (1,) and abs(a[0]) <= 1 for a in actions)
+    assert len(player.policy.bundle.arguments["table"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_env_steps": 100}, "new episodes and online iterations take 48 steps each"),
+        (
+            {"num_env_steps": 48, "algorithm.iterations": 2},
+            "at least 96 for algorithm.iterations=2",
+        ),
+        ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
+        ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
+        ({"pretrain_updates": 5}, "pretrain_updates=5: phases here have lengths of their own"),
+    ],
+)
+def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE)
+    with pytest.raises(UserError, match=words):
+        finetune(run=run, **(TUNE | {"dataset": str(tmp_path / "line.hdf5")} | changes))

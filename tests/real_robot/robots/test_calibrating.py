@@ -1,0 +1,79 @@
+"""`robot calibrate` on new servos, screwed on anyhow, with a person who moves the arm by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offline_rl.utils.errors import UserError
+from real_robot import calibrating
+from real_robot.robots.config import Described, make
+from real_robot.robots.dynamixel import bus
+
+ZERO, ASIDE = np.zeros(5), np.full(5, 0.3)
+LOW, HIGH = np.array([-2.3, -1.5, -2.4, -1.8, -2.7]), np.array([2.2, 1.4, 2.3, 1.7, 2.6])
+
+
+class Person:
+    """Does what is asked of it, or leaves out what `lazy` names."""
+
+    def __init__(self, rig: Any, lazy: str = "") -> None:
+        self.rig, self.lazy, self.heard = rig, lazy, list[str]()
+
+    def __call__(self, sentence: str, meanwhile: Callable[[], Any]) -> None:
+        self.heard.append(sentence)
+        poses = {"positive": [ASIDE], "zero": [ZERO], "ends": [LOW, ZERO, HIGH]}
+        for word, places in poses.items():
+            for place in places if word in sentence and word != self.lazy else ():
+                self.rig.event("pose", q=place)
+                meanwhile()
+
+
+@pytest.fixture
+def new_arm(make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Never calibrated; every other servo is screwed on the wrong way round."""
+    rig = make_rig(calibrated=False)
+    monkeypatch.setattr(bus, "SerialPort", lambda path, baud: rig.port)
+    return rig
+
+
+def test_an_arm_moves_as_its_model_once_it_is_calibrated(
+    tmp_path: Any, new_arm: Any, desk: Described, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "calibration.json")
+    person = Person(new_arm)
+    assert calibrating.calibrate("desk", ask=person, calibration=file) == file
+    assert len(person.heard) == 4
+    monkeypatch.setattr("real_robot.robots.dynamixel.robot.SerialPort", bus.SerialPort)
+    robot = make("desk", calibration=file)
+    robot.connect()
+    pose = np.array([0.5, -0.4, 1.2, 0.3, -1.0])
+    new_arm.event("pose", q=pose)
+    np.testing.assert_allclose(robot.read().q, pose, atol=0.004)
+    limits = robot.spec.limits
+    np.testing.assert_allclose(limits.position_low, LOW, atol=0.004)
+    np.testing.assert_allclose(limits.position_high, HIGH, atol=0.004)
+    assert robot.arm().code == 0
+    robot.close()
+
+
+@pytest.mark.parametrize(
+    ("lazy", "sentence"),
+    [("positive", "not turned to its positive side"), ("ends", "not moved to its ends")],
+)
+def test_who_does_not_move_the_arm_is_told_so_and_no_file_is_written(
+    tmp_path: Any, new_arm: Any, lazy: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        calibrating.calibrate(
+            "desk", ask=Person(new_arm, lazy), calibration=str(tmp_path / "calibration.json")
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_servo_that_does_not_answer_ends_it_before_anything_is_written(new_arm: Any) -> None:
+    new_arm.faults(missing=(4,))
+    with pytest.raises(UserError, match="servo 4 does not answer"):
+        calibrating.calibrate("desk", ask=Person(new_arm))
+    assert new_arm.of("write") == []

@@ -1,0 +1,69 @@
+"""What the robot's benchmarks judge by: limits as servos see them, and the page of the results."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.robot import RESULTS, page
+from benchmarks.robot.logic import summary
+from benchmarks.robot.stepped import commands, outside
+
+ROOT = Path(__file__).resolve().parents[2]
+TICK = 2 * np.pi / 4096
+LIMITS = SimpleNamespace(
+    position_low=np.array([-1.0]),
+    position_high=np.array([1.0]),
+    velocity=np.array([2.0]),
+    stop_acceleration=np.array([20.0]),
+    stop_jerk=np.array([1000.0]),
+)
+PERIOD_S = 0.01
+
+
+def told(angles: np.ndarray) -> list[dict[str, int]]:
+    return [{"1": 2048 + round(angle / TICK)} for angle in angles]
+
+
+def test_a_smooth_path_inside_its_limits_is_not_counted():
+    times = PERIOD_S * np.arange(300)
+    assert outside(told(0.9 * np.sin(2 * times)), LIMITS, PERIOD_S) == 0
+
+
+def test_each_command_beyond_a_limit_is_counted():
+    still = np.zeros(5)
+    assert outside(told(np.full(7, 1.1)), LIMITS, PERIOD_S) == 7  # position
+    leap = np.append(still, 0.5)
+    assert outside(told(leap), LIMITS, PERIOD_S) == 1  # velocity, among others
+    fast = np.append(still, 0.019 * np.arange(1, 20))  # 1.9 rad/s out of rest: 190 rad/s²
+    assert 1 <= outside(told(fast), LIMITS, PERIOD_S) <= 2
+
+
+def test_rounding_to_ticks_is_no_breach():
+    jitter = np.zeros(40)
+    jitter[::2] = TICK  # 2 ticks in the second difference, 4 in the third
+    assert outside(told(jitter), LIMITS, PERIOD_S) == 0
+
+
+def test_arming_begins_a_new_stretch_of_commands():
+    events = [{"1": 0, "2": 0}, {"1": 0, "2": 1}, {"1": 900}, {"2": 900}, {"1": 900, "2": 900}]
+    assert [len(stretch) for stretch in commands(events, 2)] == [2, 1]
+
+
+def test_a_reaction_that_never_came_is_late():
+    row = summary("1", "f", "r", [0.004, np.inf, 0.02], 0.01, 0, ["RUNNING"])
+    assert (row["repeats"], row["late"], row["other"]) == (3, 2, 1)
+    assert (row["median_ms"], row["max_ms"]) == (12.0, 20.0)
+    json.dumps(row, allow_nan=False)
+
+
+def test_the_page_is_of_the_results_that_lie_beside_it():
+    folder = ROOT / RESULTS
+    if not (folder / "README.md").is_file():
+        pytest.skip("not all of it has been measured yet")
+    found = (folder / "README.md").read_text()
+    assert found == page.page(folder), "run python -m benchmarks.robot page"
+    for file in folder.glob("*.json"):
+        assert f"`python -m benchmarks.robot {file.stem}`" in found

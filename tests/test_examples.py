@@ -1,0 +1,62 @@
+"""The examples run as they are printed."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import envs
+from offline_rl.online.with_base import base_of
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run(name: str, *arguments: str) -> None:
+    """As `python examples/<name>` does, in this process."""
+    sys.argv = [str(EXAMPLES / name), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def test_a_module_of_ones_own_is_corrected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("own_base.py", "300")
+    assert "mean return, corrected" in capsys.readouterr().out
+    (made,) = tmp_path.glob("runs/*/*/*/seed_0/policy.bundle")
+    assert made.stat().st_size
+
+
+def test_lerobots_act_is_a_base(tmp_path: Path) -> None:
+    """With random weights, as LeRobot itself writes them to a folder."""
+    pytest.importorskip("lerobot", reason="LeRobot is not installed: it needs an older torch")
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+
+    seen, done = (PolicyFeature(k, (n,)) for k, n in ((FeatureType.STATE, 3), (FeatureType.ENV, 3)))
+    action = PolicyFeature(FeatureType.ACTION, (1,))
+    inputs = {"observation.state": seen, "observation.environment_state": done}
+    small = {"chunk_size": 6, "n_action_steps": 4, "dim_model": 16, "n_heads": 2}
+    small |= {"pretrained_backbone_weights": None}
+    cfg = ACTConfig(input_features=inputs, output_features={"action": action}, **small)
+    ACTPolicy(cfg).save_pretrained(tmp_path / "act")
+    base = base_of(f"{EXAMPLES / 'own_base.py'}:LeRobotAct", envs.make_vector("env:Pendulum-v1", 2))
+    queue = base.made()
+    queue.reset(np.arange(2))
+    seen = base.observe(queue, np.zeros((2, 3), np.float32), np.arange(2))
+    assert seen["base_action"].shape == (2, 1)
+
+
+@pytest.mark.slow
+def test_own_arrays_are_learnt_from(capsys: pytest.CaptureFixture[str]) -> None:
+    run("train_on_own_arrays.py")
+    log, policy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-3:-1])
+    assert policy > log + 50
