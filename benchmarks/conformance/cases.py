@@ -86,8 +86,9 @@ DENOISING = {"history": 2, "window": 4, "executed": 2, "noise_levels": 20, "roun
 DENOISING |= {"warm_up_updates": 3}
 CHUNK = {"history": 1, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 8}
 CHUNK |= {"layers": 1, "style_layers": 1, "style": 3, "lr": 1e-3, "kl_weight": 0.1}
+CHUNK |= {"decoder_layers": 2, "max_norm": 0.1}
 DROPPED = (*(f"style_{i}" for i in range(4)), "z", *(f"seen_{i}" for i in range(4)))
-DROPPED += tuple(f"chunk_{i}" for i in range(6))
+DROPPED += tuple(f"chunk_{i}" for i in range(12))
 JUMPED = {
     name: tuple(f"{name}_{k}" for k in range(16))
     for name in ("target", "target_rest", "jump", "rest", "denoised")
@@ -158,7 +159,7 @@ CASES = (
         "consistency_policy/student/ctm_policy.py",
         PATH,
         {"history": 2, "window": 4, "executed": 2, "warm_up_updates": 3}
-        | {"widths": [8, 8], "time_size": 4, "ema_max": 0.0},
+        | {"widths": [16, 16], "time_size": 4, "ema_max": 0.0},
         adapted=(
             "some paths end where they begin -> none does",
             "half of a batch is noised by each rule -> every other chunk",

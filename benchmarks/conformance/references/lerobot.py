@@ -92,19 +92,20 @@ def act(job: Job) -> Learner:
 
     links = act_links("model", policy.model)
     order: list[Draw] = [*layer_draws("style", 2), "z", *layer_draws("seen", 2)]
-    order += layer_draws("chunk", 3)
+    for k in range(c["decoder_layers"]):
+        order += layer_draws("chunk", 3, 6 * k)
     return Learner(links + copied("policy", links), update, order)
 
 
-def layer_draws(name: str, parts: int) -> list[Draw]:
+def layer_draws(name: str, parts: int, start: int = 0) -> list[Draw]:
     """Dropout in a layer: of weights as ours; of tokens, which come before batches there."""
 
     def turned(x: np.ndarray) -> np.ndarray:
         return x.reshape(BATCH, -1, x.shape[-1]).swapaxes(0, 1)
 
-    rows: list[Draw] = [(f"{name}_{k}", turned) for k in range(2 * parts)]
+    rows: list[Draw] = [(f"{name}_{start + k}", turned) for k in range(2 * parts)]
     for k in range(parts - 1):
-        rows[2 * k] = f"{name}_{2 * k}"
+        rows[2 * k] = f"{name}_{start + 2 * k}"
     return rows
 
 

@@ -117,18 +117,24 @@ def critic_links(now: Now, hidden: int) -> list[Link]:
     return [x for k, s in pairs for x in value_links(s, f"{k}/net", hidden, stacked=True)]
 
 
+def soft_links(now: Now, c: dict[str, Any]) -> list[Link]:
+    """Of a soft actor-critic: temperature, policy and critics."""
+    links = [store(now, "temperature").link("log_alpha/value", "lagrange")]
+    links += policy_links(now, len(c["policy_hidden"]))
+    return links + critic_links(now, len(c["critic_hidden"]))
+
+
 def wsrl(job: Job) -> Learner:
     """What a step leaves out stays as it was."""
     module, c = prepared(job), job.config
-    sizes = network(c["hidden"], True)
     agent = module.SACAgent.create(
         jax.random.PRNGKey(0),
         np.zeros((1, OBS)),
         np.zeros((1, ACT)),
         encoder_def=None,
         shared_encoder=False,
-        critic_network_kwargs=sizes,
-        policy_network_kwargs=sizes,
+        critic_network_kwargs=network(c["critic_hidden"], True),
+        policy_network_kwargs=network(c["policy_hidden"], True),
         critic_ensemble_size=c["critics"],
         critic_subsample_size=c["subset"],
         actor_optimizer_kwargs=rate(c["actor_lr"]),
@@ -161,10 +167,7 @@ def wsrl(job: Job) -> Learner:
         names = {"policy_loss": "actor_loss", "entropy": "entropy", "alpha": "temperature"}
         return found | {ours: float(info[theirs]) for ours, theirs in names.items()}
 
-    hidden = len(c["hidden"])
-    links = [store(now, "temperature").link("log_alpha/value", "lagrange")]
-    links += policy_links(now, hidden) + critic_links(now, hidden)
-    return Learner(links, update, ["next", "subset", "policy", "entropy"])
+    return Learner(soft_links(now, c), update, ["next", "subset", "policy", "entropy"])
 
 
 def cql(job: Job) -> Learner:
@@ -196,6 +199,7 @@ def cql(job: Job) -> Learner:
         critic_optimizer_kwargs=rate(c["critic_lr"]),
         temperature_optimizer_kwargs=rate(lr),
         temperature_init=1.0,
+        autotune_entropy=True,
         discount=c["discount"],
         soft_target_update_rate=c["tau"],
         target_entropy=-float(ACT),
@@ -218,10 +222,8 @@ def cql(job: Job) -> Learner:
         found |= {"penalty": info["critic"]["cql_loss"], "policy_loss": info["actor"]["actor_loss"]}
         return {name: float(value) for name, value in found.items()}
 
-    links = [store(now, "temperature").link("log_alpha/value", "lagrange")]
-    links += policy_links(now, len(c["policy_hidden"])) + critic_links(now, len(c["critic_hidden"]))
     drawn = ["policy", "next", "next_subset", ("uniform", swapped), "here", "there", "subset"]
-    return Learner(links, update, [*drawn, "policy"])
+    return Learner(soft_links(now, c), update, [*drawn, "policy"])
 
 
 cal_ql = cql
