@@ -74,6 +74,10 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("spot-spot", "support_weight"),
         ("ro2o-ro2o", "q_noise"),
         ("decision_transformer-decision_transformer", "weight_decay"),
+        ("act-lerobot", "max_norm"),
+        ("consistency-consistency", "dsm_weight"),
+        ("flow_policy-lerobot", "time_power"),
+        ("resfit-resfit", "noise_clip"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):
