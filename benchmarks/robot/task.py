@@ -33,6 +33,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import description
 from offline_rl.utils.seeds import EVALUATION_SEED
 from real_robot.recording.files import read
+from real_robot.recording.rows import Mode
 from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.safety.states import Reason, State
 
@@ -146,14 +147,18 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
         "ticks": int(row["tick"]),
         "missed": int(row["missed"]),
         "rows_lost": kept.lost,
-        "clipped_percent": clipped(kept.rows),
+        "behind_rad": behind(kept.rows),
     }
 
 
-def clipped(rows: np.ndarray) -> float:
-    """Of the ticks in which the policy moved the robot, those in which a limit held it back."""
-    moved = rows[rows["mode"] == 1]
-    return round(100 * float((moved["clips"] != 0).any(1).mean()), 2) if len(moved) else 0.0
+def behind(rows: np.ndarray) -> list[float]:
+    """How far the joint furthest off is behind the plan, while a policy moves it: p50, p99.
+
+    Limits hold it back: a plan's steps leave a jerk out of account, a goal has to obey it.
+    """
+    moved = rows[(rows["mode"] == Mode.POLICY) & np.isfinite(rows["sent"]).all(1)]
+    off = np.abs(moved["sent"] - moved["target"]).max(1)
+    return [round(float(x), 4) for x in np.quantile(off[np.isfinite(off)], (0.5, 0.99))]
 
 
 def _set_up(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
