@@ -21,7 +21,7 @@ from policies.policy import BundlePolicy
 from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, places
 from real_robot.recording.rows import row_type
-from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec
+from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
 from real_robot.safety.limits import faults, limits_from, tightest
 
 READINGS = 50  # of the dry run
@@ -194,8 +194,9 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
                 f"joint {joint} stands at {q:.3f} {spec.units[i]}, its limits are {low:.3f} to "
                 f"{high:.3f}: move it inside by hand, or calibrate"
             )
-        if reading.status[i]:
-            raise UserError(f"joint {joint} reports an error (status {int(reading.status[i])})")
+        # its own watchdog may have fired when an earlier run was killed: arming clears that
+        if status := Status(int(reading.status[i])) & ~Status.WATCHDOG:
+            raise UserError(f"joint {joint} reports {status.name}: see to it before it is armed")
     if policy is not None:
         chunk, _ = policy.act(observer(policy.spec, spec)(_row(spec, reading)))
         goals(policy.spec, spec)(np.asarray(chunk))

@@ -43,7 +43,8 @@ def keys(stream: TextIO) -> Iterator[int | None]:
         tty.setcbreak(handle)
         yield handle
     finally:
-        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # of a terminal that is gone
+            termios.tcsetattr(handle, termios.TCSADRAIN, before)
 
 
 class Console:
@@ -86,11 +87,16 @@ class Console:
         self.said = ""
 
     def wait(self, handle: int | None) -> None:
-        """Takes what is typed, for at most 10 ms."""
+        """Takes what is typed, for at most 10 ms; a terminal that is gone types `quit`."""
         if handle is None:
             time.sleep(POLL_S)
         elif select.select([handle], [], [], POLL_S)[0]:
-            self.feed(os.read(handle, 64).decode(errors="ignore"))
+            try:
+                typed = os.read(handle, 64)
+            except OSError:
+                typed = b""  # as a closed terminal answers too
+            self.quit = self.quit or not typed
+            self.feed(typed.decode(errors="ignore"))
 
     def line(self, row: np.ndarray, rate_hz: float) -> str:
         """The state, who moves the robot, rates, and what holds it back."""

@@ -62,7 +62,7 @@ def _task(found: Found) -> str:
         "median s, task": lambda row: f"{row['task']['median_s'] or 0:.2f}",
         "robot": lambda row: f"{row['robot']['median_s'] or 0:.2f}",
         "stops": lambda row: ", ".join(f"{n} {why}" for why, n in row["stops"].items()) or "none",
-        "at a limit, % of ticks": lambda row: str(row["clipped_percent"]),
+        "behind its plan, p50, p99 rad": lambda row: "{:.3f}, {:.3f}".format(*row["behind_rad"]),
         "missed": lambda row: f"{row['missed']} of {row['ticks']}",
         "load": lambda row: str(row["load"]),
     }

@@ -40,6 +40,10 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-c", MAIN, *words]
 
 
+class RunEnded(RuntimeError):
+    """Nobody is there any more to hear what is typed."""
+
+
 class Run:
     """options: of `offline-rl robot run`. It holds, armed, when the constructor returns.
 
@@ -94,11 +98,12 @@ class Run:
         return {"control", "watchdog", "inference"} <= set(self.pids)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Raises RuntimeError where it is not done by then, or the run has ended."""
+        """Raises RunEnded where it has ended, RuntimeError where it is not done by then."""
         end = time.monotonic() + seconds
         while not done():
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the run did not go on; its terminal said: {self.said}")
+            if (ended := self.process.poll() is not None) or time.monotonic() > end:
+                kind = RunEnded if ended else RuntimeError
+                raise kind(f"the run did not go on; its terminal said: {self.said}")
             time.sleep(0.002)
 
     @property

@@ -25,14 +25,15 @@ import numpy as np
 import envs
 import policies
 from benchmarks.robot import RESULTS
-from benchmarks.robot.person import Run, command
+from benchmarks.robot.person import Run, RunEnded, command
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.evaluation.evaluate import play
 from offline_rl.report.statistics import wilson
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import description
 from offline_rl.utils.seeds import EVALUATION_SEED
-from real_robot.recording.files import read
+from real_robot.recording.files import Recording, read
+from real_robot.recording.rows import Mode
 from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.safety.states import Reason, State
 
@@ -116,44 +117,65 @@ def starts(episodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
-    """The same episodes through `robot run`, one process group for all of them."""
+    """The same episodes through `robot run`, one process group for all of them.
+
+    Where the watchdog ends the control process, for it stood still, the episode is lost and another
+    run goes on.
+    """
     poses, targets = starts(episodes)
-    recording = folder / f"{path.parents[1].name}.rec"
-    recording.unlink(missing_ok=True)
     success, seconds, stops = np.zeros(episodes, bool), np.full(episodes, np.nan), Counter[str]()
     most_s = (envs.task(TASK).max_episode_steps or 0) / RATE_HZ
+    kept = list[Recording]()
     with SimulatedHardware("desk") as hardware:
         _set_up(hardware, poses[0], targets[0])
         offline_rl(
             *("robot", "check", "robot=desk", f"bundle={path}", "runtime=onnx"),
             *(f"{k}={v}" for k, v in hardware.line.items()),
         )
-        with Run(hardware, bundle=path, runtime="onnx", record=recording) as run:
-            for k in range(episodes):
-                run.word("limp", State.CONNECTED)
-                _set_up(hardware, poses[k], targets[k])
-                run.word("arm", State.HOLD)
-                run.type("start\n")
-                run.wait(lambda: run.state is not State.HOLD, 5.0)
-                success[k], seconds[k] = _judge(run, hardware, targets[k], most_s)
-                _rest(run, stops)
-            row = run.row.copy()
-    kept = read(recording)
+        k = 0
+        while k < episodes:
+            file = folder / f"{path.parents[1].name}-{k}.rec"
+            file.unlink(missing_ok=True)
+            with Run(hardware, bundle=path, runtime="onnx", record=file) as run:
+                while k < episodes:
+                    try:
+                        _begin(run, hardware, poses[k], targets[k])
+                        success[k], seconds[k] = _judge(run, hardware, targets[k], most_s)
+                        _rest(run, stops)
+                    except RunEnded:
+                        stops["control ended by the watchdog"] += 1
+                        success[k] = False
+                        break
+                    finally:
+                        k += 1
+            kept.append(read(file))
     return {
         "success": success,
         "seconds": seconds,
         "stops": dict(stops),
-        "ticks": int(row["tick"]),
-        "missed": int(row["missed"]),
-        "rows_lost": kept.lost,
-        "clipped_percent": clipped(kept.rows),
+        "ticks": sum(int(each.rows["tick"][-1]) for each in kept),
+        "missed": sum(int(each.rows["missed"][-1]) for each in kept),
+        "rows_lost": sum(each.lost for each in kept),
+        "behind_rad": behind(np.concatenate([each.rows for each in kept])),
     }
 
 
-def clipped(rows: np.ndarray) -> float:
-    """Of the ticks in which the policy moved the robot, those in which a limit held it back."""
-    moved = rows[rows["mode"] == 1]
-    return round(100 * float((moved["clips"] != 0).any(1).mean()), 2) if len(moved) else 0.0
+def _begin(run: Run, hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
+    run.word("limp", State.CONNECTED)
+    _set_up(hardware, pose, target)
+    run.word("arm", State.HOLD)
+    run.type("start\n")
+    run.wait(lambda: run.state is not State.HOLD, 5.0)
+
+
+def behind(rows: np.ndarray) -> list[float]:
+    """How far the joint furthest off is behind the plan, while a policy moves it: p50, p99.
+
+    Limits hold it back: a plan's steps leave a jerk out of account, a goal has to obey it.
+    """
+    moved = rows[(rows["mode"] == Mode.POLICY) & np.isfinite(rows["sent"]).all(1)]
+    off = np.abs(moved["sent"] - moved["target"]).max(1)
+    return [round(float(x), 4) for x in np.quantile(off[np.isfinite(off)], (0.5, 0.99))]
 
 
 def _set_up(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
@@ -193,8 +215,11 @@ def _rest(run: Run, stops: Counter[str]) -> None:
     latched = int(run.row["latched"])
     if latched >= 0:
         stops[Reason(latched).name] += 1
-        run.type("re-arm\n")
-        run.wait(lambda: int(run.row["latched"]) < 0, 5.0)
+        for _ in range(10):  # refused while its cause is there
+            run.type("re-arm\n")
+            time.sleep(0.5)
+            if int(run.row["latched"]) < 0:
+                break
     if run.state is State.CONNECTED:
         run.word("arm", State.HOLD)
 

@@ -119,7 +119,7 @@ def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
     ("fault", "sentence"),
     [
         ({"q": np.array([2.5, 0.0])}, r"shoulder stands at 2\.500 rad"),
-        ({"status": np.array([0, 4])}, "elbow reports an error"),
+        ({"status": np.array([0, 4])}, "elbow reports OVER_TEMPERATURE"),
         ({"code": Code.LOST}, "does not answer"),
         ({"code": Code.TIMEOUT}, "answers late"),
     ],
@@ -131,6 +131,12 @@ def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sen
     with pytest.raises(UserError, match=sentence):
         check(machine, bundle(tmp_path))
     assert machine.calls == ["connect", "close"]
+
+
+def test_a_servos_own_watchdog_that_has_fired_is_for_arming_to_clear(tmp_path):
+    machine = robot()
+    machine.status = np.array([64, 64])
+    check(machine, bundle(tmp_path))
 
 
 def test_a_missing_limit_is_refused():

@@ -18,7 +18,8 @@ from robots_in_memory import Bench, spec
 
 from offline_rl.utils.errors import UserError
 from real_robot import read, run
-from real_robot.console import Console
+from real_robot.console import Console, keys
+from real_robot.control import watchdog
 from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Wish
 from real_robot.control.rings import Reader, Ring, Words
@@ -125,6 +126,18 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     assert "type re-arm" in line
 
 
+def test_a_terminal_that_vanishes_ends_the_run(console: Console):
+    master, slave = os.openpty()
+    with open(slave) as stream, keys(stream) as handle:
+        os.write(master, b"sta")
+        console.wait(handle)
+        assert console.typed == "sta"
+        assert not console.quit
+        os.close(master)
+        console.wait(handle)
+    assert console.quit
+
+
 def test_a_wish_comes_through_shared_memory_whole(tmp_path):
     ring = Ring.create(tmp_path / "w", wish_type(2), 4)
     sent = Wish(take=True, target=[0.5, -1.0], target_ns=12, typed=None)
@@ -216,8 +229,11 @@ def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, o
     assert owner.wait(5) == -signal.SIGKILL
 
 
-def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(tmp_path, owner):
+def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(
+    tmp_path, owner, monkeypatch
+):
     """The console may see the death first, and tell everyone to end because of it."""
+    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda: "")  # not for the tests' own process
     _, held, words = watched(tmp_path, owner)
     owner.kill()
     words["stop"] = 1
