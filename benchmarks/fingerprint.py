@@ -24,6 +24,7 @@ import torch
 
 import policies
 from offline_rl import Dataset, train
+from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.engine.engine import Engine
 from offline_rl.training.sources import offline_source
@@ -154,8 +155,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     found = {"machine": machine(), "online": online()}
     for name in algorithm_names():
-        if (cls := algorithm_class(name)).continues or cls.corrects:
-            continue  # it begins with another's policy, in an environment
+        if (cls := algorithm_class(name)).corrects or issubclass(cls, DenoisingRL):
+            continue  # it learns in an environment
         found[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)
     if arguments == ["write"]:

@@ -9,7 +9,7 @@ Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:le
          `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py); online it explores with a
          deviation of 0.1, there 0.03. `critics`, `subset` and `squashed` are zhouzypaul/wsrl's
          (wsrl/agents/iql.py), as WSRL goes on from, but that its policy is not squashed there:
-         algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true.
+         algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true algorithm.layer_norm=true.
 """
 
 from __future__ import annotations

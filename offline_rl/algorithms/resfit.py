@@ -10,9 +10,9 @@ Paper:   Ankile, Jiang, Duan, Shi, Abbeel, Nagabandi, 2025, arXiv:2509.19301.
 Use:     finetune algorithm=resfit base=<bundle or module:function> task=… dataset=<demonstrations>.
 Differs: from the authors' code (amazon-science/residual-offpolicy-rl) in that time-outs bootstrap,
          there they end; what is stored is the clipped action; the critics' error is squared before
-         it is averaged over them (`mean_first` for the code's); noise is a clipped Gaussian, there
-         truncated; the critics share no layer; each of actor and critics has its own encoder of
-         pictures, there one, which the critics train. Layer normalisation precedes ReLUs in both.
+         it is averaged over them (`mean_first` for the code's); the critics share no layer, there
+         one that compresses pictures; each of actor and critics has its own encoder of pictures,
+         there one, which the critics train. Layer normalisation precedes ReLUs in both.
 """
 
 from __future__ import annotations

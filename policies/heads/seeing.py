@@ -35,9 +35,7 @@ class Seeing(nn.Module):
         self.eyes = Sees(channels, **encoder)
         self.head: Any = kinds()[head](self.eyes.features, **head_arguments)
 
-    def forward(
-        self, observations: Mapping[str, Tensor], random: Any = None, *rest: Any
-    ) -> Tensor:
+    def forward(self, observations: Mapping[str, Tensor], random: Any = None, *rest: Any) -> Tensor:
         """{channel: [..., *shape]} -> what the head answers; with `random`, as in training.
 
         rest: whatever else the head is told.

@@ -57,9 +57,7 @@ def consistency(job: Job) -> Learner:
     for name in ("obs", "encoder", "policy"):
         nets = SimpleNamespace(nets={name: nets})
     module.algo_factory = lambda **_: nets
-    scheduler = Scheduler(
-        0.02, 80.0, 7.0, 80, "heun", "ctm", "boundary", 0.5, ode_steps_max=1
-    )
+    scheduler = Scheduler(0.02, 80.0, 7.0, 80, "heun", "ctm", "boundary", 0.5, ode_steps_max=1)
     policy = module.CTMPPUnetHybridImagePolicy(
         {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}},
         scheduler,

@@ -49,6 +49,19 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
     assert (found - y).abs().max() < 1e-5
 
 
+def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
+    """As in LeRobot's, which goes over encoder and decoder alone; the largest of many weights."""
+    head = start(ACT, **SMALL | {"size": 64, "hidden_units": 192}).algorithm.head()
+    for layer, out, mlp in (
+        (head.style_blocks[0], 1 / 8, 1 / 8),
+        (head.encoder[1], math.sqrt(6 / 128), math.sqrt(6 / 256)),
+        (head.decoder[0], math.sqrt(6 / 128), math.sqrt(6 / 256)),
+    ):
+        expected = {layer.own.out: out, layer.own.query: math.sqrt(6 / 256), layer.mlp: mlp}
+        for module, bound in expected.items():
+            assert module.weights[0].abs().max().item() == pytest.approx(bound, rel=0.01)
+
+
 def test_fixed_places_are_sines_and_cosines_in_turn():
     found = fixed_places(3, 4, torch.device("cpu"))
     expected = [math.sin(2), math.cos(2), math.sin(2 / 100), math.cos(2 / 100)]
