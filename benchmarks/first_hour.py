@@ -123,7 +123,8 @@ on from there, online
 a clone by diffusion
     train algorithm=diffusion_policy task=none dataset=my.hdf5 num_updates=50 {small}
 a video
-    play run={iql} out=pendulum.gif
+    train algorithm=sac task=push/standard num_updates=0 num_env_steps=1000 eval_every=1000
+    play run=runs/push_standard/sac/default out=push.gif
 """
 KILLED = "killed, and the same command again"
 
