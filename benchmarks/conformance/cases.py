@@ -108,7 +108,7 @@ OPTIONS = (
     "critics share their output layer -> each its own",
     "the critics' losses' mean -> their sum",
 )
-TEMPERED = "a loss in the temperature, of another sample -> in its logarithm, of the policy's"
+TEMPERED = "the temperature's loss in itself, of next states -> in its logarithm, of these"
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
 CASES = (
     Case(
