@@ -40,7 +40,7 @@ the same initial weights, batches and random numbers, everything in float64. Num
 relative differences after any of the updates: of weights, relative to the largest change from
 the start; of gradients (Adam's running means, which its normalisation would hide), temperatures'
 included, and of the losses that the other code tells, relative to the largest one. Transformers
-differ by most: some gradients, such as those of keys' biases, are 0 but for rounding, which Adam sees.
+differ by most: some gradients, as those of keys' biases, are 0 but for rounding, which Adam sees.
 With a fault: the largest difference that the same comparison finds when our targets (where there
 are none, the actions to be cloned) are 1e-6 too large. Networks are {width} wide.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers.
