@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.robot import RESULTS, bundles, logic, processes
+from offline_rl.utils.files import write_json
 from offline_rl.utils.hardware import description
 from real_robot.control.session import MEMORY
 
@@ -45,5 +46,8 @@ def measure(options: Options) -> dict[str, Any]:
                 with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
                     before[row.fault] = run(row, options.repeats, Path(folder))
                 print(before[row.fault], file=sys.stderr, flush=True)
-        found[where] = [before[row.fault] for row in rows if row.fault in before]
+                # at once: a row of processes takes minutes
+                found[where] = [before[each.fault] for each in rows if each.fault in before]
+                write_json(file, old | found | {"machine": description()})
+        found[where] = [before[each.fault] for each in rows if each.fault in before]
     return found | {"bundles": bundles.refused(options.repeats), "machine": description()}

@@ -179,6 +179,13 @@ def _shift(b: Bench, far_rad: float) -> None:
     b.spoil(lambda goals: goals + shift)
 
 
+def _beyond(b: Bench) -> None:
+    """On that side on which 3 rad more lead out of the joint's limits."""
+    shift = np.zeros(5)
+    shift[b.joint] = 3.0 if b.policy.middle[b.joint] >= 0 else -3.0
+    b.spoil(lambda goals: goals + shift)
+
+
 def _leap(b: Bench) -> None:
     b.joint = 0  # the waist, which leads nowhere out of the workspace
     _shift(b, 1.0)
@@ -315,6 +322,7 @@ CLIPPED = (Reason.CLIPPED_TOO_LONG,)
 HOLD, FAULT, ESTOP = (State.HOLD,), (State.FAULT,), (State.ESTOP,)
 P = PERIOD_S
 TIMEOUT_S, AGE_S = 0.01, 0.05  # of configs/robot/desk.yaml
+READ_S = 0.003  # of five servos: what comes after one has answered is in the next reading
 ROWS = (
     Row(
         "1",
@@ -327,7 +335,7 @@ ROWS = (
         at_once=False,
     ),
     Row(
-        *("2", "actions 3 rad beyond", "held inside; SOFT_STOP", 0.5, lambda b: _shift(b, 3.0)),
+        *("2", "actions 3 rad off, beyond a limit", "held inside; SOFT_STOP", 0.5, _beyond),
         at_once=False,
         reasons=(*CLIPPED, Reason.WORKSPACE),
         ends=HOLD,
@@ -363,7 +371,11 @@ ROWS = (
         *("8", "measurements stand still", "FAULT", AGE_S + P, _faults(frozen=(1, 2, 3, 4, 5))),
         reasons=(*BUS, Reason.READING_STALE),
     ),
-    Row("9", "servo missing", "FAULT", TIMEOUT_S + P, _missing, reasons=BUS, ends=FAULT),
+    Row(
+        *("9", "servo missing", "FAULT by the second reading", TIMEOUT_S + 2 * P, _missing),
+        reasons=BUS,
+        ends=FAULT,
+    ),
     Row("10", "2 % of answers lost", "asked again; goes on", None, _faults(drop=0.02), ends=ON),
     Row("10", "40 % of answers lost", "FAULT", 0.2, _faults(drop=0.4), reasons=BUS, ends=FAULT),
     Row(
@@ -386,7 +398,11 @@ ROWS = (
     ),
     Row("14", "servo reboots", "FAULT", 0.1, _servo("reboot"), reasons=(*BUS, *SERVO), ends=FAULT),
     Row("14", "torque drops", "FAULT", 0.1, _servo("torque_off"), reasons=SERVO, ends=FAULT),
-    Row("15", "overload", "FAULT", P, _servo("fail", bits=0x20), reasons=SERVO, ends=FAULT),
+    Row(
+        *("15", "overload", "FAULT", P + READ_S, _servo("fail", bits=0x20)),
+        reasons=SERVO,
+        ends=FAULT,
+    ),
     Row(
         "15",
         "90 °C",
@@ -397,7 +413,7 @@ ROWS = (
         ends=FAULT,
     ),
     Row(
-        *("16", "encoder leaps by a turn", "FAULT", P, _turn),
+        *("16", "encoder leaps by a turn", "FAULT", P + READ_S, _turn),
         reasons=(Reason.VELOCITY_MEASURED,),
         ends=FAULT,
     ),

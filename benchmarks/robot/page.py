@@ -203,7 +203,8 @@ FAULTS = """## The failure matrix
 `python -m benchmarks.robot faults`: each fault injected at uniformly random moments of a run.
 `late`: repeats beyond the bound; `otherwise`: repeats that reacted in another way; commands outside
 limits: by the servos' own log, of position, velocity, and a stop's acceleration and jerk. The
-control period is 10 ms."""
+control period is 10 ms. A joint that jams where its path turns is missed by nobody before the path
+has left it behind: `late` counts from the jam."""
 CLOCK = """### On one simulated clock
 
 Bus client, check, loop and inference; the same on every machine."""

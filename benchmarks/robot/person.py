@@ -90,7 +90,10 @@ class Run:
         """The children and their folder, once all of them are there."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in map(int, path.read_text().split()):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            except FileNotFoundError:  # it lived for a moment
+                continue
             for name, module in MODULES.items():
                 if module in line:
                     self.pids[name] = pid

@@ -180,7 +180,10 @@ ROWS = (
         _signal("inference", "stalls"),
         _at_rest,
     ),
-    Row("9", "servo missing", "FAULT", 0.01 + PERIOD_S, _hardware(missing=[3]), _left),
+    Row(
+        *("9", "servo missing", "FAULT by the second reading", 0.01 + 2 * PERIOD_S),
+        *(_hardware(missing=[3]), _left),
+    ),
     Row("13", "unplugged", "FAULT", 2 * PERIOD_S, _hardware(unplugged=True), _left),
     Row(
         "20",
