@@ -168,11 +168,11 @@ def main(folder: Path) -> None:
             after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
             busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             typed = "<br>".join(f"`{line}`" for line in dict.fromkeys(task.typed))
-            rows.append([task.name, typed, f"{busy:.0f}", f"{wall:.0f}", task.before])
-            print(*rows[-1][:1], *rows[-1][2:4], flush=True)
+            rows.append([task.name, typed, task.before, f"{busy:.0f}", f"{wall:.0f}"])
+            print(task.name, *rows[-1][3:], flush=True)
     facts = hardware.description()
     told = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
-    body = table(HEADER, rows, markdown=True)
+    body = table(HEADER, rows, markdown=True, left=3)
     write_text(folder / "README.md", PAGE.format(table=body, told=told))
 
 
@@ -197,13 +197,13 @@ def run(line: str, here: Path, *, kill: bool) -> None:
         sys.exit(f"{line}\n{log.read_text()}")
 
 
-HEADER = ["task", "typed", "processor, s", "wall, s", "in the way before"]
+HEADER = ["task", "typed", "in the way before", "processor, s", "wall, s"]
 PAGE = """# A stranger's first hour
 
 What a new user does first, typed as the README has it into an empty folder, one task after another;
 lengths show that it works, not what can be learnt. `python -m benchmarks.first_hour` does all of it
 again and writes this page. Lines without `python` begin with `offline-rl`. Processor seconds are of
-all processes; wall time is what else ran on the machine, too. The last column is what an earlier
+all processes; wall time is what else ran on the machine, too. In the way before: what an earlier
 trial of two hours stumbled over.
 
 {table}

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 
-def table(header: Sequence[str], body: Sequence[Sequence[str]], *, markdown: bool = False) -> str:
-    """Aligned columns, the first to the left, the others to the right; no empty ones."""
+def table(
+    header: Sequence[str], body: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1
+) -> str:
+    """Aligned columns, the first `left` to the left, the others to the right; no empty ones."""
     columns = [c for c in zip(header, *body, strict=True) if any(c[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = [
-        [f"{cell:{'>' if k else '<'}{widths[k]}}" for k, cell in enumerate(cells)]
+        [f"{cell:{'<' if k < left else '>'}{widths[k]}}" for k, cell in enumerate(cells)]
         for cells in zip(*columns, strict=True)
     ]
     if markdown:
-        lines.insert(1, ["-" * (w - 1) + (":" if k else "-") for k, w in enumerate(widths)])
+        lines.insert(1, ["-" * (w - 1) + ("-" if k < left else ":") for k, w in enumerate(widths)])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
     lines.insert(1, ["─" * w for w in widths])
     return "\n".join("  ".join(line).rstrip() for line in lines)
