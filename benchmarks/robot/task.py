@@ -1,6 +1,6 @@
 """A policy's way from demonstrations to servos: arm/reach, cloned, and played on both sides.
 
-    python -m benchmarks.robot task [episodes=100] [policies=[clone,one_step]] [rows=20000]
+    python -m benchmarks.robot task [episodes=100] [policies=[clone,diffusion,one_step]] [rows=20000]
 
 Demonstrations by the scripted expert, a clone, `offline-rl export`, `robot check`, then `robot run`
 through the simulated servos' pseudo-terminal, a person's words typed into its terminal; beside it
@@ -49,6 +49,7 @@ POLICIES = {  # what `offline-rl train` is told, but for task and data
     ),
 }
 TAUGHT = {"one_step": "diffusion"}  # by `offline-rl distill`: student -> teacher
+LESSONS = ("algorithm.lr=3e-4", "algorithm.dropout=0.0", "batch_size=256")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Options:
 
     episodes: int = 100
     rows: int = 20_000  # of demonstrations
-    num_updates: int = 15_000  # of each policy
+    num_updates: int = 15_000  # of each policy; twice as many where it is distilled
     policies: list = field(default_factory=lambda: [*POLICIES, *TAUGHT])
     out: str = "runs/robot"
 
@@ -85,11 +86,12 @@ def demonstrations(options: Options) -> Path:
 
 def bundle(name: str, options: Options) -> Path:
     """Trained, and exported for ONNX."""
-    often = [f"num_updates={options.num_updates}", f"eval_every={options.num_updates}"]
-    often += ["eval_episodes=10", "tracker=none", f"out={options.out}"]
+    updates = options.num_updates * (2 if name in TAUGHT else 1)
+    often = [f"num_updates={updates}", f"eval_every={updates}"]
+    often += ["eval_episodes=50", "tracker=none", f"out={options.out}"]
     if name in TAUGHT:
         teacher = bundle(TAUGHT[name], options).parents[1]
-        run = Path(offline_rl("distill", f"run={teacher}", f"name={name}", *often))
+        run = Path(offline_rl("distill", f"run={teacher}", f"name={name}", *LESSONS, *often))
     else:
         data = [f"task={TASK}", f"dataset={demonstrations(options)}", f"name={name}"]
         run = Path(offline_rl("train", *POLICIES[name], *data, *often))
