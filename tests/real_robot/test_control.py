@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from robots_in_memory import Bench, Clock, MemoryRobot, spec
+from robots_in_memory import Bench, Clock, MemoryRobot, spec, workspace
 
 from offline_rl.utils.errors import UserError
 from real_robot.control import control
@@ -85,17 +85,17 @@ def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, w
 # before the loop
 
 
-def test_the_robot_is_kept_within_the_users_limits():
-    clock = Clock()
+def test_the_robot_is_kept_within_the_users_limits_and_its_workspace(tmp_path):
+    """Stretched, the tool is at 0.5 m; the box ends at 0.45 m."""
     own = {"velocity": {"elbow": 0.5}, "position_high": {"shoulder": 1.0}}
     changes: dict[str, Any] = {"limits": own, "rules": {"trip_after_s": 0.25}}
-    found = guard_of(
-        Session("", robot="desk", rate_hz=100.0, **changes), MemoryRobot(clock, spec())
-    )
-    assert list(found.envelope.velocity) == [2.0, 0.5]
-    assert list(found.envelope.high) == [1.0, 2.0]
-    assert found.envelope.rules.trip_after_s == 0.25
-    assert found.envelope.period_s == 0.01
+    robot = MemoryRobot(Clock(), spec(workspace=workspace(tmp_path)))
+    found = guard_of(Session("", robot="desk", rate_hz=100.0, **changes), robot).envelope
+    assert list(found.velocity) == [2.0, 0.5]
+    assert list(found.high) == [1.0, 2.0]
+    assert (found.rules.trip_after_s, found.period_s) == (0.25, 0.01)
+    assert not found.inside([0.0, 0.0])
+    assert found.inside([0.0, 1.4])
 
 
 def test_a_robot_without_a_limit_is_refused():
