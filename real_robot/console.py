@@ -1,7 +1,8 @@
 """The terminal of a run: one line of state, the space bar as emergency stop, words for the rest.
 
-The space bar stops at once, whatever is being typed. Words end with Enter: start, finish, take,
-release, re-arm, arm, limp, quit. A keyboard is no substitute for a switch that cuts the power.
+The space bar stops at once, whatever is being typed, and so do Escape and what ends or suspends
+other programs: Ctrl-C, Ctrl-\\, Ctrl-Z. Words end with Enter: start, finish, re-arm, arm, limp,
+quit. A keyboard is no substitute for a switch that cuts the power.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Iterator
@@ -24,8 +27,11 @@ from real_robot.control.session import put_wish
 from real_robot.recording.rows import Mode
 from real_robot.safety.states import RE_ARM, Reason, State
 
-ESTOP_KEYS = (" ", "\x1b")
-WORDS = ("start", "finish", "take", "release", "arm", "limp")
+ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # and Escape, Ctrl-C, Ctrl-\, Ctrl-Z
+QUIT_KEY = "\x04"  # Ctrl-D
+ESTOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+QUIT_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
+WORDS = ("start", "finish", "arm", "limp")
 POLL_S = 0.01
 LINE_S = 0.2  # between two lines of state
 RE_ARM_AFTER_S = 0.1  # in which the loop sees that the key is up
@@ -33,18 +39,25 @@ RE_ARM_AFTER_S = 0.1  # in which the loop sees that the key is up
 
 @contextlib.contextmanager
 def keys(stream: TextIO) -> Iterator[int | None]:
-    """The terminal's descriptor, each key at once; None where `stream` is no terminal."""
+    """The terminal's descriptor, each key at once; None where `stream` is no terminal.
+
+    No key makes a signal, and none stops the terminal's output.
+    """
     if not stream.isatty():
         yield None
         return
     handle = stream.fileno()
     before = termios.tcgetattr(handle)
     try:
-        tty.setcbreak(handle)
+        tty.setcbreak(handle, termios.TCSANOW)
+        now = termios.tcgetattr(handle)
+        now[0] &= ~termios.IXON
+        now[3] &= ~termios.ISIG
+        termios.tcsetattr(handle, termios.TCSANOW, now)
         yield handle
     finally:
         with contextlib.suppress(termios.error):  # of a terminal that is gone
-            termios.tcsetattr(handle, termios.TCSADRAIN, before)
+            termios.tcsetattr(handle, termios.TCSANOW, before)
 
 
 class Console:
@@ -56,12 +69,37 @@ class Console:
         self.quit = False
         self.said = ""  # about the last word
 
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Hears what the system says: of Ctrl-C without a terminal, of one that closed, of kill."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # another thread hears them
+            return
+        heard = (*ESTOP_SIGNALS, *QUIT_SIGNALS)
+        before = {each: signal.signal(each, self._hear) for each in heard}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _hear(self, number: int, frame: object) -> None:
+        if number in ESTOP_SIGNALS:
+            self._stop()
+        else:
+            self.quit = True
+
+    def _stop(self) -> None:
+        self._words["estop"] = 1
+        self.typed, self.said = "", "EMERGENCY STOP; type quit to end"
+
     def feed(self, characters: str) -> None:
         """What came from the keyboard."""
         for character in characters:
             if character in ESTOP_KEYS:
-                self._words["estop"] = 1
-                self.typed, self.said = "", "EMERGENCY STOP"
+                self._stop()
+            elif character == QUIT_KEY:
+                self.quit = True
             elif character in "\r\n":
                 self._word(self.typed.strip())
                 self.typed = ""
@@ -116,7 +154,13 @@ class Console:
 
 
 def show(line: str, stream: TextIO = sys.stdout) -> None:
-    """In place of the last one, where `stream` is a terminal."""
-    if stream.isatty():
-        stream.write(f"\r\x1b[2K{line}")
-        stream.flush()
+    """In place of the last one, where `stream` is a terminal; dropped where that takes nothing."""
+    if not stream.isatty():
+        return
+    handle = stream.fileno()
+    with contextlib.suppress(OSError):  # it is full, or gone
+        os.set_blocking(handle, False)
+        try:
+            os.write(handle, f"\r\x1b[2K{line}".encode())
+        finally:
+            os.set_blocking(handle, True)

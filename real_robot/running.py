@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -20,13 +21,14 @@ from real_robot.console import Console, keys, show
 from real_robot.control.loop import Wish
 from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
-from real_robot.control.session import Processes, Session, new_folder, put_wish
+from real_robot.control.session import Processes, Session, new_folder, put_wish, wish_type
 from real_robot.recording.files import read
 from real_robot.robots.config import make, yaml_in
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
 LINE_S = 0.2
+START_S = 60.0  # in which control connects
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,20 @@ def record(
     rate_hz: float | None = None,
     adapter: str | None = None,
     keyboard: bool = True,
+    ask: Callable[[str], object] = input,
     **changes: Any,
 ) -> Outcome:
-    """Records what the robot measures, without torque, while a person moves it by hand."""
+    """Records what the robot measures, without torque, while a person moves it by hand.
+
+    ask: returns once a person holds the arm, which would drop: it may hold since an earlier run.
+    """
     machine = make(robot, adapter=adapter, **changes)
     check(machine, None)
     file = _new_file(str(out))
+    try:
+        ask(f"Hold {machine.spec.name}: its torque goes off, and it may drop. Then press Enter. ")
+    except EOFError:
+        raise UserError("nobody is at the terminal to hold the robot") from None
     session = Session(
         folder=new_folder(),
         robot=robot,
@@ -219,27 +229,32 @@ def conduct(
 
     last: the run ends when the plan does.
     """
-    session.save()
-    processes = Processes(session)
+    stream: Any = sys.stdin if keyboard else _NoTerminal()
     try:
-        for name, wanted in (
-            ("control", True),
-            ("watchdog", True),
-            ("writer", session.recording is not None),
-            ("inference", session.bundle is not None),
-        ):
-            if wanted:
-                processes.start(name)
-        processes.wait_for("control_beat")
-        ticks, wishes = (Ring.open(session.path / name) for name in ("ticks", "wishes"))
-        rows = Reader(ticks)
+        session.save()
+        processes = Processes(session)
+        joints = len(session.make_robot().spec.joints)
+        wishes = Ring.create(session.path / "wishes", wish_type(joints), 64)
         console = Console(processes.words, wishes)
-        begun = _look_after(processes, console, rows, wishes, seconds, start, keyboard, last)
-        processes.end()
-        rows.newest()
+        with console.signals(), keys(stream) as handle:
+            try:
+                for name, wanted in (
+                    ("control", True),
+                    ("watchdog", True),
+                    ("writer", session.recording is not None),
+                    ("inference", session.bundle is not None),
+                ):
+                    if wanted:
+                        processes.start(name)
+                rows = _connected(processes, console, handle)
+                begun = _look_after(processes, console, rows, wishes, handle, seconds, start, last)
+            finally:
+                processes.end()
+                show("")
+        if not rows.newest() and not rows.next:
+            raise UserError("it was ended before it began")
         return _outcome(session, rows.record, time.monotonic() - begun)
     finally:
-        processes.end()
         _remove_empty(session.recording)
         shutil.rmtree(session.folder, ignore_errors=True)
 
@@ -250,42 +265,57 @@ def _remove_empty(recording: str | None) -> None:
         Path(recording).unlink()
 
 
+def _connected(processes: Processes, console: Console, handle: int | None) -> Reader:
+    """The loop's rows, once control has connected. Raises UserError where it does not."""
+    end = time.monotonic() + START_S
+    while not console.quit:
+        console.wait(handle)
+        processes.raise_errors()
+        if processes.words["control_beat"]:
+            return Reader(Ring.open(processes.session.path / "ticks"), from_start=True)
+        if time.monotonic() > end:
+            raise UserError(f"control did not connect within {START_S:.0f} s")
+    raise UserError("it was ended before the robot was connected")
+
+
 def _look_after(
     processes: Processes,
     console: Console,
     rows: Reader,
     wishes: Ring,
+    handle: int | None,
     seconds: float | None,
     start: bool,
-    keyboard: bool,
     last: bool,
 ) -> float:
     """Until the run is to end; returns when the first tick was seen, monotonic s."""
     begun, shown, ticks, rate, moved = 0.0, 0.0, 0, 0.0, False
-    with keys(sys.stdin if keyboard else _NoTerminal()) as handle:  # type: ignore[arg-type]
-        while not console.quit:
-            console.wait(handle)
-            processes.raise_errors()
-            now = time.monotonic()
-            if not rows.newest():
-                continue
-            row = rows.record
-            if begun == 0:
-                begun = shown = now
-                if start:
-                    put_wish(wishes, replace(Wish(), start=True))
-            if now - shown >= LINE_S:
-                rate = (int(row["tick"]) - ticks) / (now - shown)
-                ticks, shown = int(row["tick"]), now
-                show(console.line(row, rate))
-            state = State(int(row["state"]))
-            moved = moved or state is State.RUNNING
-            over = seconds is not None and now - begun >= seconds
-            stopped = moved and state in (State.HOLD, State.FAULT, State.ESTOP)
-            if over or (stopped and (last or handle is None)):
-                break
-    show("")
-    return begun
+    said = Reader(Ring.open(processes.session.path / "said"), from_start=True)
+    while not console.quit:
+        console.wait(handle)
+        processes.raise_errors()
+        if said.newest():
+            console.said = said.record["text"].item().decode(errors="replace")
+        now = time.monotonic()
+        if not rows.newest():
+            continue
+        row = rows.record
+        if begun == 0:
+            begun = shown = now
+            if start:
+                put_wish(wishes, Wish(start=True))
+        if now - shown >= LINE_S:
+            rate = (int(row["tick"]) - ticks) / (now - shown)
+            ticks, shown = int(row["tick"]), now
+            show(console.line(row, rate))
+        state = State(int(row["state"]))
+        moved = moved or state is State.RUNNING
+        over = seconds is not None and now - begun >= seconds
+        halted = state in (State.HOLD, State.FAULT, State.ESTOP)
+        stopped = halted and (moved or int(row["latched"]) >= 0)
+        if over or (stopped and (last or handle is None)):
+            break
+    return begun or time.monotonic()
 
 
 class _NoTerminal:

@@ -8,6 +8,8 @@ from typing import Any, get_type_hints
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import coerce, parse, unknown
 
+FOR_PYTHON = {"keyboard", "ask", "changes", "return"}  # of what a verb's function names
+
 
 def robot(arguments: Sequence[str]) -> None:
     """Check, run, record, replay and calibrate a robot.
@@ -31,7 +33,7 @@ def robot(arguments: Sequence[str]) -> None:
       offset=          steps from an observation to when its first action is reached
       command_latency_s=0   from a command to the motion, as measured
 
-    While it runs: space stops at once. Words: start finish take release re-arm arm limp quit.
+    While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp quit.
     The robot holds when a run ends. The space bar does not replace a switch that cuts the power.
     """
     verbs: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -52,9 +54,13 @@ def robot(arguments: Sequence[str]) -> None:
 
 def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values`, those that `function` names being of its types; the others are the adapter's."""
-    if own := {"keyboard", "ask"} & values.keys():  # for Python
-        raise UserError(unknown("option", own.pop(), ()))
+    from real_robot.robots.config import Line, Simulation
+
     hints = get_type_hints(function)
+    known = {*hints, *get_type_hints(Line), *get_type_hints(Simulation)} - FOR_PYTHON
+    for name in values:
+        if name not in known:
+            raise UserError(unknown("option", name, known))
     return {k: coerce(v, hints[k], k) if k in hints else v for k, v in values.items()}
 
 
@@ -76,27 +82,27 @@ def _check(values: dict[str, Any]) -> None:
 def _run(values: dict[str, Any]) -> None:
     from real_robot.running import RunOptions, run
 
+    values = _typed(RunOptions, values)
     if "bundle" not in values:
         raise UserError("bundle=… is missing: the policy that is to move the robot")
-    values = _typed(RunOptions, values)
     print(run(values.pop("bundle"), values.pop("robot"), **values).text)
 
 
 def _record(values: dict[str, Any]) -> None:
     from real_robot.running import record
 
+    values = _typed(record, values)
     if "out" not in values:
         raise UserError("out=… is missing: the file to record to")
-    values = _typed(record, values)
     print(record(values.pop("robot"), values.pop("out"), **values).text)
 
 
 def _replay(values: dict[str, Any]) -> None:
     from real_robot.running import replay
 
+    values = _typed(replay, values)
     if "recording" not in values:
         raise UserError("recording=… is missing: the file to play back")
-    values = _typed(replay, values)
     print(replay(values.pop("recording"), values.pop("robot"), **values).text)
 
 

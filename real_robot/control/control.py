@@ -6,6 +6,7 @@ and watchdog are there, and holds it when it ends.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -21,19 +22,20 @@ from real_robot.control.loop import Loop
 from real_robot.control.rings import Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import (
+    SAID,
     TICKS_S,
     Session,
     SharedInputs,
     main_folder,
     pin,
+    say,
     told_as_error,
-    wish_type,
 )
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Robot
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
-from real_robot.safety.states import MOVING, Event, Refused, State
+from real_robot.safety.states import MOVING, Refused, State
 
 PLAN = 100_000  # most actions that are played back
 ARM_S = 1.0  # in which a robot must give one good reading
@@ -63,7 +65,7 @@ def run(session: Session) -> None:
     ticks = Ring.create(
         session.path / "ticks", row_type(spec), max(16, round(TICKS_S * session.rate_hz))
     )
-    wishes = Ring.create(session.path / "wishes", wish_type(len(spec.joints)), 64)
+    said = Ring.create(session.path / "said", SAID, 16)
     guard.connect(clock.now_ns())
     words["control_beat"] = 1  # the rings are there: who reads them may begin
     try:
@@ -71,7 +73,7 @@ def run(session: Session) -> None:
         horizon = PLAN if session.plan is not None else session.horizon
         timing = Timing(session.policy_rate_hz, horizon, session.offset, session.command_latency_s)
         schedule = Schedule(timing, len(spec.joints))
-        inputs = SharedInputs(session, words, chunks, wishes)
+        inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "wishes"))
         loop = Loop(guard, clock, schedule, inputs, ticks)
         words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
@@ -79,11 +81,13 @@ def run(session: Session) -> None:
         (session.path / "granted").write_text(granted.text)
         with without_collector():
             if session.armed:
-                _arm(guard, clock)
+                _arm(guard, clock, words)
+            else:
+                guard.limp(clock.now_ns())  # whoever records has been asked to hold it
             if session.plan is not None:
                 inputs.plan = _plan(session, guard, clock.now_ns())
             loop.begin()
-            _loop(loop, words)
+            _loop(loop, session, words, said)
     finally:
         words["armed"] = 0
         guard.close(clock.now_ns())
@@ -109,17 +113,24 @@ def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
     if session.bundle is None:
         needed.pop()
     while any(name and words[name] == 0 for name in needed):
-        if words["stop"]:
+        if session.ended(words):
             raise SystemExit(0)
+        _refuse_pressed(words)
         clock.sleep_until(clock.now_ns() + 5_000_000)
     return Ring.open(session.path / "chunks") if session.bundle is not None else None
 
 
-def _arm(guard: Guard, clock: Clock) -> None:
+def _refuse_pressed(words: Words) -> None:
+    if words["estop"]:
+        raise UserError("the emergency stop was pressed before the robot was armed: begin again")
+
+
+def _arm(guard: Guard, clock: Clock, words: Words) -> None:
     end = clock.now_ns() + int(ARM_S * 1e9)
     while guard.read().code != Code.OK and clock.now_ns() < end:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     now_ns = clock.now_ns()
+    _refuse_pressed(words)
     try:
         guard.passed(now_ns)
         guard.arm(now_ns)
@@ -127,26 +138,26 @@ def _arm(guard: Guard, clock: Clock) -> None:
         raise UserError(str(error)) from None
 
 
-def _loop(loop: Loop, words: Words) -> None:
-    guard, ending, ended_ns = loop.guard, False, 0
-    console = os.getppid()
+def _loop(loop: Loop, session: Session, words: Words, said: Ring) -> None:
+    """Until the run is to end and the robot stands, or does not within `END_S`."""
+    guard, ended_ns = loop.guard, 0
     while True:
         loop.step()
-        if os.getppid() != console:  # nobody is there any more who could stop it
-            words["stop"] = 1
         now = loop.clock.now_ns()
         words["control_beat"] = loop.tick_number + 2
         words["control_ns"] = now
         words["armed"] = guard.state not in (State.DISCONNECTED, State.CONNECTED, State.CHECKED)
         words["starting"] = loop.starting
-        if words["stop"] and not ending:
-            ending, ended_ns = True, now
-            if guard.state in MOVING:
-                guard.machine.fire(
-                    Event.FINISH if guard.state is State.RUNNING else Event.RELEASE, now
-                )
-        comes_to_rest = guard.state in MOVING or guard.state is State.SOFT_STOP
-        if ending and (not comes_to_rest or now - ended_ns > END_S * 1e9):
+        if loop.refused is not None:
+            say(said, loop.refused)
+            loop.refused = None
+        if not session.ended(words):
+            continue
+        ended_ns = ended_ns or now
+        with contextlib.suppress(Refused):  # nobody moves it
+            loop.finish(now)
+        stops = guard.state in MOVING or guard.state is State.SOFT_STOP
+        if now - ended_ns > END_S * 1e9 or (guard.motion.stands() and not stops):
             return
 
 

@@ -132,12 +132,12 @@ def infer(session: Session) -> None:
         session.path / "chunks", chunk_type(policy.spec.horizon, len(spec.joints)), 16
     )
     while not words["control_beat"]:
-        if words["stop"]:
+        if session.ended(words):
             return
         time.sleep(0.005)
     inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, words)
     inference.warm_up()
-    while not words["stop"]:
+    while not session.ended(words):
         words["inference_beat"] += 1
         if not inference.look(time.monotonic_ns()):
             time.sleep(POLL_S)

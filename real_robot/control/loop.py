@@ -20,7 +20,7 @@ from real_robot.control.schedule import Chunk, Schedule
 from real_robot.recording.rows import Mode
 from real_robot.robot import Code, Reading
 from real_robot.safety.guard import Guard
-from real_robot.safety.states import ARMED, Reason, Refused, State
+from real_robot.safety.states import ARMED, Event, Reason, Refused, State
 
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
@@ -145,8 +145,6 @@ class Loop:
         if self._obey(wish, reading, now):
             return  # newly armed: the next tick is the first
         chunk = self.inputs.chunk()
-        if wish.start and guard.state is State.HOLD and not self.starting:
-            self.starting, self.episode = True, self.episode + 1
         self.starting = self.starting and guard.state is State.HOLD
         if chunk is not None and (self.starting or guard.state in PLANNED):
             taken = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
@@ -171,24 +169,43 @@ class Loop:
         try:
             if wish.typed is not None:
                 guard.re_arm(wish.typed, now)
-            if wish.arm and guard.state in UNARMED:
-                guard.passed(now)
-                guard.arm(now)
-                self.begin()
+            if wish.arm:
+                self._arm(wish.estop, now)
                 return True
             if wish.limp:
                 guard.limp(now)
-            if wish.take and guard.state is not State.TAKEOVER:
+            if wish.start and not self.starting:
+                guard.machine.after(Event.START, now)
+                self.starting, self.episode = True, self.episode + 1
+            if wish.take:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
-            if wish.release and guard.state is State.TAKEOVER:
+            if wish.release:
                 guard.release(now)
-            if wish.finish and guard.state is State.RUNNING:
-                guard.finish(now)
-                self.schedule.clear()
+            if wish.finish:
+                self.finish(now)
         except (Refused, UserError) as error:
             self.refused = str(error)
         return False
+
+    def _arm(self, estop: bool, now: int) -> None:
+        if self.guard.state not in UNARMED:
+            raise Refused(f"arm is refused while {self.guard.state.name}")
+        if estop:
+            raise Refused("arm is refused while the emergency stop is pressed: re-arm first")
+        self.guard.passed(now)
+        self.guard.arm(now)
+        self.begin()
+
+    def finish(self, now: int) -> None:
+        """Whoever moves the robot, or is about to, brings it to rest. Raises Refused where nobody
+        does."""
+        starting, self.starting = self.starting, False
+        if self.guard.state is State.TAKEOVER:
+            self.guard.release(now)
+        elif not starting:
+            self.guard.finish(now)
+        self.schedule.clear()
 
     def _start(self, now: int) -> None:
         self.starting = False

@@ -5,6 +5,7 @@ words          heartbeats and flags (`rings.Words`)
 ticks          the control loop's rows; read by inference, writer and console
 chunks         inference's answers
 wishes         what a person wants; from the console
+said           what was refused, and why; from control
 <name>.error   one sentence, where a process could not go on
 """
 
@@ -13,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,12 @@ from real_robot.robot import Robot
 MEMORY = Path("/dev/shm")
 TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
 RECORDER_AGE_NS = 1_000_000_000
-START_S = 60.0  # for torch to be loaded and a bundle to be read
+HELD_S = 1.0  # in which the watchdog has held the robot of a dead control process
+# what a terminal sends is for the console alone: whoever moves the robot ends when it stands
+CONSOLES = (
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP),
+    *(signal.SIGTTIN, signal.SIGTTOU),
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Session:
     bundle: str | None = None
     runtime: str = "auto"  # that runs it
     plan: str | None = None  # instead of a bundle: goals to play back, [N, J], a .npy file
-    armed: bool = True  # else nothing is sent: a person moves the robot by hand
+    armed: bool = True  # else torque goes off: a person moves the robot by hand
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the user's, tighter
     rules: Mapping[str, float] = field(default_factory=dict)
     policy_rate_hz: float = 1.0
@@ -57,6 +64,7 @@ class Session:
     command_latency_s: float = 0.0
     recording: str | None = None
     recorder_needed: bool = True  # else a full disk does not stop the robot
+    console_pid: int = field(default_factory=os.getpid)  # who makes the session
 
     @property
     def path(self) -> Path:
@@ -74,6 +82,12 @@ class Session:
         from real_robot.robots.config import make
 
         return make(self.robot, adapter=self.adapter, **self.changes)
+
+    def ended(self, words: Words) -> bool:
+        """Asked by a child: whether it is told to end, or nobody is left who could tell it."""
+        if os.getppid() != self.console_pid:
+            words["stop"] = 1
+        return bool(words["stop"])
 
 
 def new_folder() -> str:
@@ -140,8 +154,16 @@ def wish_of(record: np.ndarray) -> Wish:
     )
 
 
+SAID = np.dtype([("text", "S240")])
+
+
+def say(ring: Ring, text: str) -> None:
+    ring.record["text"] = text.encode()[: SAID.itemsize]
+    ring.push()
+
+
 class Processes:
-    """The children of the console; ended together."""
+    """The children of the console, in a process group of their own; ended together."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -152,18 +174,13 @@ class Processes:
         """One of control, inference, watchdog, writer."""
         module = "real_robot.recording.writer" if name == "writer" else f"real_robot.control.{name}"
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        group = next((child.pid for child in self.children.values()), 0)  # the first one's
         self.children[name] = subprocess.Popen(
-            [sys.executable, "-m", module, self.session.folder], env=env, stdin=subprocess.DEVNULL
+            [sys.executable, "-m", module, self.session.folder],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            process_group=group,
         )
-
-    def wait_for(self, *beats: str) -> None:
-        """Until each of the words has moved. Raises UserError with a child's own sentence."""
-        end = time.monotonic() + START_S
-        while any(self.words[beat] == 0 for beat in beats):
-            self.raise_errors()
-            if time.monotonic() > end:
-                raise UserError(f"{' and '.join(beats)} did not begin within {START_S:.0f} s")
-            time.sleep(0.005)
 
     def raise_errors(self) -> None:
         """Raises UserError where a child has ended and it was not asked to."""
@@ -173,7 +190,18 @@ class Processes:
                 continue
             path = self.session.path / f"{name}.error"
             told = path.read_text() if path.exists() else f"it ended with {child.returncode}"
-            raise UserError(f"{name}: {told}")
+            raise UserError(f"{name}: {told}{self._held() if name == 'control' else ''}")
+
+    def _held(self) -> str:
+        """What the watchdog did about a control process that has ended; it takes a moment."""
+        fired, end = self.session.path / "watchdog.fired", time.monotonic() + HELD_S
+        while self.words["armed"]:
+            if fired.exists() and (reason := fired.read_text()):
+                return f"; the watchdog has told the robot to hold: {reason}"
+            if time.monotonic() > end:
+                return "; the watchdog has not told the robot to hold: see whether it stands"
+            time.sleep(0.005)
+        return ""
 
     def end(self, patience_s: float = 5.0) -> None:
         """Asks all to end, control first to stand still, then insists."""
@@ -215,8 +243,7 @@ class SharedInputs:
         self._chunks = Reader(chunks) if chunks is not None else None
         self._wishes = Reader(wishes, from_start=True)
         self._beat, self._beat_ns = -1, 0
-        self._nothing = Wish()
-        self._estop = Wish(estop=True)
+        self._nothing, self._estop = Wish(), Wish(estop=True)
 
     def chunk(self) -> Chunk | None:
         if self.plan is not None and self._words["starting"]:
@@ -227,9 +254,11 @@ class SharedInputs:
         return None
 
     def wish(self) -> Wish:
-        if self._words["estop"]:
-            return self._estop
-        return wish_of(self._wishes.record) if self._wishes.following() else self._nothing
+        pressed = self._words["estop"]
+        if not self._wishes.following():
+            return self._estop if pressed else self._nothing
+        wish = wish_of(self._wishes.record)
+        return replace(wish, estop=True) if pressed else wish
 
     def watchdog_ns(self) -> int | None:
         return self._words["watchdog_ns"]
@@ -245,5 +274,7 @@ class SharedInputs:
 
 
 def main_folder(arguments: Sequence[str]) -> Session:
-    """The session that a child is started for."""
+    """The session that a child is started for; from then on it hears no terminal."""
+    for each in CONSOLES:
+        signal.signal(each, signal.SIG_IGN)
     return Session.load(arguments[1])

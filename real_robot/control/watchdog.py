@@ -22,6 +22,7 @@ from real_robot.control.session import Session, main_folder, told_as_error
 from real_robot.robot import Robot
 
 POLL_MS = 5
+DEATH_MS = 15  # in which a process that was killed is gone; the robot is held in any case
 SILENCE_S = 0.005
 STALL_NS, STALL_PERIODS = 30_000_000, 3
 
@@ -59,10 +60,11 @@ class Watchdog:
         return reason
 
     def fence(self) -> None:
-        """Ends the owner: nobody else writes from now on."""
+        """Ends the owner and sees it end: nobody else writes from now on."""
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):  # it is gone already
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            self._poll.poll(DEATH_MS)
 
     def _adopt(self, pid: int) -> None:
         if self._handle >= 0:
@@ -81,12 +83,16 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
     """Until everyone is told to end and nobody is armed; goes on watching after it has fired."""
     words = Words(session.path / "words")
     robot = session.make_robot()
+    while not words["control_beat"]:  # it has the line to itself while it connects
+        if session.ended(words):
+            return
+        time.sleep(POLL_MS / 1000)
     robot.connect()
     ask_for_real_time()
     watchdog = Watchdog(robot, words)
     try:
         # an armed owner's end may not have been seen yet, where all are told to end because of it
-        while not words["stop"] or (words["armed"] and not words["watchdog_fired"]):
+        while not session.ended(words) or (words["armed"] and not words["watchdog_fired"]):
             if (reason := watchdog.look(now_ns())) is not None:
                 (session.path / "watchdog.fired").write_text(reason)
     finally:

@@ -54,7 +54,7 @@ def write(session: Session) -> None:
     assert session.recording is not None
     words = Words(session.path / "words")
     while not words["control_beat"]:
-        if words["stop"]:
+        if session.ended(words):
             return
         time.sleep(POLL_S)
     spec = session.make_robot().spec
@@ -63,7 +63,7 @@ def write(session: Session) -> None:
     try:
         writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
         flushed = time.monotonic()
-        while not words["stop"]:
+        while not session.ended(words):
             waiting = writer.take()
             if waiting and time.monotonic() - flushed >= FLUSH_S:
                 writer.flush()

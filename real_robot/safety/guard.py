@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent
+from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
 from real_robot.safety.check import check
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
@@ -26,6 +26,7 @@ from real_robot.safety.states import (
 
 ROUNDING = 1e-9  # rad: two floats of the same goal
 ARM_TRIES = 3  # readings, of which one must come
+MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # by arming
 
 
 class Guard:
@@ -62,7 +63,10 @@ class Guard:
         return self.__robot.read()
 
     def passed(self, now_ns: int) -> None:
-        """`robot check` found everything in order."""
+        """Reads the robot as it stands: CHECKED, or Refused where something is not in order."""
+        self.machine.after(Event.CHECK, now_ns)
+        if (found := self._amiss()) is not None:
+            raise Refused(found)
         self.machine.fire(Event.CHECK, now_ns)
 
     def arm(self, now_ns: int) -> None:
@@ -71,19 +75,19 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
         if self.state is not State.CHECKED:
             raise Refused(f"arm is refused while {self.state.name}: check first")
-        reading = self.__robot.read()
-        for _ in range(ARM_TRIES - 1):
-            if reading.code != Code.OK:
-                reading = self.__robot.read()
-        if (outside := self._outside(reading)) is not None:
-            raise Refused(outside)
+        if (found := self._amiss()) is not None:
+            raise Refused(found)
         reading = self.__robot.arm()
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
         self.sent, self.missing, self._mute = None, 0, False
 
-    def _outside(self, reading: Reading) -> str | None:
-        """Why the robot cannot be armed where it is; None where it can."""
+    def _amiss(self) -> str | None:
+        """Why the robot cannot be armed as it stands; None where it can."""
+        reading = self.__robot.read()
+        for _ in range(ARM_TRIES - 1):
+            if reading.code != Code.OK:
+                reading = self.__robot.read()
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
         for i, joint in enumerate(self.spec.joints):
@@ -94,6 +98,8 @@ class Guard:
                     f"joint {joint} stands at {q:.3f} {unit}, its limits are {low:.3f} to "
                     f"{high:.3f}: move it inside by hand"
                 )
+            if status := Status(int(reading.status[i])) & ~MENDED:
+                return f"joint {joint} reports {status.name}: see to it before it is armed"
         if not self.envelope.inside(reading.q.tolist()):
             return f"{self.spec.name} stands outside its workspace: move it inside by hand"
         return None
@@ -109,11 +115,15 @@ class Guard:
         self.machine.fire(Event.RELEASE, now_ns)
 
     def finish(self, now_ns: int) -> None:
-        """The work is done: decelerate and hold; nothing is latched."""
+        """The work is done: decelerate and hold. Nothing is latched by it; a robot that is stopping
+        because its plan ran out takes no other."""
         self.machine.fire(Event.FINISH, now_ns)
 
     def re_arm(self, typed: str, now_ns: int) -> None:
-        """A person's word, and none but a person's. Raises Refused while the cause is there."""
+        """A person's word, and none but a person's. Raises Refused while the cause is there, and
+        before the robot stands."""
+        if self.state in STOPPING and not self.motion.stands():
+            raise Refused("the robot still moves: re-arm when it stands")
         self.machine.re_arm(typed, cause_gone=self.motion.reasons == 0, now_ns=now_ns)
 
     def limp(self, now_ns: int) -> None:

@@ -15,7 +15,7 @@ RE_ARM = "re-arm"  # what a person types
 
 class State(IntEnum):
     DISCONNECTED = 0
-    CONNECTED = 1  # readings, no torque
+    CONNECTED = 1  # readings; no torque, or a robot that holds since an earlier run
     CHECKED = 2  # and everything was found in order, at most 60 s ago
     HOLD = 3  # armed: the robot holds its last goal
     RUNNING = 4  # a policy moves it
@@ -38,7 +38,7 @@ class Event(IntEnum):
     START = 4
     TAKE = 5  # a person takes over
     RELEASE = 6  # and lets go
-    FINISH = 7  # the work is done: no fault, nothing is latched
+    FINISH = 7  # the work is done: no fault; a plan that has just run out is none either
     STOP = 8  # a reason to stop, see Reason
     STANDSTILL = 9
     FRESH_PLAN = 10  # before standstill, where only the plan had run out
@@ -55,6 +55,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CHECKED, Event.CHECK): State.CHECKED,
     (State.CHECKED, Event.EXPIRE): State.CONNECTED,
     (State.CHECKED, Event.ARM): State.HOLD,
+    (State.CONNECTED, Event.LIMP): State.CONNECTED,  # it may hold since a fault or an earlier run
+    (State.CHECKED, Event.LIMP): State.CONNECTED,
     (State.HOLD, Event.START): State.RUNNING,
     (State.HOLD, Event.TAKE): State.TAKEOVER,
     (State.HOLD, Event.RE_ARM): State.HOLD,
@@ -66,6 +68,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.TAKEOVER, Event.RELEASE): State.SOFT_STOP,
     (State.TAKEOVER, Event.STOP): State.SOFT_STOP,
     (State.SOFT_STOP, Event.STOP): State.SOFT_STOP,
+    (State.SOFT_STOP, Event.FINISH): State.SOFT_STOP,
     (State.SOFT_STOP, Event.FRESH_PLAN): State.RUNNING,
     (State.SOFT_STOP, Event.STANDSTILL): State.HOLD,
     (State.FAULT, Event.RE_ARM): State.CONNECTED,
@@ -162,11 +165,8 @@ class Machine:
     pending: Reason | None = None  # why it is stopping, before standstill
     checked_ns: int = 0
 
-    def fire(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
-        """Changes the state. Raises Refused, with nothing changed, where that is not listed.
-
-        reason: with STOP, FAULT and ESTOP.
-        """
+    def after(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
+        """The state that `fire` leads to. Raises Refused where that is not listed."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             raise Refused(f"{event.name.lower()} is refused while {self.state.name}")
@@ -181,7 +181,14 @@ class Machine:
             raise Refused(f"the check is older than {CHECK_VALID_S:.0f} s: check again")
         if event is Event.FRESH_PLAN and self.pending is not Reason.PLAN_EXHAUSTED:
             raise Refused("a fresh plan goes on only where the last one had run out")
+        return after
 
+    def fire(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
+        """Changes the state. Raises Refused, with nothing changed, where that is not listed.
+
+        reason: with STOP, FAULT and ESTOP.
+        """
+        after = self.after(event, now_ns, reason)
         if event is Event.CHECK:
             self.checked_ns = now_ns
         if after in (State.FAULT, State.ESTOP) and event is not Event.LIMP:
@@ -194,7 +201,9 @@ class Machine:
                 self.pending = reason
         elif event is Event.STANDSTILL:
             self.latched, self.pending = self.pending, None
-        elif event is Event.FRESH_PLAN:
+        elif event is Event.FRESH_PLAN or (
+            event is Event.FINISH and self.pending is Reason.PLAN_EXHAUSTED
+        ):
             self.pending = None
         self.state = after
         return after

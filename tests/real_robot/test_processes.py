@@ -1,12 +1,16 @@
 """Who loads what, the terminal, the watchdog; and, slow, all processes on a simulated robot."""
 
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +21,9 @@ from desk_bundle import write_desk_bundle
 from robots_in_memory import Bench, spec
 
 from offline_rl.utils.errors import UserError
-from real_robot import read, run
-from real_robot.console import Console, keys
+from real_robot import read, run, running
+from real_robot.console import Console, keys, show
+from real_robot.control import session as session_module
 from real_robot.control import watchdog
 from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Wish
@@ -138,6 +143,68 @@ def test_a_terminal_that_vanishes_ends_the_run(console: Console):
     assert console.quit
 
 
+@pytest.mark.parametrize("key", [b" ", b"\x1b", b"\x03", b"\x1c", b"\x1a"])
+def test_whatever_a_person_hits_to_end_a_program_stops_the_robot(console: Console, key: bytes):
+    """Ctrl-C, Ctrl-\\ and Ctrl-Z are keys, not signals; after Ctrl-S the space bar still acts."""
+    master, slave = os.openpty()
+    before = termios.tcgetattr(slave)
+    with open(slave) as stream, keys(stream) as handle:
+        os.write(master, b"sta\x13" + key)
+        for _ in range(3):
+            console.wait(handle)
+        assert console._words["estop"] == 1
+        assert not console.quit
+        assert not termios.tcgetattr(slave)[0] & termios.IXON
+        tty_of_the_shell = os.dup(slave)
+    assert termios.tcgetattr(tty_of_the_shell) == before
+    os.close(tty_of_the_shell)
+    os.close(master)
+
+
+def test_the_end_of_what_is_typed_quits(console: Console):
+    console.feed("sta\x04")
+    assert console.quit
+    assert wishes(console) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "stops"),
+    [(s, True) for s in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)]
+    + [(s, False) for s in (signal.SIGHUP, signal.SIGTERM)],
+)
+def test_signals_stop_the_robot_or_quit_and_end_nothing_in_between(
+    console: Console, sent: signal.Signals, stops: bool
+):
+    before = signal.getsignal(sent)
+    with console.signals():
+        signal.raise_signal(sent)
+        assert (console._words["estop"], console.quit) == (stops, not stops)
+    assert signal.getsignal(sent) == before
+
+
+@pytest.mark.parametrize("how", ["full", "gone"])
+def test_a_terminal_that_takes_no_output_is_not_waited_for(how: str):
+    """Else the thread that reads the space bar hangs."""
+    master, slave = os.openpty()
+    if how == "full":
+        os.set_blocking(slave, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(slave, b"x" * 4096)
+        os.set_blocking(slave, True)
+    else:
+        os.close(master)
+    with open(slave, "w") as stream:
+        shows = threading.Thread(target=show, args=("a line", stream), daemon=True)
+        shows.start()
+        shows.join(5.0)
+        hangs = shows.is_alive()
+        if how == "full":
+            assert os.get_blocking(slave)  # it is the shell's, too
+            os.close(master)
+    assert not hangs
+
+
 def test_a_wish_comes_through_shared_memory_whole(tmp_path):
     ring = Ring.create(tmp_path / "w", wish_type(2), 4)
     sent = Wish(take=True, target=[0.5, -1.0], target_ns=12, typed=None)
@@ -158,6 +225,8 @@ def test_a_wish_comes_through_shared_memory_whole(tmp_path):
         (["record", "robot=desk"], "out=… is missing"),
         (["replay", "robot=desk"], "recording=… is missing"),
         (["check", "robot=desk", "limits=nowhere.yaml"], "nowhere.yaml is not readable"),
+        (["run", "robot=desk", "bundel=x"], "'bundel'; did you mean bundle"),
+        (["run", "robot=desk", "bundle=x", "prot=x"], "'prot'; did you mean port"),
     ],
 )
 def test_a_command_that_lacks_something_says_what(arguments, sentence: str):
@@ -180,6 +249,12 @@ class Held:
         self.reasons.append(reason)
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self.owner_lived = found is None
+
+
+@pytest.fixture(autouse=True)
+def a_busy_machine_may_take_long_to_end_a_process(monkeypatch):
+    monkeypatch.setattr(watchdog, "DEATH_MS", 60_000)
+    monkeypatch.setattr(watchdog, "SILENCE_S", 0.0)  # which would hide that it did not wait
 
 
 @pytest.fixture
@@ -233,13 +308,32 @@ def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(
     tmp_path, owner, monkeypatch
 ):
     """The console may see the death first, and tell everyone to end because of it."""
+    session = SimpleNamespace(path=tmp_path, ended=lambda words: words["stop"])
     monkeypatch.setattr(watchdog, "ask_for_real_time", lambda: "")  # not for the tests' own process
     _, held, words = watched(tmp_path, owner)
     owner.kill()
-    words["stop"] = 1
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+    words["stop"] = words["control_beat"] = 1
     held.connect = held.close = lambda: None
-    watch(SimpleNamespace(path=tmp_path, make_robot=lambda: held))
+    session.make_robot = lambda: held
+    watch(session, lambda: words["control_ns"])
     assert held.reasons == ["the control process died"]
+
+
+def test_the_watchdog_leaves_the_line_to_control_until_that_has_connected(tmp_path, monkeypatch):
+    words, calls = Words(tmp_path / "words", create=True), list[str]()
+
+    def sleep(seconds: float) -> None:
+        calls.append("wait")
+        words["control_beat"] = len(calls) == 3
+        words["stop"] = 1 if words["control_beat"] else 0
+
+    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda: "")
+    monkeypatch.setattr(watchdog.time, "sleep", sleep)
+    robot = SimpleNamespace(connect=lambda: calls.append("connect"), close=lambda: None)
+    make, ended = (lambda: robot), (lambda words: bool(words["stop"]))
+    watch(SimpleNamespace(path=tmp_path, make_robot=make, ended=ended))
+    assert calls == ["wait", "wait", "wait", "connect"]
 
 
 def test_a_recorder_that_is_not_needed_may_end(tmp_path):
@@ -254,6 +348,22 @@ def test_a_recorder_that_is_not_needed_may_end(tmp_path):
             processes.raise_errors()
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_the_watchdog_did_about_a_dead_control_process_is_said(
+    tmp_path, monkeypatch, answers: bool
+):
+    monkeypatch.setattr(session_module, "HELD_S", 0.0)
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    processes.children["control"] = SimpleNamespace(poll=lambda: -9, returncode=-9)
+    processes.words["armed"] = 1
+    sentence = "has not told the robot to hold"
+    if answers:
+        (tmp_path / "watchdog.fired").write_text("it stands still")
+        sentence = "has told the robot to hold: it stands still"
+    with pytest.raises(UserError, match=f"control: it ended with -9; the watchdog {sentence}"):
+        processes.raise_errors()
+
+
 def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
     dog, held, words = watched(tmp_path, owner)
     words["armed"] = 0
@@ -265,6 +375,24 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
 
 
 # everything
+
+
+def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, monkeypatch):
+    told = list[str]()
+    monkeypatch.setattr(running, "check", lambda robot, bundle: told.append("checked"))
+    monkeypatch.setattr(running, "conduct", lambda session, **how: told.append("recorded"))
+    monkeypatch.setattr(running, "new_folder", lambda: str(tmp_path))
+    how = {"adapter": "simulated", "folder": str(tmp_path), "keyboard": False}
+    running.record("desk", tmp_path / "x.rec", ask=told.append, **how)
+    assert "torque goes off" in told[1]
+    assert (told[0], told[2]) == ("checked", "recorded")
+
+    def nobody(sentence: str) -> None:
+        raise EOFError
+
+    with pytest.raises(UserError, match="nobody is at the terminal"):
+        running.record("desk", tmp_path / "x.rec", ask=nobody, **how)
+    assert len(told) == 4
 
 
 @pytest.fixture
@@ -330,3 +458,87 @@ def test_whatever_is_killed_the_recording_is_whole_and_the_robot_holds(
         pytest.skip("this machine stalled, and the run had ended by itself")
     assert f"{victim}: it ended with -9" in told
     assert read(files[3]).rows["tick"].size > 20
+
+
+PTY = (
+    "import sys; from real_robot import run\n"
+    "print(run(sys.argv[1], sys.argv[2], folder=sys.argv[3], record=sys.argv[4], start=True).text)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [
+        ("ctrl-c", State.ESTOP),
+        ("ctrl-z", State.ESTOP),
+        ("ctrl-\\", State.ESTOP),
+        ("hangup", State.HOLD),
+        ("SIGHUP", State.HOLD),
+        ("SIGKILL", State.HOLD),
+    ],
+)
+def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process_is_left(
+    tmp_path, patient_desk: str, how: str, state: State
+):
+    """The console leads its terminal's session, as under a terminal that is its only program."""
+    files = [write_desk_bundle(tmp_path / "b"), patient_desk, tmp_path / "sim", tmp_path / "x.rec"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-c", PTY, *map(str, files)]
+        os.execve(sys.executable, command, os.environ | {"PYTHONPATH": str(ROOT)})
+    shown, open_ = bytearray(), True
+    try:
+        deadline = time.monotonic() + 90
+        while b"RUNNING" not in shown:
+            assert time.monotonic() < deadline, shown[-2000:]
+            shown += _said(terminal)
+        children = _children(pid)
+        assert len(children) >= 4
+        folder = Path(f"/proc/{children[0]}/cmdline").read_text().split("\0")[-2]
+        groups = {os.getpgid(child) for child in children}
+        assert len(groups) == 1
+        assert pid not in groups
+        if how.startswith("ctrl"):
+            os.write(terminal, {"c": b"\x03", "z": b"\x1a", "\\": b"\x1c"}[how[-1]])
+            while b"ESTOP" not in shown:
+                assert time.monotonic() < deadline, shown[-2000:]
+                shown += _said(terminal)
+            os.write(terminal, b"quit\n")
+        elif how == "hangup":
+            os.close(terminal)
+            open_ = False
+        else:
+            os.kill(pid, getattr(signal, how))
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            assert time.monotonic() < deadline, "the console does not end"
+            if open_:
+                shown += _said(terminal)
+        while left := [child for child in children if Path(f"/proc/{child}").exists()]:
+            assert time.monotonic() < deadline, [
+                Path(f"/proc/{c}/cmdline").read_text() for c in left
+            ]
+            time.sleep(0.05)
+    finally:
+        if open_:
+            os.close(terminal)
+    if how == "SIGKILL":  # nobody was left to remove it
+        shutil.rmtree(folder)
+    assert not Path(folder).exists()
+    rows = read(files[3]).rows
+    assert State(int(rows["state"][-1])) is state
+    sent = rows["sent"][np.isfinite(rows["sent"]).all(1)]
+    np.testing.assert_array_equal(sent[-1], sent[-2])
+
+
+def _said(terminal: int) -> bytes:
+    """By the terminal, within a moment."""
+    ready = select.select([terminal], [], [], 0.05)[0]
+    with suppress(OSError):  # nobody has the other end any more
+        return os.read(terminal, 4096) if ready else b""
+    time.sleep(0.05)
+    return b""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
 
 from real_robot.control.kinematics import forward
-from real_robot.robot import Code, Limits, Reading
+from real_robot.robot import Code, Limits, Reading, Status
 from real_robot.safety.check import check
 from real_robot.safety.guard import Guard
 from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
@@ -520,15 +520,82 @@ def go(guard: Guard, clock: Clock, target, ticks: int = 1, **others) -> None:
         guard.tick(target, guard.read(), clock.now, **others)
 
 
-def test_a_joint_outside_its_limits_is_not_armed():
+def _outside(robot: MemoryRobot) -> None:
+    robot.q[1] = 2.5
+
+
+def _ill(robot: MemoryRobot) -> None:
+    robot.status[1] = Status.OVERLOAD
+
+
+def _stretched(robot: MemoryRobot) -> None:
+    robot.q[:] = 0.0  # the tool is beyond the workspace's end
+
+
+@pytest.mark.parametrize("when", ["checked", "armed"])
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (_outside, r"elbow stands at 2\.500 rad"),
+        (_ill, "elbow reports OVERLOAD"),
+        (_stretched, "outside its workspace"),
+    ],
+)
+def test_a_robot_that_is_not_in_order_is_neither_checked_nor_armed(
+    tmp_path, when: str, fault, sentence: str
+):
     clock = Clock()
-    robot = MemoryRobot(clock, spec(), np.array([0.0, 2.5]))
-    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    robot = MemoryRobot(clock, spec(workspace=workspace(tmp_path)), np.array([0.0, 1.4]))
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0, points=forward(robot.spec)))
     guard.connect(clock.now)
-    guard.passed(clock.now)
-    with pytest.raises(Refused, match=r"elbow stands at 2\.500 rad"):
-        guard.arm(clock.now)
+    if when == "armed":
+        guard.passed(clock.now)
+    fault(robot)
+    with pytest.raises(Refused, match=sentence):
+        guard.arm(clock.now) if when == "armed" else guard.passed(clock.now)
     assert "arm" not in robot.calls
+
+
+def test_a_servo_without_torque_may_be_armed():
+    """One that rebooted while the robot held: arming is what switches it on."""
+    guard, robot, clock = armed()
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    go(guard, clock, None, 20)
+    guard.re_arm("re-arm", clock.now)
+    robot.status[0] = Status.TORQUE_OFF | Status.WATCHDOG
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    assert guard.state is State.HOLD
+
+
+def test_a_robot_is_not_re_armed_before_it_stands():
+    guard, robot, clock = armed()
+    guard.start(clock.now)
+    for k in range(150):
+        go(guard, clock, [k / 200, 0.0])
+    robot.status[0] = Status.OVERLOAD
+    go(guard, clock, None)
+    robot.status[0] = 0
+    go(guard, clock, None)
+    assert guard.state is State.FAULT
+    assert not guard.motion.stands()
+    with pytest.raises(Refused, match="still moves"):
+        guard.re_arm("re-arm", clock.now)
+    go(guard, clock, None, 100)
+    guard.re_arm("re-arm", clock.now)
+    assert guard.state is State.CONNECTED
+    assert robot.goal == pytest.approx(guard.motion.q, abs=1e-4)  # it was told to the very end
+
+
+def test_a_robot_that_holds_since_a_fault_or_an_earlier_run_is_let_go():
+    guard, robot, clock = armed()
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    go(guard, clock, None, 20)
+    guard.re_arm("re-arm", clock.now)
+    assert robot.torque
+    guard.limp(clock.now)
+    assert not robot.torque
+    assert guard.state is State.CONNECTED
 
 
 def test_nothing_is_sent_before_arming_and_a_goal_on_every_tick_after():

@@ -38,7 +38,8 @@ PERMITTED = {
     (S.SOFT_STOP, E.FRESH_PLAN, S.RUNNING),
     (S.SOFT_STOP, E.STOP, S.SOFT_STOP),
     (S.HOLD, E.STOP, S.HOLD),
-    (S.HOLD, E.LIMP, S.CONNECTED),
+    (S.SOFT_STOP, E.FINISH, S.SOFT_STOP),
+    *((s, E.LIMP, S.CONNECTED) for s in (S.CONNECTED, S.CHECKED, S.HOLD)),
     (S.FAULT, E.LIMP, S.FAULT),
     (S.ESTOP, E.LIMP, S.ESTOP),
     *((s, E.FAULT, S.FAULT) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP)),
@@ -115,11 +116,25 @@ def test_a_fresh_plan_goes_on_only_where_the_last_had_run_out():
     assert stopping.latched is Reason.WORKSPACE
 
 
-def test_finishing_latches_nothing():
+@pytest.mark.parametrize("ran_out", [False, True])
+def test_finishing_latches_nothing(ran_out: bool):
+    """Not even a plan that ran out a moment before; and then no fresh one goes on."""
     tried = Machine(S.RUNNING)
+    if ran_out:
+        tried.fire(E.STOP, 0, Reason.PLAN_EXHAUSTED)
     tried.fire(E.FINISH, 0)
+    with pytest.raises(Refused):
+        tried.fire(E.FRESH_PLAN, 0)
     tried.fire(E.STANDSTILL, 0)
     assert tried == Machine(S.HOLD)
+
+
+def test_finishing_hides_no_other_reason():
+    tried = Machine(S.RUNNING)
+    tried.fire(E.STOP, 0, Reason.WORKSPACE)
+    tried.fire(E.FINISH, 0)
+    tried.fire(E.STANDSTILL, 0)
+    assert tried.latched is Reason.WORKSPACE
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -1,0 +1,271 @@
+"""The control process, but for its processes: what it shares, what it arms, how it ends."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from robots_in_memory import Bench, Clock, MemoryRobot, spec, workspace
+
+from offline_rl.utils.errors import UserError
+from real_robot.control import control
+from real_robot.control import session as session_module
+from real_robot.control.clock import Granted
+from real_robot.control.control import guard_of
+from real_robot.control.loop import Wish
+from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.session import SAID, Session, SharedInputs, put_wish, wish_type
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import envelope
+from real_robot.safety.states import Reason, State
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch) -> Session:
+    """Of a console that is this process's parent."""
+    monkeypatch.setattr(session_module.os, "getppid", lambda: 4711)
+    return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711)
+
+
+@pytest.fixture
+def words(session) -> Words:
+    return Words(session.path / "words", create=True)
+
+
+# what is shared
+
+
+@pytest.fixture
+def shared(session, words) -> tuple[SharedInputs, Ring]:
+    wishes = Ring.create(session.path / "wishes", wish_type(2), 8)
+    return SharedInputs(session, words, None, wishes), wishes
+
+
+def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words):
+    inputs, wishes = shared
+    assert inputs.wish() == Wish()
+    words["estop"] = 1
+    assert inputs.wish() == Wish(estop=True)
+    put_wish(wishes, Wish(limp=True))
+    assert inputs.wish() == Wish(estop=True, limp=True)
+    assert inputs.wish() == Wish(estop=True)
+    words["estop"] = 0
+    assert inputs.wish() == Wish()  # nothing has waited for this moment
+
+
+def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
+    session, words, tmp_path, monkeypatch
+):
+    now = itertools.count(10**9, 600_000_000)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(now))
+    wishes = Ring.create(session.path / "wishes", wish_type(2), 8)
+    for needed, found in ((True, [False, False, True, False]), (False, [False] * 4)):
+        changed: dict[str, Any] = {"recording": "x.rec", "recorder_needed": needed}
+        mine = Session(str(tmp_path), robot="desk", rate_hz=200.0, **changed)
+        inputs, seen = SharedInputs(mine, words, None, wishes), []
+        for beat in (1, 1, 1, 2):
+            words["writer_beat"] = beat
+            seen.append(inputs.recorder_lost())
+        assert seen == found
+
+
+def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, words, monkeypatch):
+    assert not session.ended(words)
+    words["stop"] = 1
+    assert session.ended(words)
+    words["stop"] = 0
+    monkeypatch.setattr(session_module.os, "getppid", lambda: 1)
+    assert session.ended(words)
+    assert words["stop"] == 1  # the others need not find out by themselves
+
+
+# before the loop
+
+
+def test_the_robot_is_kept_within_the_users_limits_and_its_workspace(tmp_path):
+    """Stretched, the tool is at 0.5 m; the box ends at 0.45 m."""
+    own = {"velocity": {"elbow": 0.5}, "position_high": {"shoulder": 1.0}}
+    changes: dict[str, Any] = {"limits": own, "rules": {"trip_after_s": 0.25}}
+    robot = MemoryRobot(Clock(), spec(workspace=workspace(tmp_path)))
+    found = guard_of(Session("", robot="desk", rate_hz=100.0, **changes), robot).envelope
+    assert list(found.velocity) == [2.0, 0.5]
+    assert list(found.high) == [1.0, 2.0]
+    assert (found.rules.trip_after_s, found.period_s) == (0.25, 0.01)
+    assert not found.inside([0.0, 0.0])
+    assert found.inside([0.0, 1.4])
+
+
+def test_a_robot_without_a_limit_is_refused():
+    robot = MemoryRobot(Clock(), spec(jerk=np.nan))
+    with pytest.raises(UserError, match="jerk"):
+        guard_of(Session("", robot="desk", rate_hz=100.0), robot)
+
+
+def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    guard.connect(clock.now)
+    words["estop"] = 1
+    with pytest.raises(UserError, match="pressed before the robot was armed"):
+        control._arm(guard, clock, words)
+    assert "arm" not in robot.calls
+    words["estop"] = 0
+    control._arm(guard, clock, words)
+    assert guard.state is State.HOLD
+
+
+def test_who_waits_for_the_others_hears_the_emergency_stop_and_the_consoles_end(session, words):
+    words["estop"] = 1
+    with pytest.raises(UserError, match="pressed before"):
+        control._wait_for_the_others(session, words)
+    words["stop"] = 1
+    with pytest.raises(SystemExit):
+        control._wait_for_the_others(session, words)
+
+
+# the loop and its end
+
+
+class Ended(Bench):
+    """A bench whose loop is the control process's: `at` says what happens after so many ticks."""
+
+    def __init__(self, session: Session, words: Words, at: dict[int, Any], **changes) -> None:
+        super().__init__(session.path, **changes)
+        self.session, self.words, self.at, self.ticks = session, words, at, 0
+        self.said = Ring.create(session.path / "said", SAID, 16)
+        self.armed = list[int]()
+        step = self.loop.step
+
+        def counted() -> None:
+            self.ticks += 1
+            assert self.ticks < 2000, f"it does not end: {self.guard.machine}"
+            self.at.get(self.ticks, lambda bench: None)(self)
+            step()
+            self.armed.append(self.words["armed"])
+
+        self.loop.step = counted
+
+    def go(self) -> np.ndarray:
+        """All rows, from the first tick to the last."""
+        control._loop(self.loop, self.session, self.words, self.said)
+        return np.array(list(self._rows()))
+
+    def _rows(self) -> Iterator[np.ndarray]:
+        while self.reader.following():
+            yield self.reader.record.copy()
+
+
+def quit_(bench: Ended) -> None:
+    bench.words["stop"] = 1
+
+
+def console_dies(bench: Ended) -> None:
+    session_module.os.getppid = lambda: 1  # type: ignore[assignment]  # the fixture undoes it
+
+
+def stop_key(bench: Ended) -> None:
+    bench.inputs.standing = Wish(estop=True)
+
+
+def inference_dies(bench: Ended) -> None:
+    bench.inputs.dead, bench.inputs.waiting = True, []
+
+
+def plan_comes(bench: Ended) -> None:
+    bench.inputs.dead, bench.inputs.latency_ns, bench.inputs.next_ns = False, 0, 0
+
+
+@pytest.mark.parametrize("end", [quit_, console_dies])
+def test_a_run_that_ends_brings_the_robot_to_rest_and_its_last_row_says_so(
+    session, words, end
+) -> None:
+    bench = Ended(session, words, {150: end})
+    rows = bench.go()
+    assert words["stop"] == 1
+    assert State(int(rows["state"][140])) is State.RUNNING
+    assert State(int(rows["state"][-1])) is State.HOLD
+    assert rows["latched"][-1] == -1
+    assert bench.guard.motion.stands()
+    bench.assert_within_limits()
+
+
+def test_the_emergency_stop_is_brought_to_its_end_before_a_run_ends(session, words) -> None:
+    bench = Ended(session, words, {150: stop_key, 151: quit_})
+    rows = bench.go()
+    assert State(int(rows["state"][-1])) is State.ESTOP
+    assert Reason(int(rows["latched"][-1])) is Reason.ESTOP_PRESSED
+    assert bench.guard.motion.stands()
+    bench.assert_within_limits()
+
+
+def test_a_plan_that_comes_late_does_not_take_up_a_run_that_ends(session, words) -> None:
+    stopping = Bench(session.path)
+    stopping.run(100)
+    stopping.inputs.dead, stopping.inputs.waiting = True, []
+    took = 100 + stopping.until(lambda: stopping.guard.state is State.SOFT_STOP)
+    bench = Ended(session, words, {101: inference_dies, took + 1: quit_, took + 2: plan_comes})
+    rows = bench.go()
+    assert State(int(rows["state"][took - 1])) is State.SOFT_STOP
+    assert State.RUNNING not in rows["state"][took:]
+    assert State(int(rows["state"][-1])) is State.HOLD
+    assert len(rows) < took + 100
+
+
+def test_the_watchdog_is_told_of_every_armed_state_whether_it_moves_or_not(session, words) -> None:
+    bench = Ended(session, words, {400: quit_, 100: stop_key})
+    bench.inputs.wishes = {20: Wish(start=True)}
+    bench.inputs.wishes[300] = Wish(typed="re-arm")
+    bench.at[250] = lambda bench: setattr(bench.inputs, "standing", Wish())
+    rows = bench.go()
+    states = [State(int(state)) for state in rows["state"]]
+    assert {State.HOLD, State.RUNNING, State.ESTOP, State.CONNECTED} == set(states)
+    told = [*bench.armed[1:], words["armed"]]  # each after its tick
+    assert told == [int(state is not State.CONNECTED) for state in states]
+    assert words["control_beat"] == bench.loop.tick_number + 2
+    assert words["control_ns"] == bench.clock.now
+
+
+def test_what_is_refused_is_said_each_time(session, words) -> None:
+    bench = Ended(session, words, {200: quit_})
+    bench.inputs.wishes |= {50: Wish(arm=True), 60: Wish(arm=True), 70: Wish(limp=True)}
+    told = Reader(Ring.open(bench.said.path), from_start=True)
+    bench.go()
+    found = []
+    while told.following():
+        found.append(told.record["text"].item().decode())
+    arm, limp = "arm is refused while RUNNING", "limp is refused while RUNNING"
+    assert found == [arm, arm, limp]
+
+
+# the whole of it
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first(
+    session, words, monkeypatch, armed: bool
+) -> None:
+    """A robot may hold since an earlier run."""
+    clock = Clock()
+    robot, reads = MemoryRobot(clock, spec()), itertools.count()
+    read = robot.read
+
+    def counted() -> Any:
+        words["stop"] = words["stop"] or next(reads) == 20
+        return read()
+
+    robot.torque, robot.read = True, counted  # type: ignore[method-assign]
+    monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
+    monkeypatch.setattr(control, "pin", lambda last_core: None)
+    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
+    monkeypatch.setattr(Session, "make_robot", lambda self: robot)
+    Ring.create(session.path / "wishes", wish_type(2), 8)
+    words["watchdog_beat"] = 1
+    control.run(replace(session, armed=armed))
+    assert robot.torque == armed
+    assert robot.calls == ["connect", "arm" if armed else "disarm", "close"]
+    assert bool(robot.arrived) == armed
+    assert words["armed"] == 0

@@ -1,0 +1,106 @@
+"""What a person at the keys wants of a loop that runs, on a simulated clock."""
+
+import numpy as np
+import pytest
+from robots_in_memory import Bench
+
+from real_robot.control.loop import Wish
+from real_robot.safety.states import Reason, State
+
+
+def tell(made: Bench, **wish) -> None:
+    """In the next tick, and only then."""
+    made.loop.refused = None
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(**wish)
+    made.run(1)
+
+
+def running_out(folder) -> Bench:
+    """Its plan has just ended, and the next one is on its way."""
+    made = Bench(folder)
+    made.run(200)
+    made.inputs.dead, made.inputs.waiting = True, []
+    made.until(lambda: made.guard.state is State.SOFT_STOP)
+    assert made.guard.machine.pending is Reason.PLAN_EXHAUSTED
+    made.inputs.dead, made.inputs.latency_ns, made.inputs.next_ns = False, 0, 0
+    return made
+
+
+def test_a_plan_that_comes_late_goes_on_but_not_once_a_person_has_finished(tmp_path):
+    made = running_out(tmp_path)
+    made.run(2)
+    assert made.guard.state is State.RUNNING
+    made = running_out(tmp_path)
+    made.inputs.dead = True
+    tell(made, finish=True)
+    made.inputs.dead = False
+    made.run(100)
+    assert made.guard.state is State.HOLD
+    assert made.guard.machine.latched is None
+
+
+def test_finishing_before_the_first_plan_cancels_the_start(tmp_path):
+    made = Bench(tmp_path)
+    made.inputs.dead, made.inputs.wishes = True, {}
+    tell(made, start=True)
+    assert made.loop.starting
+    tell(made, finish=True)
+    assert made.loop.refused is None
+    made.inputs.dead, made.inputs.next_ns = False, 0
+    made.run(50)
+    assert made.guard.state is State.HOLD
+
+
+def test_finishing_lets_a_person_who_has_taken_over_go(tmp_path):
+    made = Bench(tmp_path)
+    made.run(100)
+    tell(made, take=True)
+    tell(made, finish=True)
+    made.until(lambda: made.guard.state is State.HOLD)
+    assert made.guard.machine.latched is None
+
+
+@pytest.mark.parametrize("word", ["start", "arm", "limp", "release"])
+def test_what_is_refused_while_it_runs_is_said(tmp_path, word: str):
+    made = Bench(tmp_path)
+    made.run(100)
+    tell(made, **{word: True})
+    assert made.loop.refused == f"{word} is refused while RUNNING"
+    assert made.guard.state is State.RUNNING
+
+
+def test_a_start_is_refused_at_once_while_a_reason_is_latched(tmp_path):
+    made = Bench(tmp_path)
+    made.inputs.wishes = {}
+    made.inputs.watched = False
+    made.run(2)
+    made.inputs.watched = True
+    tell(made, start=True)
+    assert "the watchdog process is silent; re-arm first" in str(made.loop.refused)
+    assert not made.loop.starting
+
+
+def test_nothing_is_armed_while_the_emergency_stop_is_pressed(tmp_path):
+    made = Bench(tmp_path)
+    made.run(100)
+    tell(made, estop=True)
+    made.run(100)
+    tell(made, typed="re-arm")
+    assert made.guard.state is State.CONNECTED
+    tell(made, arm=True, estop=True)
+    assert "emergency stop" in str(made.loop.refused)
+    assert made.guard.state is State.CONNECTED
+    tell(made, arm=True)
+    assert made.guard.state is State.HOLD
+
+
+def test_a_takeover_reaches_the_persons_target_by_a_ramp(tmp_path):
+    """Linear in 0.2 s from where the robot was measured: after a quarter, a quarter of the way."""
+    made = Bench(tmp_path)
+    made.run(100)
+    here = made.robot.q.copy()
+    made.inputs.standing = Wish(take=True, target=here + 0.04, target_ns=made.clock.now + 10**12)
+    rows = made.run(12)
+    aims = np.array([row["target"][0] - here[0] for row in rows[1:]])
+    since = np.array([row["wake_ns"] - rows[0]["wake_ns"] for row in rows[1:]]) * 1e-9
+    assert aims == pytest.approx(0.04 * since / 0.2, abs=0.004)
