@@ -161,6 +161,32 @@ def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed
     assert_within(run)
 
 
+@pytest.mark.parametrize("seed", [855, 1268, 1921])
+def test_no_goal_that_accelerates_leads_beyond_a_limit_inside_a_period(seed: int):
+    """A whole change of acceleration takes less than a period, and the goal has one of its own."""
+    rng = random.Random(seed)
+    acceleration = rng.choice([0.5, 6.0, 60.0])
+    jerk = acceleration * 20.0 * rng.choice([2, 10, 100])
+    of_stops = {"stop_acceleration": acceleration, "stop_jerk": jerk, "tracking_error": 1e3}
+    own = {"velocity": acceleration / 20.0 * rng.choice([3, 10, 30]), "acceleration": acceleration}
+    room = {"position_low": -5.0, "position_high": 5.0, "jerk": jerk}
+    e = envelope(spec(), limits(**room, **own, **of_stops), 20.0, NOTHING_TRIPS)
+    run = Run(e)
+    goal, speed, push = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+    for _ in range(120):
+        for i in range(2):
+            if rng.random() < 0.1:
+                push[i] = rng.choice([-0.8, -0.5, 0.5, 0.8]) * acceleration
+            if rng.random() < 0.03:
+                speed[i] = rng.uniform(-1, 1) * e.velocity[i]
+            speed[i] = min(max(speed[i] + push[i] * 0.05, -e.velocity[i]), e.velocity[i])
+            goal[i] += speed[i] * 0.05
+            if rng.random() < 0.02:
+                goal[i] = run.motion.q[i] + rng.uniform(-0.2, 0.2)
+        run.tick(list(goal))
+    assert_within(run)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.floats(-5, 5),
