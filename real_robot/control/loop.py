@@ -2,7 +2,8 @@
 
 Deadlines are t_0 + k P, in integer nanoseconds. Who wakes later than half a period has missed: that
 tick is left out, so that no two commands are closer than half a period, and the loop goes on at the
-next point of the grid. It never catches up by a burst.
+next point of the grid. It never catches up by a burst. After three misses in a row it ticks as soon
+as it wakes, and that is the tick of the nearest point.
 """
 
 from __future__ import annotations
@@ -104,11 +105,12 @@ class Loop:
         if late > self.period_ns // 2:
             skipped = 1 + (late - self.period_ns // 2) // self.period_ns
             self._miss(skipped)
-            self.tick_number += skipped - 1
             if self._in_a_row < MISSED_IN_A_ROW:
+                self.tick_number += skipped - 1
                 return
-        else:
-            self._met()
+            self.tick_number += skipped
+            deadline += skipped * self.period_ns
+        self._met()
         self.tick(deadline, wake)
 
     def _miss(self, count: int) -> None:
