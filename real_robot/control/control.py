@@ -69,7 +69,9 @@ def run(session: Session) -> None:
     try:
         chunks = _wait_for_the_others(session, words)
         horizon = PLAN if session.plan is not None else session.horizon
-        timing = Timing(session.policy_rate_hz, horizon, session.offset, session.command_latency_s)
+        age_s = guard.envelope.rules.plan_age_s
+        latency_s = session.command_latency_s
+        timing = Timing(session.policy_rate_hz, horizon, session.offset, latency_s, age_s)
         schedule = Schedule(timing, len(spec.joints))
         inputs = SharedInputs(session, words, chunks, wishes)
         loop = Loop(guard, clock, schedule, inputs, ticks)

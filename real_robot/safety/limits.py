@@ -28,6 +28,7 @@ class Rules:
     current_extreme: float = 1.5  # > 1: of the limit, a fault
     clock_step_periods: float = 5.0  # > 1: a longer step is a jump
     watchdog_age_s: float = 0.08  # > 0: an older heartbeat of the watchdog process stops the robot
+    plan_age_s: float = 1.0  # > 0: a chunk inferred from an older observation is dropped
 
 
 @dataclass(frozen=True)
