@@ -317,6 +317,37 @@ def test_14_a_reboot_is_seen_and_rearming_does_not_leap(rig: Any) -> None:
     assert rig.line.servo(2).torque_on
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [{"missing": (2,)}, {"drop": 1.0}, {"corrupt": 0.5}, {"drop": 0.5}, {"delay_s": 0.004}, {}],
+)
+@pytest.mark.parametrize("rebooted", [(2,), (1, 2, 3, 4, 5)])
+def test_14_a_servo_that_reboots_and_then_falls_silent_takes_no_longer_than_a_reading(
+    rig: Any, faults: dict[str, Any], rebooted: tuple[int, ...]
+) -> None:
+    q = rig.armed().q
+    for id_ in rebooted:
+        rig.event("reboot", id=id_)
+    for _ in range(60):  # until it answers again: that it has forgotten what to show is known then
+        reading, _ = rig.tick(q)
+        if reading.code is Code.REFUSED:
+            break
+    assert reading.code is Code.REFUSED
+    rig.faults(**faults)
+    for _ in range(20):
+        begun = rig.port.now_ns()
+        reading, _ = rig.tick(q, 0.015)
+        assert reading.end_ns - begun <= rig.robot.spec.timeout_s * 1e9
+        assert reading.request_ns == begun
+        if faults.get("missing"):
+            assert reading.code is Code.TIMEOUT
+            assert reading.status[1] & Status.MISSING
+    rig.faults()
+    for _ in range(10):
+        reading, _ = rig.tick(q)
+    assert reading.code is Code.OK
+
+
 def test_14_torque_that_drops_is_seen_at_once(rig: Any) -> None:
     q = rig.armed().q
     rig.event("torque_off", id=4)
