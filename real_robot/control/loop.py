@@ -226,6 +226,8 @@ class Loop:
         latched = guard.machine.latched
         row["tick"], row["deadline_ns"], row["wake_ns"] = self.tick_number, deadline, wake
         row["read_ns"], row["measured_ns"] = reading.request_ns, reading.middle_ns
+        channels_ns = reading.channels_ns
+        row["channels_ns"] = reading.middle_ns if channels_ns is None else channels_ns
         row["read_done_ns"], row["sent_ns"], row["end_ns"] = reading.end_ns, sent_ns, self._end_ns
         row["wall_ns"] = self.clock.wall_ns()
         row["state"], row["latched"] = guard.state, -1 if latched is None else latched

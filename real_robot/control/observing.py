@@ -85,6 +85,12 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
     return observe
 
 
+def sees_channels(policy: Spec, robot: RobotSpec) -> bool:
+    """Whether it observes more than the joints: what has a stamp of its own."""
+    known = places(robot)
+    return any(known[name][0].startswith("channel.") for name in policy.observation_names)
+
+
 def action_order(policy: Spec, robot: RobotSpec) -> list[int]:
     """For each joint of the robot, the place of its action. Raises UserError."""
     if not policy.action_names:

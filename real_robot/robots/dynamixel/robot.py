@@ -133,7 +133,7 @@ class DynamixelRobot:
         self._place = {id_: k for k, id_ in enumerate(self._ids)}
         self._asked_ns = 0
         self._shown = np.zeros(count, LAYOUT)
-        self._seq = 0
+        self._seq, self._heard_ns = 0, 0
         self._q, self._dq = np.full(count, np.nan), np.full(count, np.nan)
         self._current = np.full(count, np.nan)
 
@@ -379,13 +379,14 @@ class DynamixelRobot:
             self._q = (shown["position"] - table.CENTRE) * table.RAD
             self._dq = shown["velocity"] * table.RAD_S
             self._current = shown["current"] * self._current_a
-        end = self.bus.port.now_ns()
-        channels = {} if self._tracker is None else self._tracker.read(end)
-        # the servos measure when they have heard the request: long before the last has answered
-        heard = begin + int((14 + count) * 10e9 / self._baud)
-        return Reading(
-            code, self._seq, begin, heard, end, self._q, self._dq, self._current, status, channels
-        )
+            # they measure when they have heard the request: long before the last has answered
+            self._heard_ns = begin + int((14 + count) * 10e9 / self._baud)
+        end, heard = self.bus.port.now_ns(), self._heard_ns
+        channels, channels_ns = {}, None
+        if self._tracker is not None:
+            channels, channels_ns = self._tracker.read(end)
+        values = self._q, self._dq, self._current, status, channels, channels_ns
+        return Reading(code, self._seq, begin, heard, end, *values)
 
     def command(self, command: Command) -> Sent:
         now = self.bus.port.now_ns()
