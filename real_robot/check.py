@@ -87,7 +87,7 @@ def check(
 def limits_of(spec: RobotSpec, own: Mapping[str, Mapping[str, float]]) -> Limits:
     """The tightest limits. Raises UserError where one is missing or impossible."""
     try:
-        merged = tightest(spec.limits, limits_from(own, spec.joints))
+        merged = tightest(spec.limits, limits_from(own, spec.joints, spec.limits))
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
     if found := faults(spec.joints, merged):

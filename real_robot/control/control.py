@@ -44,7 +44,7 @@ def guard_of(session: Session, robot: Robot) -> Guard:
     """The robot behind its check, with the tightest limits. Raises UserError."""
     spec = robot.spec
     try:
-        own = limits_from(session.limits, spec.joints)
+        own = limits_from(session.limits, spec.joints, spec.limits)
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
     limits = tightest(spec.limits, own)

@@ -13,7 +13,9 @@ from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
 from real_robot import check as module
 from real_robot.check import check
+from real_robot.control.control import guard_of
 from real_robot.control.observing import goals, observer
+from real_robot.control.session import Session
 from real_robot.recording.rows import row_type
 from real_robot.robot import Channel, Code
 from real_robot.running import own_limits
@@ -148,10 +150,50 @@ def test_a_missing_limit_is_refused():
 
 def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
     machine = robot()
-    merged = module.limits_of(machine.spec, {"velocity": {"elbow": 9.0, "shoulder": 0.5}})
+    merged = module.limits_of(machine.spec, {"velocity": {"shoulder": 0.5}})
     assert merged.velocity.tolist() == [0.5, 2.0]
-    with pytest.raises(UserError, match="no limit 'speed'"):
-        module.limits_of(machine.spec, {"speed": {"elbow": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"speed": {"elbow": 1.0}}, "no limit 'speed'"),
+        ({"velocity": {"elbow": 30}}, "velocity of joint elbow is 30, looser than .* own 2:"),
+        ({"velocity": {"elbow": np.inf}}, "looser"),
+        ({"velocity": {"elbow": np.nan}}, "velocity of joint elbow is nan, expected a number"),
+        ({"velocity": {"elbow": "fast"}}, "expected a number"),
+        ({"position_low": {"elbow": -2.1}}, "position_low of joint elbow is -2.1, looser"),
+        ({"position_high": {"elbow": 2.1}}, "looser"),
+        ({"stop_jerk": {"elbow": 1.0}}, "stop_jerk of joint elbow: how a robot stops"),
+    ],
+)
+def test_a_users_limit_that_would_loosen_the_robots_or_is_none_is_refused_by_name(own, sentence):
+    with pytest.raises(UserError, match=sentence):
+        module.limits_of(robot().spec, own)
+
+
+def test_control_goes_by_the_users_limits_and_rules(tmp_path):
+    machine = robot()
+    own = {"limits": {"velocity": {"shoulder": 0.5}}, "rules": {"trip_after_s": 1.0}}
+    e = guard_of(Session(str(tmp_path), "two links", 200.0, **own), machine).envelope
+    assert (e.velocity, e.rules.trip_after_s, e.period_s) == ([0.5, 2.0], 1.0, 1 / 200)
+    for wrong in ({"velocity": {"shoulder": 3.0}}, {"speed": {"shoulder": 3.0}}):
+        with pytest.raises(UserError, match="limits: "):
+            guard_of(Session(str(tmp_path), "two links", 200.0, limits=wrong), machine)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("watchdog_age_s: .inf", "bus_faults: .nan", "trip_after_s: -1", "velocity_ratio: 100"),
+        *("current_window_s: 0", "trip_ratio: 1.0e9", "clock_step_periods: 1000", "bus_faults: 0"),
+    ],
+)
+def test_no_rule_can_be_switched_off(tmp_path, rule: str):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"rules: {{{rule}}}\n")
+    with pytest.raises(UserError, match=rf"mine\.yaml: .*{rule.partition(':')[0]}"):
+        own_limits(str(path))
 
 
 def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
