@@ -13,7 +13,9 @@ from real_robot.robot import Limits, RobotSpec
 
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
-
+FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
+FASTEST_RAD_S = 50.0  # eight turns a second; the same in degrees is a slow joint
+FURTHEST_M, FASTEST_M_S = 20.0, 20.0  # beyond, these are millimetres
 Upto1 = Annotated[float, Range(high=1, above=0)]
 Upto10 = Annotated[float, Range(high=10, above=0)]
 
@@ -96,8 +98,11 @@ def tightest(robot: Limits, *others: Limits) -> Limits:
     return Limits(**merged)
 
 
-def faults(joints: Sequence[str], limits: Limits) -> list[str]:
-    """What is wrong with these limits, a sentence each; empty where nothing is."""
+def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> list[str]:
+    """What is wrong with these limits, a sentence each; empty where nothing is.
+
+    units: of the joints, rad or m, by which numbers in degrees or millimetres are known.
+    """
     found = [f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()]
     if found:
         return found
@@ -115,6 +120,8 @@ def faults(joints: Sequence[str], limits: Limits) -> list[str]:
                 wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
             if wrong:
                 found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+        if units:
+            found += _other_unit(joint, i, limits, units[i])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):
             if stop[i] < limits[name][i]:
                 found.append(
@@ -122,6 +129,22 @@ def faults(joints: Sequence[str], limits: Limits) -> list[str]:
                     f"a stop must be at least as hard as what it stops; lower {name}"
                 )
     return found
+
+
+def _other_unit(joint: str, i: int, limits: Limits, unit: str) -> list[str]:
+    furthest = max(abs(limits.position_low[i]), abs(limits.position_high[i]))
+    other, most, speed = "degrees", FURTHEST_RAD, FASTEST_RAD_S
+    if unit == "m":
+        other, most, speed = "millimetres", FURTHEST_M, FASTEST_M_S
+    return [
+        f"joint {joint}: {name} is {value:g} {per}, more than {bound:g}: are those {other}? "
+        "Limits are in rad, m and s"
+        for name, value, bound, per in (
+            ("its furthest position", furthest, most, unit),
+            ("velocity", limits.velocity[i], speed, f"{unit}/s"),
+        )
+        if value > bound
+    ]
 
 
 def envelope(

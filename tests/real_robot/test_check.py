@@ -7,7 +7,7 @@ import pytest
 from robots_in_memory import Clock, MemoryRobot, spec
 
 from offline_rl.utils.errors import UserError
-from policies import Bundle, Normaliser, Spec
+from policies import Bundle, Normaliser, Spec, load
 from policies import Channel as PolicyChannel
 from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
@@ -83,6 +83,8 @@ DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
     [
         ({"action_names": ("elbow", "hip")}, "another robot's"),
         ({"action_names": ()}, "does not name its actions"),
+        ({"action_units": ()}, "does not say the units of its actions"),
+        (seeing(units=()), r"in which unit it observes elbow\.q"),
         (seeing(names=()), "does not name its observations"),
         (seeing(names=(*NAMES[:5], "torque")), "does not measure"),
         (seeing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
@@ -115,6 +117,32 @@ def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
     row["channel.puck"], row["channel.force"] = [0.5, 0.6], 0.7
     seen = observer(FITTING, machine.spec)(row)
     assert seen == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
+
+
+def test_a_bundle_without_a_golden_answer_is_refused(tmp_path, monkeypatch):
+    """As those of the first format are."""
+    policy = load(bundle(tmp_path))
+    policy.bundle = replace(policy.bundle, golden=None)
+    monkeypatch.setattr(module, "load", lambda *_, **__: policy)
+    with pytest.raises(UserError, match="no golden answer"):
+        check(robot(), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "sentence"),
+    [
+        ("position_high", 137.0, "elbow: its furthest position is 137 rad, .* degrees"),
+        ("position_low", -137.0, "degrees"),
+        ("velocity", 114.0, "elbow: velocity is 114 rad/s, .* degrees"),
+    ],
+)
+def test_a_robots_own_file_in_degrees_is_refused(tmp_path, limit: str, value: float, sentence):
+    machine = robot()
+    machine.spec.limits[limit][1] = value
+    with pytest.raises(UserError, match=sentence):
+        check(machine, None)
+    with pytest.raises(UserError, match=sentence):
+        guard_of(Session(str(tmp_path), "two links", 200.0), machine)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ class Planner:
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self, executed: int) -> None:
-        seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"))
+        seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"), units=("rad", "rad"))
         own: dict[str, Any] = {"history": 2, "horizon": 6, "executed": executed, "rate_hz": 20.0}
-        own |= {"action_names": ("shoulder", "elbow")}
+        own |= {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
         self.spec = Spec((seen,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), **own)
         self.asked = list[list[list[float]]]()
 
@@ -76,10 +76,13 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
         asked.append({name: x[0].round(6).tolist() for name, x in seen.items()})
         return np.zeros((1, 2, 2), np.float32)
 
-    parts = [Channel(name, (1,), names=(f"{name}.q",)) for name in ("shoulder", "elbow")]
+    parts = [
+        Channel(name, (1,), names=(f"{name}.q",), units=("rad",)) for name in ("shoulder", "elbow")
+    ]
     limits = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
     sizes: dict[str, Any] = {"history": 2, "horizon": 2, "executed": 1, "rate_hz": 20.0}
-    spec = Spec(tuple(parts), 2, **limits, **sizes, action_names=("shoulder", "elbow"))
+    moved = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
+    spec = Spec(tuple(parts), 2, **limits, **sizes, **moved)
     made: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
@@ -103,7 +106,7 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
     robot = replace(robot_spec(), channels={"target": RobotChannel((3,), "m")})
     names = ("shoulder.q", "elbow.q", "target.x")
     asked, chosen = list[list[float]](), replace(Planner(1).spec, history=1)
-    seen = Channel("observation", (3,), names=names)
+    seen = Channel("observation", (3,), names=names, units=("rad", "rad", "m"))
 
     def act(observation: Any, state: Any, reward: Any) -> Any:
         asked.append(observation.tolist())
