@@ -7,11 +7,12 @@
 
 Action i of a chunk is due at t_o + (i + offset) / rate; t_o is the stamp of the *observation*. What
 is due by now, or in less than a quarter of a step, is late: it is dropped and counted, and so is a
-chunk whose observation is older than a rule says, whenever its actions are due. Between actions goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci.
-Stat. Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in
-force, on that plan, which the commands follow as their limits permit. To begin where the robot was
-measured, behind its goal, would be a step backwards. At its end the last action holds for one more
-step; then there is no plan: nothing is extrapolated and nothing repeated.
+chunk whose observation is older than a rule says, whenever its actions are due. Between actions
+goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci. Stat.
+Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in force, on
+that plan, which the commands follow as their limits permit. To begin where the robot was measured,
+behind its goal, would be a step backwards. At its end the last action holds for one more step; then
+there is no plan: nothing is extrapolated and nothing repeated.
 """
 
 from __future__ import annotations
