@@ -382,7 +382,8 @@ class DynamixelRobot:
             # they measure when they have heard the request: long before the last has answered
             self._heard_ns = begin + int((14 + count) * 10e9 / self._baud)
         end, heard = self.bus.port.now_ns(), self._heard_ns
-        channels, channels_ns = {}, None
+        channels: dict[str, np.ndarray] = {}
+        channels_ns = None
         if self._tracker is not None:
             channels, channels_ns = self._tracker.read(end)
         values = self._q, self._dq, self._current, status, channels, channels_ns
