@@ -108,7 +108,12 @@ def _wait_for_the_last(words: Words) -> None:
 def main(arguments: list[str]) -> None:
     session = main_folder(arguments)
     with told_as_error(session, "writer"):
-        write(session)
+        try:
+            write(session)
+        except UserError as error:
+            if not session.recorder_needed:  # else the console says it, and ends the run
+                print(f"\nwriter: {error}; the run goes on unrecorded", file=sys.stderr, flush=True)
+            raise
 
 
 if __name__ == "__main__":
