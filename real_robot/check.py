@@ -200,7 +200,15 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
         if status := Status(int(reading.status[i])) & ~Status.WATCHDOG:
             raise UserError(f"joint {joint} reports {status.name}: see to it before it is armed")
     if policy is not None:
-        chunk, _ = policy.act(observer(policy.spec, spec)(_row(spec, reading)))
+        row, known = _row(spec, reading), places(spec)
+        for name in policy.spec.observation_names:
+            field, place = known[name]
+            if not np.isfinite(row[field].reshape(-1)[place]):
+                raise UserError(
+                    f"{spec.name} has no {name} to show, which the policy observes: is its tracker "
+                    "running, and does it see that?"
+                )
+        chunk, _ = policy.act(observer(policy.spec, spec)(row))
         goals(policy.spec, spec)(np.asarray(chunk))
     return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms"
 

@@ -163,6 +163,14 @@ def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sen
     assert machine.calls == ["connect", "close"]
 
 
+def test_a_policy_is_not_run_on_what_the_robot_cannot_see(tmp_path):
+    machine, blind = robot(), np.array([0.1, np.nan])
+    read = machine.read
+    machine.read = lambda: replace(read(), channels={"puck": blind, "force": np.zeros(1)})
+    with pytest.raises(UserError, match=r"has no puck\.y to show"):
+        check(machine, bundle(tmp_path))
+
+
 def test_a_servos_own_watchdog_that_has_fired_is_for_arming_to_clear(tmp_path):
     machine = robot()
     machine.status = np.array([64, 64])
