@@ -302,6 +302,22 @@ def test_a_person_takes_over_from_where_the_robot_is_and_it_ends_held(tmp_path, 
     made.assert_within_limits()
 
 
+def test_a_persons_target_is_approached_from_where_the_robot_is(tmp_path):
+    """Within 0.2 s, evenly: half of the way after half of that."""
+    made = bench(tmp_path, 0)
+    made.inputs.standing = Wish(take=True)
+    (row,) = made.run(1)
+    here = row["q"].copy()
+    aim = here + np.array([0.2, -0.2])
+    targets = []
+    for _ in range(50):
+        made.inputs.standing = Wish(target=aim, target_ns=made.clock.now)
+        targets.append(made.run(1)[0]["target"].copy())
+    share = ((np.array(targets) - here) / (aim - here)).mean(1)
+    expected = np.minimum(1, PERIOD_S * np.arange(1, 51) / 0.2)
+    np.testing.assert_allclose(share, expected, atol=0.03)
+
+
 @pytest.mark.parametrize("seed", REPEATS)
 def test_a_takeover_device_that_falls_silent_stops_the_robot(tmp_path, seed: int):
     made = bench(tmp_path, seed)

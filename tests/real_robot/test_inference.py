@@ -128,3 +128,18 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
     reader = Reader(chunks, from_start=True)
     assert reader.following()
     assert int(reader.record["observed_ns"]) == begun + 1 - 40_000_000
+
+
+@pytest.mark.parametrize("starting", [False, True])
+def test_a_policy_is_asked_where_its_plan_is_of_use_and_nowhere_else(tmp_path, starting) -> None:
+    used = {State.RUNNING, State.SOFT_STOP} | ({State.HOLD} if starting else set())
+    for state in State:
+        ticks = Ring.create(tmp_path / "ticks", row_type(robot_spec()), 4)
+        chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 4)
+        words = Words(tmp_path / "words", create=True)
+        words["starting"] = starting
+        made: Any = Planner(2)
+        inference = Inference(made, robot_spec(), ticks, chunks, words)
+        ticks.record["state"] = state
+        ticks.push()
+        assert inference.look(10**9) == (state in used), state

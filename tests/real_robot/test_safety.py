@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -516,6 +517,26 @@ def test_the_robot_stays_in_its_workspace_by_kinematics_though_every_joint_may(t
     tool = [0.3 * math.cos(a) + 0.2 * math.cos(a + b) for a, b in run.q]
     assert max(tool) <= 0.45
     assert tool[-1] > 0.40
+    assert_within(run)
+
+
+def test_joints_that_would_leave_the_workspace_together_stop_hard():
+    """The slower joint could stand within 8 mrad; with the other it would take more."""
+
+    def stopped(high: float) -> Run:
+        run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
+        for k in range(200):
+            run.tick([k / 200, 0.3 * k / 200])
+        box = {"box_low_m": (-9.0, -9.0, -9.0), "box_high_m": (9.0, high, 9.0)}
+        run.e = replace(run.e, points=lambda q: [q[0], q[1], 0.0], **box)
+        while not run.tick(None, State.SOFT_STOP).stands():
+            pass
+        return run
+
+    here = 0.3 * 199 / 200
+    assert stopped(9.0).motion.q[1] > here + 0.008
+    run = stopped(here + 0.008)
+    assert max(q[1] for q in run.q) <= here + 0.008
     assert_within(run)
 
 

@@ -116,3 +116,11 @@ def test_a_robot_that_moves_late_is_told_early():
     schedule = Schedule(Timing(10, 4, command_latency_s=0.03), 1)
     schedule.offer(chunk([0, 1, 2, 3], 0.0), 1, [0.0], [0.0])
     assert at(schedule, 0.2 - 0.03) == pytest.approx([2.0])
+
+
+def test_what_a_robot_that_moves_late_can_no_longer_reach_is_late():
+    """Due at 0.1 s: told at 0.02 s, a robot that takes 0.08 s would begin when it is due."""
+    for latency_s, late in ((0.0, 1), (0.08, 2)):
+        schedule = Schedule(Timing(10, 4, command_latency_s=latency_s), 1)
+        schedule.offer(chunk([0, 1, 2, 3], 0.0), SECOND // 50, [0.0], [0.0])
+        assert schedule.counts.late_actions == late
