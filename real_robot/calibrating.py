@@ -47,6 +47,10 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
     wait = ask or _enter
     port = SerialPort(line.port, line.baud)
     try:
+        owner = port.owner()
+        if owner is not None or not port.claim():
+            who = f"process {owner}" if owner is not None else "another process"
+            raise UserError(f"the port is in use by {who}: stop that first")
         latency_s = adapter_latency_s(line.port) if line.latency_s is None else line.latency_s
         bus = Bus(port, line.baud, latency_s=latency_s)
 

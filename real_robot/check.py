@@ -16,17 +16,15 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, load
-from policies.golden import asked
 from policies.policy import BundlePolicy
 from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, places
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
-from real_robot.safety.limits import faults, limits_from, tightest
+from real_robot.safety.limits import FURTHEST_RAD, faults, limits_from, tightest
 
 READINGS = 50  # of the dry run
 AGES_OVER = 0.2  # of them may be too old: the rest of this is not real time
-HALF_TURN_RAD = 7.0  # limits beyond are degrees, or a joint that winds up
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,10 @@ def check(
 def limits_of(spec: RobotSpec, own: Mapping[str, Mapping[str, float]]) -> Limits:
     """The tightest limits. Raises UserError where one is missing or impossible."""
     try:
-        merged = tightest(spec.limits, limits_from(own, spec.joints))
+        merged = tightest(spec.limits, limits_from(own, spec.joints, spec.limits))
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
-    if found := faults(spec.joints, merged):
+    if found := faults(spec.joints, merged, spec.units):
         raise UserError(f"{spec.name}: {found[0]}")
     return merged
 
@@ -115,7 +113,7 @@ def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
         low, high = policy.action_low[place], policy.action_high[place]
         i = robot.joints.index(joint)
         least, most = limits.position_low[i], limits.position_high[i]
-        if unit == "rad" and max(abs(low), abs(high)) > HALF_TURN_RAD:
+        if unit == "rad" and max(abs(low), abs(high)) > FURTHEST_RAD:
             raise UserError(
                 f"joint {joint}: the policy's actions reach {max(abs(low), abs(high)):g}, the "
                 f"robot's limit is {most:g} rad: are those degrees? Bundles are in rad"
@@ -143,10 +141,15 @@ def _rate(policy: Spec, control_hz: float) -> float:
 def _answer(policy: Any) -> str:
     """The policy answers what its specification says, the same twice.
 
-    Its golden answer, where it has one, was compared when it was loaded.
+    Its golden answer was compared when it was loaded.
     """
     spec, golden = policy.spec, policy.bundle.golden
-    seen = {k: v[0, -1] for k, v in (golden or asked(policy)).observations.items()}
+    if golden is None:
+        raise UserError(
+            "the bundle holds no golden answer, by which to see that it is run rightly here: it "
+            "is an old one; write it again by offline-rl export where it was trained"
+        )
+    seen = {k: v[0, -1] for k, v in golden.observations.items()}
     observation = seen if spec.lone is None else seen[spec.lone.name]
     first, _ = policy.act(observation)
     second, _ = policy.act(observation)
@@ -163,8 +166,7 @@ def _answer(policy: Any) -> str:
     for _ in range(20):
         policy.act(observation)
     took = f"{(time.perf_counter() - begun) * 50:.2f} ms by {policy.network.name}"
-    known = "the golden answer comes out" if golden else "made before there were golden answers"
-    return f"{spec.horizon} x {spec.action_dim}, {took}; {known}"
+    return f"{spec.horizon} x {spec.action_dim}, {took}; the golden answer comes out"
 
 
 def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
@@ -198,7 +200,15 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
         if status := Status(int(reading.status[i])) & ~Status.WATCHDOG:
             raise UserError(f"joint {joint} reports {status.name}: see to it before it is armed")
     if policy is not None:
-        chunk, _ = policy.act(observer(policy.spec, spec)(_row(spec, reading)))
+        row, known = _row(spec, reading), places(spec)
+        for name in policy.spec.observation_names:
+            field, place = known[name]
+            if not np.isfinite(row[field].reshape(-1)[place]):
+                raise UserError(
+                    f"{spec.name} has no {name} to show, which the policy observes: is its tracker "
+                    "running, and does it see that?"
+                )
+        chunk, _ = policy.act(observer(policy.spec, spec)(row))
         goals(policy.spec, spec)(np.asarray(chunk))
     return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms"
 

@@ -109,13 +109,14 @@ class Reading:
     code: Code
     seq: int  # of the measurement: a robot that has nothing new repeats it
     request_ns: int  # the transaction's begin
-    middle_ns: int  # and when its values are taken to be true
+    middle_ns: int  # and when its values are taken to be true: of the last ones, when they were
     end_ns: int
     q: np.ndarray  # [J] rad or m
     dq: np.ndarray  # [J] rad/s or m/s
     current_a: np.ndarray  # [J] A; NaN where not measured
     status: np.ndarray  # [J] int, of Status
     channels: Mapping[str, np.ndarray] = field(default_factory=dict)
+    channels_ns: int | None = None  # when the oldest of these was true; None: with the joints
 
 
 @dataclass(frozen=True, slots=True)

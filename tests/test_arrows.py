@@ -24,7 +24,7 @@ ARROWS = {
     "policies": set(),
     "envs": set(),
     "real_robot": {"policies", "offline_rl.utils"},
-    "offline_rl": {"policies", "envs"},
+    "offline_rl": {"policies", "envs", "real_robot.recording"},  # whose files are data, too
 }
 FLOORS = [  # of offline_rl: a package imports from those before its own floor, and from itself
     {"utils"},

@@ -1,6 +1,6 @@
 """A policy's way from demonstrations to servos: arm/reach, cloned, and played on both sides.
 
-    python -m benchmarks.robot task [episodes=100] [policies=[clone,diffusion,one_step]] [rows=20000]
+    python -m benchmarks.robot task [episodes=100] [policies=[clone,diffusion,one_step]]
 
 Demonstrations by the scripted expert, a clone, `offline-rl export`, `robot check`, then `robot run`
 through the simulated servos' pseudo-terminal, a person's words typed into its terminal; beside it

@@ -10,10 +10,11 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.load import load
 from offline_rl.data.writers.d4rl import Following, write, write_npz
+from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.data.writers.minari import write_minari
 from offline_rl.utils.errors import UserError
 
-Format = Literal["d4rl", "npz", "minari"]
+Format = Literal["d4rl", "npz", "minari", "lerobot"]
 BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 
 
@@ -63,6 +64,14 @@ def convert(
         write_minari(data, target, dataset_id=dataset_id)
         if lost := [key for key in data.extras if key != "costs"]:
             notes.append(f"not in Minari's layout, left out: {', '.join(lost)}")
+    elif form == "lerobot":
+        if data.spec is None or data.spec.rate_hz is None:
+            raise UserError(
+                f"{source} does not say how many steps a second; LeRobot's layout does."
+            )
+        write_lerobot(data, target, fps=round(data.spec.rate_hz, 6), task=data.name)
+        if data.extras:
+            notes.append(f"not in LeRobot's layout, left out: {', '.join(data.extras)}")
     else:
         writer = write if form == "d4rl" else write_npz
         writer(data, target, next_observations=following(data))

@@ -176,7 +176,9 @@ def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | Non
     if not isinstance(obs, Mapping):
         if len(obs) != 1 or not obs[0] or not act:
             return None
-        obs = (Channel(VECTOR, obs, names=names if len(names) == obs[0] else ()),)
+        named = len(names) == obs[0]
+        units = found.observation_units if named else ()
+        obs = (Channel(VECTOR, obs, units=units, names=names if named else ()),)
     low, high = bounds if bounds is not None else ((), ())
     return Spec(
         obs,
@@ -185,6 +187,7 @@ def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | Non
         action_high=each(high, act),
         rate_hz=found.rate_hz,
         action_names=actions if len(actions) == act else (),
+        action_units=found.action_units if len(actions) == act else (),
     )
 
 

@@ -57,14 +57,14 @@ class MonotonicClock:
 
 @dataclass(frozen=True)
 class Granted:
-    """What this process got; a run's outcome says so, since it decides how late a tick may be."""
+    """What this process got, which decides how late a tick may be; a run's outcome says so."""
 
     fifo: bool
     locked: bool
 
     @property
     def text(self) -> str:
-        """In words, for the outcome."""
+        """In words, for the run's outcome."""
         how = f"SCHED_FIFO {PRIORITY}" if self.fifo else "ordinary scheduling (no SCHED_FIFO)"
         return f"{how}, memory {'locked' if self.locked else 'not locked'}"
 

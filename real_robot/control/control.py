@@ -7,7 +7,6 @@ and watchdog are there, and holds it when it ends.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from pathlib import Path
@@ -19,8 +18,9 @@ from offline_rl.utils.options import build
 from real_robot.control.clock import Clock, MonotonicClock, ask_for_real_time, without_collector
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop
+from real_robot.control.playback import WINDOW, Playback
 from real_robot.control.rings import Ring, Words
-from real_robot.control.schedule import Chunk, Schedule, Timing
+from real_robot.control.schedule import Schedule, Timing
 from real_robot.control.session import (
     SAID,
     TICKS_S,
@@ -37,7 +37,6 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
 from real_robot.safety.states import MOVING, Refused, State
 
-PLAN = 100_000  # most actions that are played back
 ARM_S = 1.0  # in which a robot must give one good reading
 END_S = 5.0  # in which the robot comes to rest, when the run is to end
 
@@ -46,11 +45,11 @@ def guard_of(session: Session, robot: Robot) -> Guard:
     """The robot behind its check, with the tightest limits. Raises UserError."""
     spec = robot.spec
     try:
-        own = limits_from(session.limits, spec.joints)
+        own = limits_from(session.limits, spec.joints, spec.limits)
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
     limits = tightest(spec.limits, own)
-    if found := faults(spec.joints, limits):
+    if found := faults(spec.joints, limits, spec.units):
         raise UserError(f"{spec.name}: {found[0]}")
     rules = build(Rules, session.rules, "rules.")
     return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
@@ -70,10 +69,14 @@ def run(session: Session) -> None:
     words["control_beat"] = 1  # the rings are there: who reads them may begin
     try:
         chunks = _wait_for_the_others(session, words)
-        horizon = PLAN if session.plan is not None else session.horizon
-        timing = Timing(session.policy_rate_hz, horizon, session.offset, session.command_latency_s)
+        horizon = WINDOW if session.plan is not None else session.horizon
+        age_s = guard.envelope.rules.plan_age_s
+        latency_s = session.command_latency_s
+        timing = Timing(session.policy_rate_hz, horizon, session.offset, latency_s, age_s)
         schedule = Schedule(timing, len(spec.joints))
         inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "wishes"))
+        if session.plan is not None:
+            inputs.plan = _playback(session, guard)
         loop = Loop(guard, clock, schedule, inputs, ticks)
         words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
@@ -84,8 +87,6 @@ def run(session: Session) -> None:
                 _arm(guard, clock, words)
             else:
                 guard.limp(clock.now_ns())  # whoever records has been asked to hold it
-            if session.plan is not None:
-                inputs.plan = _plan(session, guard, clock.now_ns())
             loop.begin()
             _loop(loop, session, words, said)
     finally:
@@ -93,18 +94,11 @@ def run(session: Session) -> None:
         guard.close(clock.now_ns())
 
 
-def _plan(session: Session, guard: Guard, now_ns: int) -> Chunk:
-    """The goals to play back, after a way to the first of them at a quarter of the speed limits."""
+def _playback(session: Session, guard: Guard) -> Playback:
     assert session.plan is not None
     goals = np.load(session.plan, allow_pickle=False)
-    here = np.array(guard.motion.q)
-    speed = 0.25 * np.array(guard.envelope.velocity)
-    seconds = float((np.abs(goals[0] - here) / speed).max())
-    steps = math.ceil(seconds * session.policy_rate_hz) + 1
-    share = np.linspace(0, 1, steps, endpoint=False)[:, None]
-    share = share * share * (3 - 2 * share)  # from rest
-    way = here + share * (goals[0] - here)
-    return Chunk(0, now_ns, now_ns, np.concatenate([way, goals]))
+    velocity = guard.envelope.velocity
+    return Playback(goals, session.policy_rate_hz, velocity, lambda: guard.motion.q)
 
 
 def _wait_for_the_others(session: Session, words: Words) -> Ring | None:

@@ -18,10 +18,10 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
 from policies.player import queue
-from real_robot.control.observing import goals, observer
+from real_robot.control.observing import goals, observer, sees_channels
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import Session, chunk_type, main_folder, pin, told_as_error
-from real_robot.robot import RobotSpec
+from real_robot.robot import Code, RobotSpec
 from real_robot.safety.states import State
 
 WARM_UP = 20  # calls before the first that counts
@@ -61,6 +61,7 @@ class Inference:
         draws = getattr(policy, "noise_shape", ())
         made: Any = policy
         self._queue = queue(made) if spec.history > 1 or draws else None
+        self._sees_channels = sees_channels(spec, robot)
         self._rows = Reader(ticks)
         self._steps = max(1, min(spec.executed, int(spec.horizon * ASK_AGAIN)))
         self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
@@ -83,7 +84,7 @@ class Inference:
         row = self._rows.record
         state = State(int(row["state"]))
         wanted = state in USED or (state is State.HOLD and self._words["starting"])
-        if not wanted or now_ns < self._next_ns:
+        if not wanted or now_ns < self._next_ns or int(row["code"]) != Code.OK:
             return False
         observation = self._observe(row)
         if not self._finite(observation):
@@ -93,6 +94,8 @@ class Inference:
             if self._queue is not None:
                 self._queue.reset(np.array([self._episode]))
         observed_ns = int(row["measured_ns"])
+        if self._sees_channels:
+            observed_ns = min(observed_ns, int(row["channels_ns"]))
         late = now_ns - self._next_ns > self._period_ns
         self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
         if self._queue is not None:

@@ -2,7 +2,8 @@
 
 Deadlines are t_0 + k P, in integer nanoseconds. Who wakes later than half a period has missed: that
 tick is left out, so that no two commands are closer than half a period, and the loop goes on at the
-next point of the grid. It never catches up by a burst.
+next point of the grid. It never catches up by a burst. After three misses in a row it ticks as soon
+as it wakes, and that is the tick of the nearest point.
 """
 
 from __future__ import annotations
@@ -104,11 +105,12 @@ class Loop:
         if late > self.period_ns // 2:
             skipped = 1 + (late - self.period_ns // 2) // self.period_ns
             self._miss(skipped)
-            self.tick_number += skipped - 1
             if self._in_a_row < MISSED_IN_A_ROW:
+                self.tick_number += skipped - 1
                 return
-        else:
-            self._met()
+            self.tick_number += skipped
+            deadline += skipped * self.period_ns
+        self._met()
         self.tick(deadline, wake)
 
     def _miss(self, count: int) -> None:
@@ -241,6 +243,8 @@ class Loop:
         latched = guard.machine.latched
         row["tick"], row["deadline_ns"], row["wake_ns"] = self.tick_number, deadline, wake
         row["read_ns"], row["measured_ns"] = reading.request_ns, reading.middle_ns
+        channels_ns = reading.channels_ns
+        row["channels_ns"] = reading.middle_ns if channels_ns is None else channels_ns
         row["read_done_ns"], row["sent_ns"], row["end_ns"] = reading.end_ns, sent_ns, self._end_ns
         row["wall_ns"] = self.clock.wall_ns()
         row["state"], row["latched"] = guard.state, -1 if latched is None else latched

@@ -67,7 +67,14 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
             if name not in known:
                 what = unknown("measurement", name, known)
                 raise UserError(f"{robot.name} does not measure what the policy observes: {what}")
-            if unit not in (None, own := unit_of(robot, *known[name])):
+            own = unit_of(robot, *known[name])
+            if unit is None:
+                raise UserError(
+                    f"the bundle does not say in which unit it observes {name}, which "
+                    f"{robot.name} measures in {own}: train it on data or an environment that "
+                    "says its units"
+                )
+            if unit != own:
                 raise UserError(
                     f"the policy observes {name} in {unit}, {robot.name} measures it in {own}"
                 )
@@ -85,6 +92,12 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
     return observe
 
 
+def sees_channels(policy: Spec, robot: RobotSpec) -> bool:
+    """Whether it observes more than the joints: what has a stamp of its own."""
+    known = places(robot)
+    return any(known[name][0].startswith("channel.") for name in policy.observation_names)
+
+
 def action_order(policy: Spec, robot: RobotSpec) -> list[int]:
     """For each joint of the robot, the place of its action. Raises UserError."""
     if not policy.action_names:
@@ -100,8 +113,13 @@ def action_order(policy: Spec, robot: RobotSpec) -> list[int]:
             "expected; a change that is lost or late would move the robot elsewhere"
         )
     order = [policy.action_names.index(joint) for joint in robot.joints]
+    if not policy.action_units:
+        raise UserError(
+            "the bundle does not say the units of its actions: train it on data or an environment "
+            "that says them"
+        )
     for joint, own, place in zip(robot.joints, robot.units, order, strict=True):
-        if policy.action_units and (unit := policy.each_action_unit[place]) != own:
+        if (unit := policy.each_action_unit[place]) != own:
             raise UserError(
                 f"joint {joint} is moved by the policy in {unit}, {robot.name} is told it in {own}"
             )

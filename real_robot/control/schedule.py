@@ -6,12 +6,13 @@
              late: dropped     | the commanded state, then what is still due
 
 Action i of a chunk is due at t_o + (i + offset) / rate; t_o is the stamp of the *observation*. What
-is due by now, or in less than a quarter of a step, is late: it is dropped and counted. Between
-actions goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci.
-Stat. Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in
-force, on that plan, which the commands follow as their limits permit. To begin where the robot was
-measured, behind its goal, would be a step backwards. At its end the last action holds for one more
-step; then there is no plan: nothing is extrapolated and nothing repeated.
+is due by now, or in less than a quarter of a step, is late: it is dropped and counted, and so is a
+chunk whose observation is older than a rule says, whenever its actions are due. Between actions
+goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci. Stat.
+Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in force, on
+that plan, which the commands follow as their limits permit. To begin where the robot was measured,
+behind its goal, would be a step backwards. At its end the last action holds for one more step; then
+there is no plan: nothing is extrapolated and nothing repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from real_robot.safety.limits import Rules
 
 AHEAD = 0.25  # of a step: what is due sooner cannot be reached any more
 
@@ -45,6 +48,7 @@ class Timing:
     # from when they arrive
     offset: float | None = None
     command_latency_s: float = 0.0  # >= 0: from a command to the motion, measured on the robot
+    max_age_s: float = Rules.plan_age_s  # of an observation, when its chunk comes
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Counts:
 
     chunks: int = 0  # taken up
     late_actions: int = 0  # dropped, being due before they came
-    late_chunks: int = 0  # of which nothing was left
+    late_chunks: int = 0  # of which nothing was left, or whose observation was too old
     disordered_chunks: int = 0  # dropped: older than, or the same as, one that came before
 
 
@@ -84,6 +88,9 @@ class Schedule:
             self.counts.disordered_chunks += 1
             return False
         self._seq, self._observed_ns = chunk.seq, chunk.observed_ns
+        if now_ns - chunk.observed_ns > self.timing.max_age_s * 1e9:
+            self.counts.late_chunks += 1
+            return False
         if not self._spoilt and self.goal(now_ns) is not None:
             q, v = list(self._goal), self._speed(now_ns)
         now_ns += int(self.timing.command_latency_s * 1e9)

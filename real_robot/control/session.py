@@ -28,6 +28,7 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from real_robot.control.loop import Wish
+from real_robot.control.playback import Playback
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk
 from real_robot.robot import Robot
@@ -239,16 +240,15 @@ class SharedInputs:
 
     def __init__(self, session: Session, words: Words, chunks: Ring | None, wishes: Ring) -> None:
         self._words, self._session = words, session
-        self.plan: Chunk | None = None  # given once, when it is started
+        self.plan: Playback | None = None  # instead of inference
         self._chunks = Reader(chunks) if chunks is not None else None
         self._wishes = Reader(wishes, from_start=True)
         self._beat, self._beat_ns = -1, 0
         self._nothing, self._estop = Wish(), Wish(estop=True)
 
     def chunk(self) -> Chunk | None:
-        if self.plan is not None and self._words["starting"]:
-            plan, self.plan = self.plan, None
-            return plan
+        if self.plan is not None:
+            return self.plan.chunk(time.monotonic_ns(), bool(self._words["starting"]))
         if self._chunks is not None and self._chunks.newest():
             return chunk_of(self._chunks.record)
         return None

@@ -39,15 +39,30 @@ class RecordingWriter:
         """Raises OSError. about: what a reader should know, such as robot, joints, units, rate."""
         text = json.dumps({"format": FORMAT, "fields": describe(dtype), "about": about}).encode()
         self._file = path.open("xb", buffering=0)
-        self._file.write(HEAD.pack(MAGIC, len(text), crc32(text)) + text)
-        os.fsync(self._file.fileno())
+        try:
+            self._write(HEAD.pack(MAGIC, len(text), crc32(text)) + text)
+        except OSError:
+            self._file.close()
+            path.unlink()
+            raise
 
     def append(self, rows: bytes, count: int, first: int, lost: int) -> None:
         """Raises OSError where the disk is full: what was written before stays readable."""
         frame = FRAME.pack(PIECE, 0, count, first, lost)[SUMMED_FROM:]
         total = crc32(rows, crc32(frame))
-        self._file.write(PIECE + struct.pack("<I", total) + frame + rows)
-        os.fsync(self._file.fileno())
+        self._write(PIECE + struct.pack("<I", total) + frame + rows)
+
+    def _write(self, data: bytes) -> None:
+        """All of it, or, with an OSError, nothing."""
+        start, rest = self._file.tell(), memoryview(data)
+        try:
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(start)
+            self._file.seek(start)
+            raise
 
     def close(self) -> None:
         self._file.close()

@@ -27,6 +27,7 @@ def row_type(spec: RobotSpec) -> np.dtype:
             ("wake_ns", "<i8"),
             ("read_ns", "<i8"),  # the reading's request,
             ("measured_ns", "<i8"),  # when its values were true,
+            ("channels_ns", "<i8"),  # and those of its channels; of the oldest
             ("read_done_ns", "<i8"),  # and its end
             ("sent_ns", "<i8"),
             ("end_ns", "<i8"),  # of the tick before this one: its own is not known yet

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.utils.errors import UserError
+from real_robot.control.observing import places, unit_of
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import Session, main_folder, told_as_error
 from real_robot.recording.files import RecordingWriter
+from real_robot.robot import RobotSpec
 
 FLUSH_S = 0.5  # a killed machine loses no more than this
 POLL_S = 0.02
@@ -49,6 +51,26 @@ class Writer:
         self._file.close()
 
 
+def about_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
+    """What a reader of the rows should know.
+
+    measured: field -> [name, unit] of each of its numbers. position: the joints' limits, low and
+    high.
+    """
+    measured = dict[str, dict[int, list[str]]]()
+    for name, (field, place) in places(spec).items():  # the last name is the most telling
+        measured.setdefault(field, {})[place] = [name, unit_of(spec, field, place)]
+    limits = spec.limits
+    return {
+        "robot": spec.name,
+        "joints": spec.joints,
+        "units": spec.units,
+        "rate_hz": rate_hz,
+        "position": [limits.position_low.tolist(), limits.position_high.tolist()],
+        "measured": {field: list(numbers.values()) for field, numbers in measured.items()},
+    }
+
+
 def write(session: Session) -> None:
     """The writer process, until everyone is told to end. Raises UserError: such as a full disk."""
     assert session.recording is not None
@@ -58,8 +80,7 @@ def write(session: Session) -> None:
             return
         time.sleep(POLL_S)
     spec = session.make_robot().spec
-    about: dict[str, Any] = {"robot": spec.name, "joints": spec.joints, "units": spec.units}
-    about |= {"rate_hz": session.rate_hz, "bundle": session.bundle}
+    about = about_of(spec, session.rate_hz) | {"bundle": session.bundle}
     try:
         writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
         flushed = time.monotonic()
@@ -87,7 +108,12 @@ def _wait_for_the_last(words: Words) -> None:
 def main(arguments: list[str]) -> None:
     session = main_folder(arguments)
     with told_as_error(session, "writer"):
-        write(session)
+        try:
+            write(session)
+        except UserError as error:
+            if not session.recorder_needed:  # else the console says it, and ends the run
+                print(f"\nwriter: {error}; the run goes on unrecorded", file=sys.stderr, flush=True)
+            raise
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,19 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Reader, Ring
-from real_robot.robot import Code, Command, Reading, RobotSpec, Sent, Status
+from real_robot.robot import Channel, Code, Command, Reading, RobotSpec, Sent, Status
 from real_robot.robots.config import Described, describe
 
 if TYPE_CHECKING:
     from real_robot.robots.config import Simulation
+    from real_robot.robots.physics import Physics
 
 SLOTS = 256
 START_S = 30.0
 LINGER_S = 10.0
 CATCH_UP_NS = 50_000_000  # at a time; what it is late beyond that is lost
-CHANNELS = {"target": "target", "puck": "puck"}  # measured: channel -> body of the model
+# channel -> body of the model; where a task pushes, the target shows the goal
+CHANNELS = {"target": "target", "puck": "puck", "goal": "target"}
 KINDS = {"goal": 0, "torque": 1, "place": 2}  # of an order
 
 
@@ -216,6 +219,16 @@ class SimulatedRobot:
         self._orders.push()
 
 
+def tracked(physics: Physics, channels: Mapping[str, Channel]) -> dict[str, np.ndarray]:
+    """What a tracker would say, m; it moves with the bodies. NaN where there is nothing to see."""
+    return {
+        name: physics.where(CHANNELS[name])[: channel.shape[0]]
+        if name in CHANNELS
+        else np.full(channel.shape, np.nan)
+        for name, channel in channels.items()
+    }
+
+
 def serve(described: Described, folder: Path, rate_hz: float) -> None:
     """Simulates until SIGTERM; where its starter ends without a word, for LINGER_S longer, so that
     a watchdog has something to hold."""
@@ -225,7 +238,7 @@ def serve(described: Described, folder: Path, rate_hz: float) -> None:
     joints, channels = described.spec.joints, described.spec.channels
     physics = Physics(described.model, joints, stand=True)
     published = Ring.create(folder / "state", state(described), SLOTS)
-    seen = {name: physics.where(CHANNELS[name]) for name in channels if name in CHANNELS}
+    seen = tracked(physics, channels)
     tip, row = physics.where("tip"), published.record
     starting = folder / "starting"
     reader = Reader(Ring.create(starting, order(described), SLOTS), from_start=True)
@@ -248,7 +261,7 @@ def serve(described: Described, folder: Path, rate_hz: float) -> None:
         row["q"], row["dq"], row["torque"], row["on"] = physics.q, physics.dq, physics.torque, on
         row["tip"] = tip
         for name, at in seen.items():
-            row[name] = at[: row[name].size]
+            row[name] = at
         published.push()
         if starting.exists():
             starting.rename(folder / "orders")

@@ -36,10 +36,11 @@ class Tracker:
         self._max_age_ns = int(max_age_s * 1e9)
         self._unknown = {k: np.full(c.shape, np.nan) for k, c in channels.items()}
 
-    def read(self, now_ns: int) -> dict[str, np.ndarray]:
-        """The newest values; NaN where they are too old."""
+    def read(self, now_ns: int) -> tuple[dict[str, np.ndarray], int]:
+        """The newest values, NaN where they are too old, and when they were true."""
         self._reader.newest()
         record = self._reader.record
-        if now_ns - int(record["time_ns"]) > self._max_age_ns:
-            return self._unknown
-        return {name: record[name].copy() for name in self._unknown}
+        time_ns = int(record["time_ns"])
+        if now_ns - time_ns > self._max_age_ns:
+            return self._unknown, time_ns
+        return {name: record[name].copy() for name in self._unknown}, time_ns

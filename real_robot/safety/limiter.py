@@ -157,11 +157,17 @@ def _approach(
 
     Seen from the goal: if its stop would end before it, the joint is pushed on, if beyond it, back,
     as far as its stop then ends at the goal. What lies between two continuous ways that keep the
-    limits of acceleration and jerk, the stop and the push, keeps them.
+    limits of acceleration and jerk, the stop and the push, keeps them. So the joint's acceleration
+    must lie among those that are left beside the goal's own: else both ways would leave the limit
+    inside the period, where no sample shows it.
     """
     p, limit_j = e.period_s, e.jerk[i]
     v, a = v - goal_v + goal_a * p / 2, a - goal_a
-    limit_a = max(e.acceleration[i] - abs(goal_a), abs(a))
+    limit_a = e.acceleration[i] - abs(goal_a)
+    if abs(a) > limit_a:
+        if goal_a:
+            return False
+        limit_a = abs(a)
     room = goal - goal_v * p - before.q[i]
     gap = room - distance(v, a, limit_a, limit_j)
     x, way_v, way_a = advance(0.0, v, a, limit_a, limit_j, p)

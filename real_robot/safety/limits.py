@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from offline_rl.utils.options import Checked, Range
 from real_robot.robot import Limits, RobotSpec
 
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
+FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
+FASTEST_RAD_S = 50.0  # eight turns a second; the same in degrees is a slow joint
+FURTHEST_M, FASTEST_M_S = 20.0, 20.0  # beyond, these are millimetres
+Upto1 = Annotated[float, Range(high=1, above=0)]
+Upto10 = Annotated[float, Range(high=10, above=0)]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What stops a robot besides its limits. Defaults hold for position servos on a bench."""
+class Rules(Checked):
+    """What stops a robot besides its limits. Defaults hold for position servos on a bench.
 
-    trip_after_s: float = 0.4  # > 0: goals that are out of reach for so long stop it; not a ramp
-    trip_ratio: float = 200.0  # > 1: so do targets that move at so many times the limit of velocity
-    velocity_ratio: float = 1.2  # >= 1: measured over commanded
-    held_back: float = 0.1  # > 0: of tracking_error, by which a command misses what was asked
-    bus_faults: float = 2.0  # >= 1: readings that fail before the bus counts as lost; each good one
-    bus_forgives: float = 0.05  # > 0: takes this much away
-    current_window_s: float = 0.05  # > 0: of the low-pass that the current's limit is meant for
-    current_extreme: float = 1.5  # > 1: of the limit, a fault
-    clock_step_periods: float = 5.0  # > 1: a longer step is a jump
-    watchdog_age_s: float = 0.08  # > 0: an older heartbeat of the watchdog process stops the robot
+    A rule may be changed within its range, but not switched off. Raises ValueError.
+    """
+
+    trip_after_s: Upto10 = 0.4  # goals that are out of reach for so long stop it; not a ramp
+    # so do targets that move at so many times the limit of velocity
+    trip_ratio: Annotated[float, Range(high=1000, above=1)] = 200.0
+    velocity_ratio: Annotated[float, Range(1, 2)] = 1.2  # measured over commanded
+    held_back: Upto1 = 0.1  # of tracking_error, by which a command misses what was asked
+    # readings that fail before the bus counts as lost; each good one
+    bus_faults: Annotated[float, Range(1, 5)] = 2.0
+    bus_forgives: Upto1 = 0.05  # takes this much away
+    current_window_s: Upto1 = 0.05  # of the low-pass that the current's limit is meant for
+    current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5  # of the limit, a fault
+    # a longer step is a jump
+    clock_step_periods: Annotated[float, Range(high=20, above=1)] = 5.0
+    # an older heartbeat of the watchdog process stops the robot
+    watchdog_age_s: Annotated[float, Range(0.02, 0.5)] = 0.08
+    plan_age_s: Upto10 = 1.0  # a chunk inferred from an older observation is dropped
 
 
 @dataclass(frozen=True)
@@ -84,8 +98,11 @@ def tightest(robot: Limits, *others: Limits) -> Limits:
     return Limits(**merged)
 
 
-def faults(joints: Sequence[str], limits: Limits) -> list[str]:
-    """What is wrong with these limits, a sentence each; empty where nothing is."""
+def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> list[str]:
+    """What is wrong with these limits, a sentence each; empty where nothing is.
+
+    units: of the joints, rad or m, by which numbers in degrees or millimetres are known.
+    """
     found = [f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()]
     if found:
         return found
@@ -103,6 +120,8 @@ def faults(joints: Sequence[str], limits: Limits) -> list[str]:
                 wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
             if wrong:
                 found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+        if units:
+            found += _other_unit(joint, i, limits, units[i])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):
             if stop[i] < limits[name][i]:
                 found.append(
@@ -110,6 +129,22 @@ def faults(joints: Sequence[str], limits: Limits) -> list[str]:
                     f"a stop must be at least as hard as what it stops; lower {name}"
                 )
     return found
+
+
+def _other_unit(joint: str, i: int, limits: Limits, unit: str) -> list[str]:
+    furthest = max(abs(limits.position_low[i]), abs(limits.position_high[i]))
+    other, most, speed = "degrees", FURTHEST_RAD, FASTEST_RAD_S
+    if unit == "m":
+        other, most, speed = "millimetres", FURTHEST_M, FASTEST_M_S
+    return [
+        f"joint {joint}: {name} is {value:g} {per}, more than {bound:g}: are those {other}? "
+        "Limits are in rad, m and s"
+        for name, value, bound, per in (
+            ("its furthest position", furthest, most, unit),
+            ("velocity", limits.velocity[i], speed, f"{unit}/s"),
+        )
+        if value > bound
+    ]
 
 
 def envelope(
@@ -143,10 +178,13 @@ def envelope(
     )
 
 
-def limits_from(values: Mapping[str, Mapping[str, float]], joints: Sequence[str]) -> Limits:
+def limits_from(
+    values: Mapping[str, Mapping[str, float]], joints: Sequence[str], robot: Limits | None = None
+) -> Limits:
     """A user's file: {limit: {joint: number}}; what it does not name stays undeclared (NaN).
 
-    Raises ValueError naming a limit or joint that does not exist.
+    robot: than whose limits none may be looser. Raises ValueError naming a limit or joint that does
+    not exist, and one that is looser.
     """
     names = [f.name for f in fields(Limits)]
     arrays = {name: np.full(len(joints), np.nan) for name in names}
@@ -156,5 +194,20 @@ def limits_from(values: Mapping[str, Mapping[str, float]], joints: Sequence[str]
         for joint, value in by_joint.items():
             if joint not in joints:
                 raise ValueError(f"{name}: there is no joint {joint!r}, but {', '.join(joints)}")
-            arrays[name][joints.index(joint)] = value
+            i = joints.index(joint)
+            if type(value) not in (int, float) or value != value:
+                raise ValueError(f"{name} of joint {joint} is {value!r}, expected a number")
+            if robot is not None:
+                _no_looser(name, joint, value, robot[name][i])
+            arrays[name][i] = value
     return Limits(**arrays)
+
+
+def _no_looser(name: str, joint: str, value: float, robots: float) -> None:
+    if name in STOPS and value != robots:
+        raise ValueError(f"{name} of joint {joint}: how a robot stops is for its own file to say")
+    if value < robots if name in LOWER else value > robots:
+        raise ValueError(
+            f"{name} of joint {joint} is {value:g}, looser than the robot's own {robots:g}: limits "
+            "can be made tighter only, in rad, m, s and A"
+        )

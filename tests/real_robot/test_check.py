@@ -7,13 +7,15 @@ import pytest
 from robots_in_memory import Clock, MemoryRobot, spec
 
 from offline_rl.utils.errors import UserError
-from policies import Bundle, Normaliser, Spec
+from policies import Bundle, Normaliser, Spec, load
 from policies import Channel as PolicyChannel
 from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
 from real_robot import check as module
 from real_robot.check import check
+from real_robot.control.control import guard_of
 from real_robot.control.observing import goals, observer
+from real_robot.control.session import Session
 from real_robot.recording.rows import row_type
 from real_robot.robot import Channel, Code
 from real_robot.running import own_limits
@@ -81,6 +83,8 @@ DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
     [
         ({"action_names": ("elbow", "hip")}, "another robot's"),
         ({"action_names": ()}, "does not name its actions"),
+        ({"action_units": ()}, "does not say the units of its actions"),
+        (seeing(units=()), r"in which unit it observes elbow\.q"),
         (seeing(names=()), "does not name its observations"),
         (seeing(names=(*NAMES[:5], "torque")), "does not measure"),
         (seeing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
@@ -115,6 +119,32 @@ def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
     assert seen == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
 
 
+def test_a_bundle_without_a_golden_answer_is_refused(tmp_path, monkeypatch):
+    """As those of the first format are."""
+    policy = load(bundle(tmp_path))
+    policy.bundle = replace(policy.bundle, golden=None)
+    monkeypatch.setattr(module, "load", lambda *_, **__: policy)
+    with pytest.raises(UserError, match="no golden answer"):
+        check(robot(), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "sentence"),
+    [
+        ("position_high", 137.0, "elbow: its furthest position is 137 rad, .* degrees"),
+        ("position_low", -137.0, "degrees"),
+        ("velocity", 114.0, "elbow: velocity is 114 rad/s, .* degrees"),
+    ],
+)
+def test_a_robots_own_file_in_degrees_is_refused(tmp_path, limit: str, value: float, sentence):
+    machine = robot()
+    machine.spec.limits[limit][1] = value
+    with pytest.raises(UserError, match=sentence):
+        check(machine, None)
+    with pytest.raises(UserError, match=sentence):
+        guard_of(Session(str(tmp_path), "two links", 200.0), machine)
+
+
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
@@ -133,6 +163,14 @@ def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sen
     assert machine.calls == ["connect", "close"]
 
 
+def test_a_policy_is_not_run_on_what_the_robot_cannot_see(tmp_path):
+    machine, blind = robot(), np.array([0.1, np.nan])
+    read = machine.read
+    machine.read = lambda: replace(read(), channels={"puck": blind, "force": np.zeros(1)})
+    with pytest.raises(UserError, match=r"has no puck\.y to show"):
+        check(machine, bundle(tmp_path))
+
+
 def test_a_servos_own_watchdog_that_has_fired_is_for_arming_to_clear(tmp_path):
     machine = robot()
     machine.status = np.array([64, 64])
@@ -148,10 +186,50 @@ def test_a_missing_limit_is_refused():
 
 def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
     machine = robot()
-    merged = module.limits_of(machine.spec, {"velocity": {"elbow": 9.0, "shoulder": 0.5}})
+    merged = module.limits_of(machine.spec, {"velocity": {"shoulder": 0.5}})
     assert merged.velocity.tolist() == [0.5, 2.0]
-    with pytest.raises(UserError, match="no limit 'speed'"):
-        module.limits_of(machine.spec, {"speed": {"elbow": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"speed": {"elbow": 1.0}}, "no limit 'speed'"),
+        ({"velocity": {"elbow": 30}}, "velocity of joint elbow is 30, looser than .* own 2:"),
+        ({"velocity": {"elbow": np.inf}}, "looser"),
+        ({"velocity": {"elbow": np.nan}}, "velocity of joint elbow is nan, expected a number"),
+        ({"velocity": {"elbow": "fast"}}, "expected a number"),
+        ({"position_low": {"elbow": -2.1}}, "position_low of joint elbow is -2.1, looser"),
+        ({"position_high": {"elbow": 2.1}}, "looser"),
+        ({"stop_jerk": {"elbow": 1.0}}, "stop_jerk of joint elbow: how a robot stops"),
+    ],
+)
+def test_a_users_limit_that_would_loosen_the_robots_or_is_none_is_refused_by_name(own, sentence):
+    with pytest.raises(UserError, match=sentence):
+        module.limits_of(robot().spec, own)
+
+
+def test_control_goes_by_the_users_limits_and_rules(tmp_path):
+    machine = robot()
+    own = {"limits": {"velocity": {"shoulder": 0.5}}, "rules": {"trip_after_s": 1.0}}
+    e = guard_of(Session(str(tmp_path), "two links", 200.0, **own), machine).envelope
+    assert (e.velocity, e.rules.trip_after_s, e.period_s) == ([0.5, 2.0], 1.0, 1 / 200)
+    for wrong in ({"velocity": {"shoulder": 3.0}}, {"speed": {"shoulder": 3.0}}):
+        with pytest.raises(UserError, match="limits: "):
+            guard_of(Session(str(tmp_path), "two links", 200.0, limits=wrong), machine)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("watchdog_age_s: .inf", "bus_faults: .nan", "trip_after_s: -1", "velocity_ratio: 100"),
+        *("current_window_s: 0", "trip_ratio: 1.0e9", "clock_step_periods: 1000", "bus_faults: 0"),
+    ],
+)
+def test_no_rule_can_be_switched_off(tmp_path, rule: str):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"rules: {{{rule}}}\n")
+    with pytest.raises(UserError, match=rf"mine\.yaml: .*{rule.partition(':')[0]}"):
+        own_limits(str(path))
 
 
 def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):

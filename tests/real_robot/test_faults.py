@@ -247,6 +247,21 @@ def test_three_misses_in_a_row_or_a_twentieth_of_a_second_stop(tmp_path, latenes
     made.assert_within_limits()
 
 
+@pytest.mark.parametrize("periods", [2.9, 3.4, 4.0, 4.4, 4.6, 5.3, 7.49])
+def test_after_a_stall_no_two_commands_are_closer_than_half_a_period(tmp_path, periods: float):
+    made = bench(tmp_path, 3)
+    sleeps = made.clock.sleeps
+    made.clock.lateness[sleeps + 5] = int(periods * PERIOD_S * 1e9)
+    for k in range(20, 40):  # and one that is late at every deadline
+        made.clock.lateness[sleeps + k] = int(0.8 * PERIOD_S * 1e9)
+    rows = made.run(60)
+    apart = np.diff([time_ns for time_ns, _ in made.robot.arrived])
+    assert apart.min() >= 0.5 * PERIOD_S * 1e9
+    assert (np.diff([int(r["tick"]) for r in rows]) >= 1).all()
+    off = [int(r["wake_ns"]) - int(r["deadline_ns"]) for r in rows]
+    assert np.abs(off).max() <= 0.5 * PERIOD_S * 1e9 + 1
+
+
 @pytest.mark.parametrize("seed", REPEATS)
 def test_a_silent_watchdog_or_recorder_stops_the_robot(tmp_path, seed: int):
     made = bench(tmp_path, seed)
@@ -285,6 +300,22 @@ def test_a_person_takes_over_from_where_the_robot_is_and_it_ends_held(tmp_path, 
     made.until(lambda: made.guard.state is State.HOLD)
     assert made.guard.machine.latched is None
     made.assert_within_limits()
+
+
+def test_a_persons_target_is_approached_from_where_the_robot_is(tmp_path):
+    """Within 0.2 s, evenly: half of the way after half of that."""
+    made = bench(tmp_path, 0)
+    made.inputs.standing = Wish(take=True)
+    (row,) = made.run(1)
+    here = row["q"].copy()
+    aim = here + np.array([0.2, -0.2])
+    targets = []
+    for _ in range(50):
+        made.inputs.standing = Wish(target=aim, target_ns=made.clock.now)
+        targets.append(made.run(1)[0]["target"].copy())
+    share = ((np.array(targets) - here) / (aim - here)).mean(1)
+    expected = np.minimum(1, PERIOD_S * np.arange(1, 51) / 0.2)
+    np.testing.assert_allclose(share, expected, atol=0.03)
 
 
 @pytest.mark.parametrize("seed", REPEATS)

@@ -1,5 +1,6 @@
 """When inference looks, what it shows the policy, and how often it asks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from real_robot.control.inference import Inference
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.recording.rows import row_type
+from real_robot.robot import Channel as RobotChannel
+from real_robot.robot import Code
 from real_robot.safety.states import State
 
 PERIOD_NS = 50_000_000  # of a policy at 20 Hz
@@ -23,9 +26,9 @@ class Planner:
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self, executed: int) -> None:
-        seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"))
+        seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"), units=("rad", "rad"))
         own: dict[str, Any] = {"history": 2, "horizon": 6, "executed": executed, "rate_hz": 20.0}
-        own |= {"action_names": ("shoulder", "elbow")}
+        own |= {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
         self.spec = Spec((seen,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), **own)
         self.asked = list[list[list[float]]]()
 
@@ -73,10 +76,13 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
         asked.append({name: x[0].round(6).tolist() for name, x in seen.items()})
         return np.zeros((1, 2, 2), np.float32)
 
-    parts = [Channel(name, (1,), names=(f"{name}.q",)) for name in ("shoulder", "elbow")]
+    parts = [
+        Channel(name, (1,), names=(f"{name}.q",), units=("rad",)) for name in ("shoulder", "elbow")
+    ]
     limits = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
     sizes: dict[str, Any] = {"history": 2, "horizon": 2, "executed": 1, "rate_hz": 20.0}
-    spec = Spec(tuple(parts), 2, **limits, **sizes, action_names=("shoulder", "elbow"))
+    moved = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
+    spec = Spec(tuple(parts), 2, **limits, **sizes, **moved)
     made: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
@@ -91,3 +97,49 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
         {"shoulder": [[0.0], [0.0]], "elbow": [[0.5], [0.5]]},
         {"shoulder": [[0.0], [1.0]], "elbow": [[0.5], [0.5]]},
     ]
+
+
+def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_none(
+    tmp_path,
+) -> None:
+    """The tracker saw the target 40 ms before the joints were read; one reading failed."""
+    robot = replace(robot_spec(), channels={"target": RobotChannel((3,), "m")})
+    names = ("shoulder.q", "elbow.q", "target.x")
+    asked, chosen = list[list[float]](), replace(Planner(1).spec, history=1)
+    seen = Channel("observation", (3,), names=names, units=("rad", "rad", "m"))
+
+    def act(observation: Any, state: Any, reward: Any) -> Any:
+        asked.append(observation.tolist())
+        return np.zeros((6, 2), np.float32), None
+
+    made: Any = SimpleNamespace(spec=replace(chosen, channels=(seen,)), act=act)
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
+    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    begun = 10**9
+    for k, code in enumerate([Code.TIMEOUT, Code.OK]):
+        row = ticks.record
+        row["state"], row["episode"], row["code"] = State.RUNNING, 1, code
+        row["measured_ns"], row["channels_ns"] = begun + k, begun + k - 40_000_000
+        row["q"] = [k, 0.5]
+        ticks.push()
+        assert inference.look(begun + k) == (code is Code.OK)
+    assert asked == [[1.0, 0.5, 0.0]]
+    reader = Reader(chunks, from_start=True)
+    assert reader.following()
+    assert int(reader.record["observed_ns"]) == begun + 1 - 40_000_000
+
+
+@pytest.mark.parametrize("starting", [False, True])
+def test_a_policy_is_asked_where_its_plan_is_of_use_and_nowhere_else(tmp_path, starting) -> None:
+    used = {State.RUNNING, State.SOFT_STOP} | ({State.HOLD} if starting else set())
+    for state in State:
+        ticks = Ring.create(tmp_path / "ticks", row_type(robot_spec()), 4)
+        chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 4)
+        words = Words(tmp_path / "words", create=True)
+        words["starting"] = starting
+        made: Any = Planner(2)
+        inference = Inference(made, robot_spec(), ticks, chunks, words)
+        ticks.record["state"] = state
+        ticks.push()
+        assert inference.look(10**9) == (state in used), state

@@ -1,18 +1,22 @@
 """Recordings: whole to the last flush, whatever was killed, and gaps are told."""
 
+import contextlib
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from robots_in_memory import Bench, spec
 
 from offline_rl.utils.errors import UserError
-from real_robot.control.rings import Ring
+from real_robot.control.rings import Ring, Words
+from real_robot.control.session import Session
 from real_robot.recording.files import RecordingWriter, read
 from real_robot.recording.rows import row_type
-from real_robot.recording.writer import Writer
+from real_robot.recording.writer import Writer, main
 
 ABOUT = {"robot": "two links", "rate_hz": 200.0}
 
@@ -75,6 +79,50 @@ def test_a_flipped_bit_ends_the_reading_before_its_piece(tmp_path):
         found = read(tmp_path / "c.rec")
         assert found.rows["tick"].tolist() == list(range(5))
         assert found.cut_at == ends[1]
+
+
+@contextlib.contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """Files grow no further: the write that would is cut short, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_piece_that_the_disk_took_a_part_of_is_an_error_and_leaves_what_was_before(tmp_path):
+    rows = np.zeros(10, row_type(spec()))
+    path = tmp_path / "f.rec"
+    with RecordingWriter(path, rows.dtype, ABOUT) as file:
+        file.append(rows.tobytes(), 10, 0, 0)
+        size = path.stat().st_size
+        with disk_of(size + 100), pytest.raises(OSError, match="large"):
+            file.append(rows.tobytes(), 10, 10, 0)
+        assert path.stat().st_size == size
+        file.append(rows.tobytes(), 10, 10, 0)
+    found = read(path)
+    assert (len(found.rows), found.cut_at) == (20, None)
+    with disk_of(100), pytest.raises(OSError, match="large"):
+        RecordingWriter(tmp_path / "g.rec", rows.dtype, ABOUT)
+    assert not (tmp_path / "g.rec").exists()
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_recording_that_ends_while_the_run_goes_on_is_told(tmp_path, capfd, needed: bool):
+    lost = tmp_path / "gone" / "a.rec"
+    session = Session(
+        str(tmp_path), "desk", 100.0, "simulated", recording=str(lost), recorder_needed=needed
+    )
+    session.save()
+    Ring.create(tmp_path / "ticks", row_type(session.make_robot().spec), 64)
+    Words(tmp_path / "words", create=True)["control_beat"] = 1
+    with pytest.raises(SystemExit):
+        main(["writer", session.folder])
+    said = capfd.readouterr().err
+    assert ("the run goes on unrecorded" in said) == (not needed)
+    assert "could not be written" in (tmp_path / "writer.error").read_text()
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"RRTICKS\n" + b"\0" * 40])

@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,16 @@ from real_robot.safety.states import MOVING, Reason, Refused, State
 from real_robot.safety.stopping import advance, distance, duration_s, turn
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTHING_TRIPS = Rules(trip_after_s=1e9, trip_ratio=1e9)
+
+
+class Unruled(Rules):
+    """What no user may ask for."""
+
+    def __post_init__(self) -> None:
+        """Any number does."""
+
+
+NOTHING_TRIPS = Unruled(trip_after_s=1e9, trip_ratio=1e9)
 
 
 def reading(q, seq: int, now_ns: int, **changes) -> Reading:
@@ -161,6 +171,32 @@ def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed
     assert_within(run)
 
 
+@pytest.mark.parametrize("seed", [855, 1268, 1921])
+def test_no_goal_that_accelerates_leads_beyond_a_limit_inside_a_period(seed: int):
+    """A whole change of acceleration takes less than a period, and the goal has one of its own."""
+    rng = random.Random(seed)
+    acceleration = rng.choice([0.5, 6.0, 60.0])
+    jerk = acceleration * 20.0 * rng.choice([2, 10, 100])
+    of_stops = {"stop_acceleration": acceleration, "stop_jerk": jerk, "tracking_error": 1e3}
+    own = {"velocity": acceleration / 20.0 * rng.choice([3, 10, 30]), "acceleration": acceleration}
+    room = {"position_low": -5.0, "position_high": 5.0, "jerk": jerk}
+    e = envelope(spec(), limits(**room, **own, **of_stops), 20.0, NOTHING_TRIPS)
+    run = Run(e)
+    goal, speed, push = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+    for _ in range(120):
+        for i in range(2):
+            if rng.random() < 0.1:
+                push[i] = rng.choice([-0.8, -0.5, 0.5, 0.8]) * acceleration
+            if rng.random() < 0.03:
+                speed[i] = rng.uniform(-1, 1) * e.velocity[i]
+            speed[i] = min(max(speed[i] + push[i] * 0.05, -e.velocity[i]), e.velocity[i])
+            goal[i] += speed[i] * 0.05
+            if rng.random() < 0.02:
+                goal[i] = run.motion.q[i] + rng.uniform(-0.2, 0.2)
+        run.tick(list(goal))
+    assert_within(run)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.floats(-5, 5),
@@ -237,7 +273,7 @@ def test_what_held_a_target_back_is_told(target, bit: int):
 
 
 def test_targets_beyond_a_limit_stop_the_robot_after_a_while():
-    e = envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9))
+    e = envelope(spec(), limits(), 200.0, Unruled(trip_ratio=1e9))
     run = Run(e, [2.0, 0.0])
     ticks = next(k for k in range(1, 1000) if run.tick([2.5, 0.0]).reasons)
     assert run.motion.reasons == 1 << Reason.CLIPPED_TOO_LONG
@@ -246,14 +282,14 @@ def test_targets_beyond_a_limit_stop_the_robot_after_a_while():
 
 def test_a_long_way_at_the_limit_of_velocity_is_no_fault():
     """Two seconds of ramp, and then the goal."""
-    run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)), [-1.9, 0.0])
+    run = Run(envelope(spec(), limits(), 200.0, Unruled(trip_ratio=1e9)), [-1.9, 0.0])
     while abs(run.motion.q[0] - 1.9) > 1e-9:
         assert run.tick([1.9, 0.0]).reasons == 0
     assert len(run.q) / 200 > 1.9
 
 
 def test_an_oscillation_from_tick_to_tick_stops_the_robot_within_half_a_second():
-    run = Run(envelope(spec(), limits(), 200.0, Rules(trip_ratio=1e9)))
+    run = Run(envelope(spec(), limits(), 200.0, Unruled(trip_ratio=1e9)))
     ticks = next(k for k in range(1, 1000) if run.tick([0.3 * (-1) ** k, 0.0]).reasons)
     assert ticks / 200 <= 0.5
     assert_within(run)
@@ -481,6 +517,26 @@ def test_the_robot_stays_in_its_workspace_by_kinematics_though_every_joint_may(t
     tool = [0.3 * math.cos(a) + 0.2 * math.cos(a + b) for a, b in run.q]
     assert max(tool) <= 0.45
     assert tool[-1] > 0.40
+    assert_within(run)
+
+
+def test_joints_that_would_leave_the_workspace_together_stop_hard():
+    """The slower joint could stand within 8 mrad; with the other it would take more."""
+
+    def stopped(high: float) -> Run:
+        run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
+        for k in range(200):
+            run.tick([k / 200, 0.3 * k / 200])
+        box = {"box_low_m": (-9.0, -9.0, -9.0), "box_high_m": (9.0, high, 9.0)}
+        run.e = replace(run.e, points=lambda q: [q[0], q[1], 0.0], **box)
+        while not run.tick(None, State.SOFT_STOP).stands():
+            pass
+        return run
+
+    here = 0.3 * 199 / 200
+    assert stopped(9.0).motion.q[1] > here + 0.008
+    run = stopped(here + 0.008)
+    assert max(q[1] for q in run.q) <= here + 0.008
     assert_within(run)
 
 

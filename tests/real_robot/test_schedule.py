@@ -102,7 +102,25 @@ def test_a_single_action_is_reached_one_step_after_it_arrives():
     assert schedule.counts.late_actions == 0
 
 
+@pytest.mark.parametrize("actions", [[1.0], np.ones(200)])
+def test_what_was_inferred_from_an_old_observation_is_dropped_whenever_it_is_due(actions):
+    """Inference hung for ten seconds: its answer knows nothing of the robot as it is now."""
+    schedule = Schedule(Timing(10, len(actions), max_age_s=0.5), 1)
+    assert not schedule.offer(chunk(actions, 0.0), 10 * SECOND, [0.0], [0.0])
+    assert schedule.counts.late_chunks == 1
+    assert at(schedule, 10.0) is None
+    assert schedule.offer(chunk(actions, 9.9, seq=1), 10 * SECOND, [0.0], [0.0])
+
+
 def test_a_robot_that_moves_late_is_told_early():
     schedule = Schedule(Timing(10, 4, command_latency_s=0.03), 1)
     schedule.offer(chunk([0, 1, 2, 3], 0.0), 1, [0.0], [0.0])
     assert at(schedule, 0.2 - 0.03) == pytest.approx([2.0])
+
+
+def test_what_a_robot_that_moves_late_can_no_longer_reach_is_late():
+    """Due at 0.1 s: told at 0.02 s, a robot that takes 0.08 s would begin when it is due."""
+    for latency_s, late in ((0.0, 1), (0.08, 2)):
+        schedule = Schedule(Timing(10, 4, command_latency_s=latency_s), 1)
+        schedule.offer(chunk([0, 1, 2, 3], 0.0), SECOND // 50, [0.0], [0.0])
+        assert schedule.counts.late_actions == late

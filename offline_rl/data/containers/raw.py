@@ -1,9 +1,9 @@
 """A data file as named arrays, before anyone says what they mean; its container told by content.
 
 Containers: an HDF5 file, an NPZ archive, a Zarr store (a folder or a ZIP archive), a folder with
-an HDF5 file or with Parquet files in it. Nothing is ever unpickled, no link out of an HDF5 file is
-followed, and an array is read only when asked for. Whatever is broken becomes a `UserError` with
-the file and the array in it.
+an HDF5 file or with Parquet files in it, a robot's recording. Nothing is ever unpickled, no link
+out of an HDF5 file is followed, and an array is read only when asked for. Whatever is broken
+becomes a `UserError` with the file and the array in it.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from offline_rl.utils.files import checksum, read_json
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
+RECORDING = b"RRTICKS\n"  # which a robot's recording begins with
 AGAIN = "Copy or download it again."
 PICKLE = (
     "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "
@@ -44,7 +45,7 @@ class Raw:
     """The named arrays of one open file or folder."""
 
     where: str  # the file or folder, as errors name it
-    kind: Literal["HDF5", "NPZ", "Zarr", "Parquet"]
+    kind: Literal["HDF5", "NPZ", "Zarr", "Parquet", "recording"]
     keys: tuple[str, ...]  # groups joined by "/", as in "infos/qpos"
     get: Callable[[str], np.ndarray]  # raises UserError where the array cannot be read
     shape: Callable[[str], tuple[int, ...]]
@@ -152,6 +153,8 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
                 path.parent,
                 lambda key, name: file[key].attrs.get(name),
             )
+    elif start.startswith(RECORDING):
+        yield _recording(path, where)
     elif start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05":
         raise UserError(f"{where}: a pickle. {PICKLE}")
     elif start.startswith(b"PAR1"):
@@ -163,6 +166,30 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
             f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "
             f"does. {AGAIN}"
         )
+
+
+def _recording(path: Path, where: str) -> Raw:
+    """Of a robot; what is whole of it."""
+    from real_robot.recording.files import read
+
+    found = read(path)
+    keys = found.rows.dtype.names or ()
+    notes = []
+    if found.lost:
+        notes.append(f"{found.lost:,} ticks were never written: the disk was too slow")
+    if found.cut_at is not None:
+        notes.append(f"damaged or unfinished from byte {found.cut_at:,} on: read up to there")
+    return Raw(
+        where,
+        "recording",
+        keys,
+        _guarded(where, keys, lambda key: found.rows[key]),
+        lambda key: found.rows[key].shape,
+        (path,),
+        path.parent,
+        lambda _, name: {"about": found.about}.get(name),
+        notes,
+    )
 
 
 @contextmanager

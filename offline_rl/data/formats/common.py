@@ -46,7 +46,9 @@ class Found:
     action_range: Bounds | None = None  # the actions' limits in the file's units, where it has them
     action_extremes: Bounds | None = None  # what they reach, where it says that: stands for limits
     observation_names: tuple[str, ...] = ()  # of each number, where it names them
+    observation_units: tuple[str, ...] = ()  # and measures them in
     action_names: tuple[str, ...] = ()
+    action_units: tuple[str, ...] = ()
     rate_hz: float | None = None  # steps a second, where it says so
     files: tuple[Path, ...] = ()  # read besides the raw ones
     finish: Callable[[Columns], Columns] = lambda columns: columns  # once they are known as sound

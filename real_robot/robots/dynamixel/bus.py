@@ -33,7 +33,7 @@ from real_robot.robots.dynamixel.packets import (
 
 LATENCY_S = 1e-3  # of a USB adapter with its timer set to 1 ms
 SLACK_S = 2e-3  # that the host may be late by, beyond what is counted
-PATIENCE_S = 0.03  # the same where nothing hurries: all but sync reads
+PATIENCE_S = 0.03  # more, where nothing hurries: for all but sync reads, unless told otherwise
 SETTLE_S = 5e-3  # of silence, before the first request of all
 
 
@@ -200,13 +200,13 @@ class Bus:
         """data: model number, 2, and firmware version, 1."""
         return self._single(encode(id_, Instruction.PING), id_, 3)
 
-    def read(self, id_: int, address: int, size: int) -> Answer:
+    def read(self, id_: int, address: int, size: int, patience_s: float = PATIENCE_S) -> Answer:
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
-        return self._single(encode(id_, Instruction.READ, where), id_, size)
+        return self._single(encode(id_, Instruction.READ, where), id_, size, patience_s)
 
-    def write(self, id_: int, address: int, data: bytes) -> Answer:
+    def write(self, id_: int, address: int, data: bytes, patience_s: float = PATIENCE_S) -> Answer:
         where = address.to_bytes(2, "little")
-        return self._single(encode(id_, Instruction.WRITE, where + data), id_, 0)
+        return self._single(encode(id_, Instruction.WRITE, where + data), id_, 0, patience_s)
 
     def reboot(self, id_: int) -> Answer:
         return self._single(encode(id_, Instruction.REBOOT), id_, 0)
@@ -256,8 +256,10 @@ class Bus:
         start = max(self.port.now_ns(), self._line_free_ns)
         self._line_free_ns = start + int(len(request) * self._byte_ns)
 
-    def _single(self, request: bytes, id_: int, size: int) -> Answer:
-        return self._ask(request, (id_,), size, self._slack_ns + PATIENCE_S * 1e9)[0]
+    def _single(
+        self, request: bytes, id_: int, size: int, patience_s: float = PATIENCE_S
+    ) -> Answer:
+        return self._ask(request, (id_,), size, self._slack_ns + patience_s * 1e9)[0]
 
     def _ask(
         self,

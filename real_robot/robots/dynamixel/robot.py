@@ -20,6 +20,7 @@ from real_robot.robot import Code, Command, Reading, RobotSpec, Sent, Status
 from real_robot.robots.dynamixel import calibration, table
 from real_robot.robots.dynamixel.bus import (
     LATENCY_S,
+    PATIENCE_S,
     SETTLE_S,
     Answer,
     Bus,
@@ -132,7 +133,7 @@ class DynamixelRobot:
         self._place = {id_: k for k, id_ in enumerate(self._ids)}
         self._asked_ns = 0
         self._shown = np.zeros(count, LAYOUT)
-        self._seq = 0
+        self._seq, self._heard_ns = 0, 0
         self._q, self._dq = np.full(count, np.nan), np.full(count, np.nan)
         self._current = np.full(count, np.nan)
 
@@ -304,13 +305,21 @@ class DynamixelRobot:
         return reading
 
     def read(self) -> Reading:
-        """What did not answer is asked again as long as `timeout_s` allows. The first reading,
-        and the first after a servo's reboot, take longer: they tell it what to show."""
+        """What did not answer is asked again as long as `timeout_s` allows. A servo that does not
+        know what to show is told first: within that time where the robot is armed, and else, as
+        at the first reading, in whatever time it takes."""
         port = self.bus.port
         missing = set(self._ids)
-        code = self._prepare()
         begin = port.now_ns()
         end = begin + int(self._spec.timeout_s * 1e9)
+        code = self._prepare(end)
+        if code:
+            missing = {self._ids[k] for k in self._strangers}
+        elif not self._armed:
+            begin = port.now_ns()
+            end = begin + int(self._spec.timeout_s * 1e9)
+        elif port.now_ns() + self._needs(missing) > end:
+            code = Code.TIMEOUT  # it is told, and they are asked in the next tick
         silence_ns = int(2 * (11 + SIZE) * 10e9 / self._baud)
         while missing and not code:
             alone = len(missing) == len(self._ids) and begin + 2 * self._needs(missing) > end
@@ -370,13 +379,15 @@ class DynamixelRobot:
             self._q = (shown["position"] - table.CENTRE) * table.RAD
             self._dq = shown["velocity"] * table.RAD_S
             self._current = shown["current"] * self._current_a
-        end = self.bus.port.now_ns()
-        channels = {} if self._tracker is None else self._tracker.read(end)
-        # the servos measure when they have heard the request: long before the last has answered
-        heard = begin + int((14 + count) * 10e9 / self._baud)
-        return Reading(
-            code, self._seq, begin, heard, end, self._q, self._dq, self._current, status, channels
-        )
+            # they measure when they have heard the request: long before the last has answered
+            self._heard_ns = begin + int((14 + count) * 10e9 / self._baud)
+        end, heard = self.bus.port.now_ns(), self._heard_ns
+        channels: dict[str, np.ndarray] = {}
+        channels_ns = None
+        if self._tracker is not None:
+            channels, channels_ns = self._tracker.read(end)
+        values = self._q, self._dq, self._current, status, channels, channels_ns
+        return Reading(code, self._seq, begin, heard, end, *values)
 
     def command(self, command: Command) -> Sent:
         now = self.bus.port.now_ns()
@@ -414,17 +425,30 @@ class DynamixelRobot:
         self._bus.port.close()
         self._bus, self._armed, self._strangers = None, False, list(range(len(self._ids)))
 
-    def _prepare(self) -> Code:
-        """Tells those servos what to show that do not know it; they forget it with their power."""
+    def _prepare(self, end_ns: int) -> Code:
+        """Tells those servos what to show that do not know it; they forget it with their power.
+
+        end_ns: for an armed robot, which is waited for: what would take longer is for the next
+        time, one short attempt each.
+        """
         if not self._strangers:
             return Code.OK
-        if not self.bus.port.claim():
+        bus, patience_s = self.bus, 0.0 if self._armed else PATIENCE_S
+        if not bus.port.claim():
             return Code.REFUSED
+        # of a read or a write, and the silence after one without an answer
+        longest_ns = int(bus.duration_s(14 + 2 * SIZE, 5 * (11 + 2 * SIZE), 5) * 1e9)
         for k in list(self._strangers):
             id_, at = self._ids[k], self._models[k].indirect_address
-            has = self.bus.read(id_, at, 2 * SIZE)
-            if has.code or has.data != MAPPING:
-                done = self.bus.write(id_, at, MAPPING)
+            if self._armed and bus.port.now_ns() + longest_ns > end_ns:
+                return Code.TIMEOUT
+            has = bus.read(id_, at, 2 * SIZE, patience_s)
+            if has.code:
+                return has.code
+            if has.data != MAPPING:
+                if self._armed and bus.port.now_ns() + longest_ns > end_ns:
+                    return Code.TIMEOUT
+                done = bus.write(id_, at, MAPPING, patience_s)
                 if done.code:
                     return done.code
             self._strangers.remove(k)

@@ -72,6 +72,19 @@ def test_who_does_not_move_the_arm_is_told_so_and_no_file_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("owner", "claimed"), [(4242, True), (None, False)])
+def test_a_port_that_a_run_has_is_left_alone(
+    new_arm: Any, monkeypatch: pytest.MonkeyPatch, owner: int | None, claimed: bool
+) -> None:
+    """Torque would go off under a policy that moves the arm."""
+    monkeypatch.setattr(new_arm.port, "owner", lambda: owner)
+    monkeypatch.setattr(new_arm.port, "claim", lambda: claimed)
+    person = Person(new_arm)
+    with pytest.raises(UserError, match=f"in use by {'process 4242' if owner else 'another'}"):
+        calibrating.calibrate("desk", ask=person)
+    assert (new_arm.events, person.heard) == ([], [])
+
+
 def test_a_servo_that_does_not_answer_ends_it_before_anything_is_written(new_arm: Any) -> None:
     new_arm.faults(missing=(4,))
     with pytest.raises(UserError, match="servo 4 does not answer"):

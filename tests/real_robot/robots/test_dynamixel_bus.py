@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from offline_rl.utils.errors import UserError
@@ -89,6 +90,20 @@ def test_a_late_answer_is_not_the_next_requests(rig: Any) -> None:
         assert not answer.code
     assert bus.counters.timeouts == 4
     assert bus.counters.strays + bus.counters.dropped > 0
+
+
+def test_after_a_time_out_the_line_is_silent_before_the_next_request(rig: Any) -> None:
+    """An answer a moment too late has the next request's id and size, and another register."""
+    bus, velocity = rig.bus, table.PRESENT_VELOCITY.address
+    rig.line.physics.pose(np.array([0.5, 0.0, 0.0, 0.0, 0.0]))
+    for late_s in np.arange(0.0016, 0.0024, 0.0001):
+        rig.event("late_once", seconds=late_s)
+        first = bus.read(1, *POSITION, patience_s=0.0)
+        answer = bus.read(1, velocity, 4)
+        assert answer.code is Code.OK
+        assert abs(table.PRESENT_VELOCITY.unpack(answer.data)) < 10, late_s
+        rig.wait(0.05)
+    assert first.code is Code.TIMEOUT
 
 
 def test_an_adapter_that_stalls_leaves_nothing_behind(rig: Any) -> None:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from offline_rl.utils.errors import UserError
+from real_robot.control.rings import Ring
 from real_robot.robot import Code, Status
+from real_robot.robots import tracker
 from real_robot.robots.dynamixel import calibration, table
-from real_robot.robots.dynamixel.robot import Clock
+from real_robot.robots.dynamixel.robot import Clock, DynamixelRobot
 from real_robot.robots.simulated_bus import arm
 
 TICK = 2 * np.pi / 4096
@@ -98,6 +100,21 @@ def test_closing_holds(rig: Any) -> None:
     rig.wait(1.0)
     assert all(servo.torque_on for servo in rig.line.servos)
     assert abs(rig.line.physics.dq).max() < 0.01
+
+
+def test_what_a_tracker_saw_has_the_trackers_own_stamp(rig: Any, desk: Any, tmp_path: Path) -> None:
+    ring = Ring.create(tmp_path / "tracker", tracker.record(desk.spec.channels), tracker.SLOTS)
+    servos = arm.calibration(rig.line, desk)
+    robot = DynamixelRobot(
+        desk.spec, servos, lambda: rig.port, baud=1_000_000, tracker=tmp_path / "tracker"
+    )
+    robot.connect()
+    assert np.isnan(robot.read().channels["target"]).all()
+    seen_ns = rig.port.now_ns() - 30_000_000
+    ring.record["time_ns"], ring.record["target"] = seen_ns, [0.1, 0.2, 0.3]
+    ring.push()
+    reading = robot.read()
+    assert (reading.channels["target"].tolist(), reading.channels_ns) == ([0.1, 0.2, 0.3], seen_ns)
 
 
 def test_disarming_lets_go(rig: Any) -> None:
@@ -236,6 +253,7 @@ def test_9_a_missing_servo_is_named_in_time_and_its_values_are_the_last(
     ]
     assert reading.end_ns - reading.request_ns < 10e6
     assert reading.seq == before.seq
+    assert reading.middle_ns == before.middle_ns  # when its values were true
     np.testing.assert_array_equal(reading.q, before.q)
     rig.faults()
     assert rig.robot.read().code is Code.OK
@@ -315,6 +333,37 @@ def test_14_a_reboot_is_seen_and_rearming_does_not_leap(rig: Any) -> None:
     rig.wait(0.3)
     assert abs(rig.line.physics.q - fallen)[[0, 2, 3, 4]].max() < 0.4
     assert rig.line.servo(2).torque_on
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [{"missing": (2,)}, {"drop": 1.0}, {"corrupt": 0.5}, {"drop": 0.5}, {"delay_s": 0.004}, {}],
+)
+@pytest.mark.parametrize("rebooted", [(2,), (1, 2, 3, 4, 5)])
+def test_14_a_servo_that_reboots_and_then_falls_silent_takes_no_longer_than_a_reading(
+    rig: Any, faults: dict[str, Any], rebooted: tuple[int, ...]
+) -> None:
+    q = rig.armed().q
+    for id_ in rebooted:
+        rig.event("reboot", id=id_)
+    for _ in range(60):  # until it answers again: that it has forgotten what to show is known then
+        reading, _ = rig.tick(q)
+        if reading.code is Code.REFUSED:
+            break
+    assert reading.code is Code.REFUSED
+    rig.faults(**faults)
+    for _ in range(20):
+        begun = rig.port.now_ns()
+        reading, _ = rig.tick(q, 0.015)
+        assert reading.end_ns - begun <= rig.robot.spec.timeout_s * 1e9
+        assert reading.request_ns == begun
+        if faults.get("missing"):
+            assert reading.code is Code.TIMEOUT
+            assert reading.status[1] & Status.MISSING
+    rig.faults()
+    for _ in range(10):
+        reading, _ = rig.tick(q)
+    assert reading.code is Code.OK
 
 
 def test_14_torque_that_drops_is_seen_at_once(rig: Any) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from offline_rl.utils.errors import UserError
-from real_robot.robot import Code, Command, Robot
+from real_robot.robot import Channel, Code, Command, Robot
 from real_robot.robots.config import Described, make
 from real_robot.robots.gymnasium import GymnasiumRobot
+from real_robot.robots.physics import Physics
+from real_robot.robots.simulated import tracked
 
 
 class Turntable(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -69,6 +71,21 @@ def test_an_ended_episode_holds_until_it_is_armed_again(turntable: GymnasiumRobo
 def test_an_environment_of_other_joints_is_refused(desk: Described) -> None:
     with pytest.raises(UserError, match="5 joints"):
         GymnasiumRobot(Turntable(joints=3), desk.spec, lambda o: (o, o))
+
+
+def test_a_simulated_tracker_sees_the_goal_that_a_push_has_and_nothing_of_what_is_not_there(
+    desk: Described,
+) -> None:
+    """In arm/push the goal is where its env puts the target."""
+    physics = Physics(desk.model, desk.spec.joints)
+    seen = tracked(physics, {**desk.spec.channels, "force": Channel((1,), "N")})
+    physics.place("target", [0.24, 0.08, 0.0])
+    physics.place("puck", [0.2, -0.05])
+    physics.advance(0)
+    assert seen["goal"].tolist() == [0.24, 0.08]
+    assert seen["target"].tolist() == [0.24, 0.08, 0.0]
+    assert seen["puck"].tolist() == [0.2, -0.05]
+    assert np.isnan(seen["force"]).all()
 
 
 @pytest.mark.slow

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import yaml
 
+from envs.experts.arm import ArmExpert
+from envs.suites.arm import Push, Reach
 from offline_rl.utils.errors import UserError
+from real_robot.control.kinematics import forward
 from real_robot.robots.config import describe, find, make, names
 from real_robot.robots.dynamixel import calibration
+from real_robot.safety.limits import envelope
 
 MINIMAL = {
     "adapter": "dynamixel",
@@ -36,6 +40,38 @@ def test_a_robot_of_ours_declares_every_limit(name: str) -> None:
     assert (limits.position_low < limits.position_high).all()
     assert (limits.stop_acceleration >= limits.acceleration).all()
     assert (limits.stop_jerk >= limits.jerk).all()
+
+
+def inside_desk() -> Any:
+    """Whether the desk arm's points lie in its workspace, by q."""
+    spec = describe("desk").spec
+    return envelope(spec, spec.limits, spec.rate_hz, points=forward(spec)).inside
+
+
+def test_no_part_of_the_desk_arm_is_in_the_table_where_it_is_in_its_workspace() -> None:
+    """By the links' lengths: heights of elbow, wrist and tip, between which all of it lies."""
+    limits, inside = describe("desk").spec.limits, inside_desk()
+    rng, low = np.random.default_rng(0), 0
+    for _ in range(2000):
+        q = rng.uniform(limits.position_low, limits.position_high)
+        heights = 0.12 + np.cumsum(np.cos(np.cumsum(q[1:4])) * [0.2, 0.2, 0.13])
+        low += heights[2] > 0.012 > heights.min()
+        assert not (inside(q.tolist()) and heights.min() < 0.012)
+    assert low >= 20  # though the tip is above it
+
+
+@pytest.mark.parametrize("world", [Reach, Push])
+def test_the_desks_own_tasks_are_done_inside_the_workspace(world: Any) -> None:
+    env, inside = world(4), inside_desk()
+    expert, observations, running = ArmExpert(env), env.reset(range(4)), np.arange(4)
+    for _ in range(60):
+        step = env.step(expert(observations, running), running)
+        for q in step.observations[:, :5].astype(float).tolist():
+            assert inside(q)
+        goes_on = ~(step.terminated | step.truncated)
+        observations, running = step.observations[goes_on], running[goes_on]
+        if len(running) == 0:
+            break
 
 
 @pytest.mark.parametrize("name", names())

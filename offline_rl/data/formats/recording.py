@@ -1,0 +1,103 @@
+"""What `real_robot` records: a row for every tick of the control loop.
+
+    q dq current_a [J], channel.<name>   measured: observed, with the names and units of the file
+    sent [J]                             the joints' goals as they left the host: the actions
+    mode episode tick reward code        who moved, in which episode, when; how the reading went
+
+A step is a tick in which a policy or a person moved the robot. Where nobody ever did, as while a
+person guides the limp arm by hand, every tick is one, and its action is where the joints were a
+tick later. An episode is cut where ticks are missing or a reading failed: a step is a period.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from offline_rl.data.containers.raw import Raw
+from offline_rl.data.dataset import NO_REWARDS, as_columns
+from offline_rl.data.formats.common import Bounds, Found, ReadOptions, choose
+from offline_rl.utils.errors import UserError
+
+NAME = "real_robot"
+TAKES = ("observation_keys",)
+
+
+def missed(raw: Raw) -> str | None:
+    """Why `raw` is not of this layout; None where it is."""
+    return None if raw.kind == "recording" else "no recording of a robot"
+
+
+def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+    """Every stretch of consecutive steps as an episode that was cut."""
+    about = raw.attribute("/", "about")
+    if "measured" not in about:
+        raise UserError(f"{raw.where}: an older version's, which does not name what it measured.")
+    measured = {key: raw.get(key) for key in about["measured"]}
+    moved, goals = raw.get("mode") != 0, raw.get("sent")
+    guided = not moved.any()
+    steps = moved | guided
+    read = raw.get("code") == 0
+    seen = [key for key in measured if np.isfinite(measured[key][steps & read]).any()]
+    asked, notes = choose(
+        raw.where, {key: measured[key].shape[1:] for key in measured}, options, seen
+    )
+    whole = (
+        steps & read & np.isfinite(np.concatenate([_flat(measured[k]) for k in asked], 1)).all(1)
+    )
+    if not guided:
+        whole &= np.isfinite(goals).all(1)
+    rows = np.flatnonzero(whole)
+    if len(rows) < 2:
+        raise UserError(f"{raw.where}: no two ticks in which the robot moved and was read.")
+    apart = (np.diff(raw.get("tick")[rows]) != 1) | (np.diff(raw.get("episode")[rows]) != 0)
+    ends = np.append(apart, True)
+    if guided:
+        after = np.where(ends, rows, np.append(rows[1:], rows[-1]))
+        goals = measured["q"][after]
+        notes.append("nothing was sent: actions are where the joints were a tick later")
+    else:
+        goals = goals[rows]
+    rewards = raw.get("reward")[rows]
+    if left := int(steps.sum()) - len(rows):
+        notes.append(f"{left:,} ticks left out, whose reading failed or lacked a number")
+    if not rewards.any():
+        notes.append(NO_REWARDS)
+    low, high = bounds = _limits(about)
+    told = (
+        f"{joint} {a:g} to {b:g} {unit}"
+        for joint, a, b, unit in zip(about["joints"], low, high, about["units"], strict=True)
+    )
+    notes.append(f"actions of -1 and 1 stand for the joints' limits: {', '.join(told)}")
+    columns = {
+        "observations": np.concatenate([_flat(measured[key][rows]) for key in asked], 1),
+        "actions": goals,
+        "rewards": rewards,
+        "terminated": np.zeros(len(rows), bool),
+        "truncated": ends,
+    }
+    numbers = [number for key in asked for number in about["measured"][key]]
+    return Found(
+        "recording",
+        as_columns({key: _single(values) for key, values in columns.items()}),
+        {"actions": "sent", "rewards": "reward"},
+        notes=notes,
+        action_range=bounds,
+        observation_names=tuple(name for name, _ in numbers),
+        observation_units=tuple(unit for _, unit in numbers),
+        action_names=tuple(about["joints"]),
+        action_units=tuple(about["units"]),
+        rate_hz=float(about["rate_hz"]),
+    )
+
+
+def _limits(about: dict) -> Bounds:
+    low, high = np.array(about["position"], np.float64)
+    return low, high
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    return values.reshape(len(values), -1)
+
+
+def _single(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32) if values.dtype.kind == "f" else values

@@ -1,0 +1,110 @@
+"""A robot's recording is a data set: what was measured and what was sent, by name and in units."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from robots_in_memory import spec
+
+from offline_rl.data.convert import convert
+from offline_rl.data.read import read
+from offline_rl.utils.errors import UserError
+from real_robot.control.rings import Ring
+from real_robot.recording.rows import Mode, row_type
+from real_robot.recording.writer import Writer, about_of
+from real_robot.robot import Channel, RobotSpec
+
+ROBOT: RobotSpec = replace(spec(), channels={"puck": Channel((2,), "m")})
+NAMES = ("shoulder.q", "elbow.q", "shoulder.dq", "elbow.dq", "puck.x", "puck.y")
+UNITS = ("rad", "rad", "rad/s", "rad/s", "m", "m")
+
+
+def recorded(path: Path, episodes: list[int], change: Any = lambda row, k: None) -> np.ndarray:
+    """A row for each number, 0 while nobody moves the robot; all the rows."""
+    ring, rng, rows = (
+        Ring.create(path.parent / "ring", row_type(ROBOT), 64),
+        np.random.default_rng(0),
+        [],
+    )
+    writer = Writer(ring, path, about_of(ROBOT, 50.0))
+    for k, episode in enumerate(episodes):
+        row = ring.record
+        row["tick"], row["episode"], row["mode"] = k, episode, Mode.POLICY if episode else 0
+        row["code"], row["current_a"] = 0, np.nan
+        for name in ("q", "dq", "sent", "channel.puck"):
+            row[name] = rng.uniform(-1, 1, 2)
+        change(row, k)
+        rows.append(row.copy())
+        ring.push()
+    writer.close()
+    return np.array(rows)
+
+
+def test_a_recording_is_read_with_names_units_rate_and_its_episodes(tmp_path: Path) -> None:
+    rows = recorded(tmp_path / "a.rec", [0, 0, 1, 1, 1, 0, 2, 2])
+    data = read(tmp_path / "a.rec")
+    moved = rows[[2, 3, 4, 6, 7]]
+    assert data.spec is not None
+    assert (data.spec.observation_names, data.spec.observation_units) == (NAMES, UNITS)
+    assert (data.spec.action_names, data.spec.action_units) == (("shoulder", "elbow"), ("rad",) * 2)
+    assert (data.spec.action_low, data.spec.action_high) == ((-2.0, -2.0), (2.0, 2.0))
+    assert data.spec.rate_hz == 50.0
+    seen = np.concatenate([moved[name] for name in ("q", "dq", "channel.puck")], 1)
+    np.testing.assert_allclose(data.observations[:5], seen, rtol=1e-6)
+    np.testing.assert_allclose(2 * data.actions, moved["sent"], rtol=1e-6)
+    assert data.truncated.tolist() == [False, False, True, False, True]
+    assert "current_a" in " ".join(data.notes)
+
+
+@pytest.mark.parametrize(("form", "name"), [("lerobot", "folder"), ("d4rl", "file.hdf5")])
+def test_a_recording_is_converted_and_read_again_as_the_same(
+    tmp_path: Path, form: Any, name: str
+) -> None:
+    recorded(tmp_path / "a.rec", [0, 1, 1, 1, 2, 2])
+    told = convert(tmp_path / "a.rec", tmp_path / name, format=form)
+    assert "5 rows, 2 episodes" in told
+    assert "shoulder -2 to 2 rad" in told
+    data, again = read(tmp_path / "a.rec"), read(tmp_path / name)
+    np.testing.assert_array_equal(again.observations[:5], data.observations[:5])
+    np.testing.assert_array_equal(again.actions, data.actions)
+    np.testing.assert_array_equal(again.truncated, data.truncated)
+    if form == "lerobot":
+        assert again.spec is not None
+        assert again.spec.observation_names == NAMES
+        assert (again.spec.action_names, again.spec.rate_hz) == (("shoulder", "elbow"), 50.0)
+
+
+def test_an_episode_is_cut_where_a_tick_is_missing_or_a_reading_failed(tmp_path: Path) -> None:
+    def change(row: Any, k: int) -> None:
+        row["tick"] = k + (k > 2)
+        row["code"] = k == 6
+
+    recorded(tmp_path / "a.rec", [1] * 9, change)
+    data = read(tmp_path / "a.rec")
+    assert data.episode_lengths().tolist() == [3, 3, 2]
+    assert "1 ticks left out" in " ".join(data.notes)
+
+
+def test_where_a_person_guided_the_arm_actions_are_where_it_came_to(tmp_path: Path) -> None:
+    def change(row: Any, k: int) -> None:
+        row["sent"] = np.nan
+
+    rows = recorded(tmp_path / "a.rec", [0] * 4, change)
+    data = read(tmp_path / "a.rec")
+    np.testing.assert_allclose(2 * data.actions, rows["q"][[1, 2, 3, 3]], rtol=1e-6)
+
+
+def test_a_recording_in_which_nothing_moved_is_refused_and_a_cut_one_is_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.rec"
+    recorded(path, [1])
+    with pytest.raises(UserError, match="no two ticks"):
+        read(path)
+    path.unlink()
+    recorded(path, [1, 1, 1])
+    with path.open("ab") as file:
+        file.write(b"PIECE")
+    assert "damaged or unfinished" in " ".join(read(path).notes)
