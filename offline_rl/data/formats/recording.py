@@ -15,7 +15,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
-from offline_rl.data.formats.common import Bounds, Found, ReadOptions, choose
+from offline_rl.data.formats.common import Found, ReadOptions, choose
 from offline_rl.utils.errors import UserError
 
 NAME = "real_robot"
@@ -62,7 +62,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         notes.append(f"{left:,} ticks left out, whose reading failed or lacked a number")
     if not rewards.any():
         notes.append(NO_REWARDS)
-    low, high = bounds = _limits(about)
+    low, high = np.array(about["position"], np.float64)
     told = (
         f"{joint} {a:g} to {b:g} {unit}"
         for joint, a, b, unit in zip(about["joints"], low, high, about["units"], strict=True)
@@ -81,18 +81,13 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         as_columns({key: _single(values) for key, values in columns.items()}),
         {"actions": "sent", "rewards": "reward"},
         notes=notes,
-        action_range=bounds,
+        action_range=(low, high),
         observation_names=tuple(name for name, _ in numbers),
         observation_units=tuple(unit for _, unit in numbers),
         action_names=tuple(about["joints"]),
         action_units=tuple(about["units"]),
         rate_hz=float(about["rate_hz"]),
     )
-
-
-def _limits(about: dict) -> Bounds:
-    low, high = np.array(about["position"], np.float64)
-    return low, high
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
