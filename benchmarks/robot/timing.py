@@ -206,6 +206,7 @@ def _untrained(kind: str, path: Path) -> Path:
     torch.manual_seed(0)
     joints = spec().joints
     names = tuple(f"{joint}.{what}" for what in ("q", "dq") for joint in joints)
+    units = tuple(unit for unit in ("rad", "rad/s") for _ in joints)
     sizes: dict[str, Any] = {}
     if kind == "perceptron":
         actor: Any = DeterministicActor(len(names), len(joints), [256, 256])
@@ -222,12 +223,13 @@ def _untrained(kind: str, path: Path) -> Path:
         )
         sizes = {"horizon": HORIZON}
     told = Spec(
-        (Channel("observation", (len(names),), names=names),),
+        (Channel("observation", (len(names),), names=names, units=units),),
         len(joints),
         action_low=(-0.005,) * len(joints),
         action_high=(0.005,) * len(joints),
         rate_hz=RATE_HZ,
         action_names=joints,
+        action_units=("rad",),
         **sizes,
     )
     weights = {key: value.numpy() for key, value in actor.state_dict().items()}
