@@ -31,10 +31,11 @@ def page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(rows: Sequence[Found], columns: Mapping[str, Callable[[Any], str]]) -> str:
-    return table(
-        list(columns), [[cell(row) for cell in columns.values()] for row in rows], markdown=True
-    )
+def _table(
+    rows: Sequence[Found], columns: Mapping[str, Callable[[Any], str]], *, left: int = 1
+) -> str:
+    body = [[cell(row) for cell in columns.values()] for row in rows]
+    return table(list(columns), body, markdown=True, left=left)
 
 
 def _ms(value: float | None) -> str:
@@ -88,7 +89,7 @@ def _faults(found: Found) -> str:
     parts = [FAULTS]
     for where, title in (("clock", CLOCK), ("processes", PROCESSES)):
         if rows := found.get(where):
-            parts += [title, _table(rows, columns)]
+            parts += [title, _table(rows, columns, left=3)]
             others = [f"row {r['row']}, {r['fault']}: {', '.join(r['others'])}" for r in rows]
             told = [other for other, row in zip(others, rows, strict=True) if row["others"]]
             if told:
@@ -144,10 +145,10 @@ def _timing(found: Found) -> str:
     return "\n\n".join(
         [
             TIMING.format(seconds=found["seconds"], granted=granted),
-            _table(found["rows"], loops),
+            _table(found["rows"], loops, left=2),
             "One decision, batch 1, one thread, in turns; the chunk policies' network is a U-Net "
             "of 64, 128 and 256 channels.",
-            _table(found["latency"], decisions),
+            _table(found["latency"], decisions, left=2),
             f"The loop at {beside['rate_hz']:g} Hz with the one-step policy in a process beside "
             f"it, by ONNX: {beside['decisions_a_second']} decisions a second; period error p50 "
             f"{p50:.0f}, p99 {p99:.0f}, max {most:.0f} µs; tick p50 "

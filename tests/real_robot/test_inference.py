@@ -6,15 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from desk_bundle import write_desk_bundle
 from robots_in_memory import spec as robot_spec
 
-from policies import Channel, Spec
+from policies import Bundle, Channel, Normaliser, Spec, load
+from policies.bundle import write
+from policies.heads.seeing import Seeing
 from real_robot.control.inference import Inference
+from real_robot.control.observing import goals, observer
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.recording.rows import row_type
 from real_robot.robot import Channel as RobotChannel
 from real_robot.robot import Code
+from real_robot.robots.config import describe
 from real_robot.safety.states import State
 
 PERIOD_NS = 50_000_000  # of a policy at 20 Hz
@@ -143,3 +148,39 @@ def test_a_policy_is_asked_where_its_plan_is_of_use_and_nowhere_else(tmp_path, s
         ticks.record["state"] = state
         ticks.push()
         assert inference.look(10**9) == (state in used), state
+
+
+def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
+    """A last layer of 0.5 and a scale of 0.2 add 0.2 tanh(0.5) to what the base answers."""
+    base = load(write_desk_bundle(tmp_path / "base.bundle"))
+    joints, here = base.spec.action_dim, describe("desk").spec
+    seen = (*base.spec.channels, Channel("base_action", (joints,)))
+    actor = Seeing(
+        {channel.name: channel.shape for channel in seen},
+        "ResidualActor",
+        {"actions": joints, "hidden": [8], "scale": 0.2},
+        {},
+    )
+    weights = {name: value.numpy() for name, value in actor.state_dict().items()}
+    weights |= {name: np.full_like(x, 0.5) for name, x in weights.items() if "biases.1" in name}
+    same = {channel.name: Normaliser.identity(channel.shape) for channel in seen}
+    spec = replace(base.spec, channels=seen)
+    whole = Bundle(spec, "Seeing", actor.arguments, weights, same, base=base.bundle)
+    write(tmp_path / "whole.bundle", whole)
+    policy = load(tmp_path / "whole.bundle")
+    ticks = Ring.create(tmp_path / "ticks", row_type(here), 8)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(1, joints), 8)
+    inference = Inference(policy, here, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference.warm_up()
+    to_goals, to_seen = goals(base.spec, here), observer(base.spec, here)
+    reader = Reader(chunks, from_start=True)
+    for k in range(3):
+        row = ticks.record
+        row["state"], row["episode"] = State.RUNNING, 1
+        row["q"] = 0.1 * k
+        expected = base.act(to_seen(row))[0] + 0.2 * np.tanh(0.5)
+        ticks.push()
+        assert inference.look(10**9 + k * PERIOD_NS)
+        assert reader.following()
+        found = chunk_of(reader.record).actions
+        np.testing.assert_allclose(found, to_goals(np.clip(expected, -1, 1)), atol=1e-5)
