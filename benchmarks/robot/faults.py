@@ -27,7 +27,7 @@ class Options:
     """What `faults` takes."""
 
     repeats: int = 50  # of each fault
-    rows: list = field(default_factory=list)  # by number; default: all
+    rows: list = field(default_factory=list)  # by number or fault; default: all
     on: Literal["both", "clock", "processes"] = "both"
 
 
@@ -42,7 +42,9 @@ def measure(options: Options) -> dict[str, Any]:
     ):
         before = {row["fault"]: row for row in old.get(where, [])}
         for row in rows:
-            if options.on in ("both", where) and (not wanted or row.number in wanted):
+            if options.on in ("both", where) and (
+                not wanted or {row.number, row.fault} & {*wanted}
+            ):
                 with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
                     before[row.fault] = run(row, options.repeats, Path(folder))
                 print(before[row.fault], file=sys.stderr, flush=True)
