@@ -1,10 +1,12 @@
 """What is acted in: environments, tasks, dataset cards and the normalisation of scores."""
 
 from envs.cards import Card, CardError, Reference, UnknownName, card, cards
+from envs.faults import Broken
 from envs.tasks import Task, make, make_vector, names, register, task
 from envs.vector import Step, VectorEnv
 
 __all__ = [
+    "Broken",
     "Card",
     "CardError",
     "Reference",

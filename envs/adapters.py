@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 
+from envs.faults import Broken, line, told
 from envs.vector import Step, Threads, VectorEnv
 
 
@@ -97,6 +98,10 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # infos: did it reach its goal
+ANSWERS = {  # by Gymnasium's interface
+    "reset": "observation, info",
+    "step": "observation, reward, terminated, truncated, info",
+}
 HANDED_ON = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
 
 
@@ -104,7 +109,8 @@ class LoopVectorEnv(VectorEnv):
     """Any Gymnasium environments with actions in [-1, 1], stepped one after the other.
 
     num_threads: or on so many threads, where the environments share nothing; worth it where they
-    spend their time outside Python's lock, as MuJoCo's do.
+    spend their time outside Python's lock, as MuJoCo's do. name: what errors call them.
+    `reset` and `step` raise Broken, naming the user's line, for whatever one of them raises.
     """
 
     def __init__(
@@ -114,8 +120,10 @@ class LoopVectorEnv(VectorEnv):
         max_steps: int,
         *,
         num_threads: int = 1,
+        name: str = "the environment",
     ) -> None:
         super().__init__(num_envs)
+        self.name = name
         self._threads = Threads(min(num_threads, num_envs))
         self.max_episode_steps = max_steps
         self._envs = [make() for _ in range(num_envs)]
@@ -137,7 +145,44 @@ class LoopVectorEnv(VectorEnv):
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         pairs = zip(seeds, indices, strict=True)
-        return self._side_by_side([self._envs[index].reset(seed=seed)[0] for seed, index in pairs])
+        return self._side_by_side(
+            [self._asked("reset", index, seed=seed)[0] for seed, index in pairs]
+        )
+
+    def _asked(self, what: str, index: int, *given: Any, **how: Any) -> tuple[Any, ...]:
+        """What one environment answers."""
+        try:
+            answer = getattr(self._envs[index], what)(*given, **how)
+        except Exception as error:
+            hint = "" if line(error) else f"; {what} answers {ANSWERS[what]}"
+            raise Broken(f"{self.name}: {what} broke: {told(error)}{hint}") from error
+        return tuple(answer)
+
+    def attempt(self) -> None:
+        """An episode's beginning in the first one. Raises Broken for what none may answer."""
+        first = np.arange(1)
+        shapes = self.observation_shape
+        try:
+            seen = self.reset([0], first)
+            step = self.step(np.zeros((1, self.action_dim)), first)
+        except Broken:
+            raise
+        except Exception as error:  # of answers that are no numbers, or lack a member
+            raise Broken(f"{self.name}: {told(error)}; it answers other than its spaces") from error
+        for what, observations in (("reset", seen), ("step", step.observations)):
+            parts = [(observations, shapes)]
+            if isinstance(shapes, Mapping):
+                parts = [(observations[name], shape) for name, shape in shapes.items()]
+            for found, shape in parts:
+                if found.shape[1:] != tuple(shape):
+                    raise Broken(
+                        f"{self.name}: {what} answers an observation of shape {found.shape[1:]}, "
+                        f"its observation_space has {tuple(shape)}"
+                    )
+                if not np.isfinite(found).all():
+                    raise Broken(f"{self.name}: {what} answers an observation that is no number")
+        if not np.isfinite(step.rewards).all():
+            raise Broken(f"{self.name}: step answers a reward that is no number")
 
     def _side_by_side(self, observations: Sequence[Any]) -> Any:
         """B observations as one."""
@@ -160,7 +205,7 @@ class LoopVectorEnv(VectorEnv):
 
     def _step_some(self, actions: np.ndarray, indices: np.ndarray) -> list[tuple[Any, ...]]:
         pairs = zip(actions, indices, strict=True)
-        return [self._envs[index].step(action) for action, index in pairs]
+        return [self._asked("step", index, action) for action, index in pairs]
 
     def render(self, index: int = 0) -> np.ndarray:
         picture = self._envs[index].render()
@@ -185,28 +230,66 @@ def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
     return space.low.astype(np.float64), space.high.astype(np.float64)
 
 
-def unit_box(env: gymnasium.Env) -> gymnasium.Env:
+def unit_box(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
     """`env` with its actions mapped affinely from [-1, 1], by Gymnasium's RescaleAction.
 
-    Raises ValueError if its actions are no bounded vector, or its observations neither a Box nor a
-    Dict of Boxes: the channels.
+    name: what errors call it, if not by its id. Raises ValueError if its actions are no bounded
+    vector, or its observations neither a Box nor a Dict of Boxes: the channels.
     """
-    name = env.spec.id if env.spec else type(env).__name__
+    name = name or (env.spec.id if env.spec else type(env).__name__)
     actions, observations = env.action_space, env.observation_space
     if not isinstance(actions, Box) or len(actions.shape) != 1 or actions.dtype.kind != "f":
-        raise ValueError(f"{name} has actions {actions}; a vector of real numbers (Box) is needed.")
+        remedy = ": flatten them" if isinstance(actions, Box) and len(actions.shape) > 1 else ""
+        raise ValueError(
+            f"{name} has actions {actions}; a vector of real numbers (Box) is needed{remedy}."
+        )
     if not actions.is_bounded():
         raise ValueError(f"{name} has actions without bounds, {actions}: wrap them to [-1, 1].")
+    if not (actions.low < actions.high).all():
+        k = int((actions.low >= actions.high).argmax())
+        raise ValueError(
+            f"{name} has an action {k} between {actions.low[k]:g} and {actions.high[k]:g}: what "
+            "cannot vary is no action; leave it out of action_space, or widen it."
+        )
     if isinstance(observations, Dict):
         for channel, part in observations.items():
             if (problem := unfit(channel, part)) is not None:
-                raise ValueError(f"{name} observes {channel}: {part}; {problem}: wrap it.")
+                raise ValueError(
+                    f"{name} observes {channel}: {part}; {problem}: wrap it, or choose others, "
+                    "observation_keys=[…]."
+                )
     elif not isinstance(observations, Box):
         raise ValueError(f"{name} has observations {observations}; a Box is needed: wrap it.")
     if (actions.low == -1).all() and (actions.high == 1).all():
         return env
     one = np.ones(actions.shape, actions.dtype)
     return gymnasium.wrappers.RescaleAction(env, -one, one)
+
+
+def part_of(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env:
+    """`env`, of whose Dict these members are seen: vectors side by side as one, in this order.
+
+    Where a picture is among them, as channels by name. Raises ValueError for one that is not there.
+    """
+    space = env.observation_space
+    if not keys or not isinstance(space, Dict):
+        return env
+    for key in keys:
+        if key not in space.spaces:
+            raise ValueError(f"{name} observes {', '.join(space)}; there is no {key!r}.")
+    parts = [space[key] for key in keys]
+    boxes = [part for part in parts if isinstance(part, Box) and len(part.shape) < 3]
+    if len(boxes) < len(parts):
+        return gymnasium.wrappers.FilterObservation(env, keys)
+    low, high = (
+        np.concatenate([np.ravel(getattr(box, end)) for box in boxes]).astype(np.float32)
+        for end in ("low", "high")
+    )
+
+    def side_by_side(seen: Mapping[str, Any]) -> np.ndarray:
+        return np.concatenate([np.ravel(seen[key]) for key in keys]).astype(np.float32)
+
+    return gymnasium.wrappers.TransformObservation(env, side_by_side, Box(low, high))
 
 
 def unfit(channel: str, part: Space) -> str | None:

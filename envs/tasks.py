@@ -3,10 +3,11 @@
 import importlib
 import pkgutil
 import sys
-import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs import suites
-from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, unit_box
+from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, part_of, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
+from envs.faults import told
 from envs.vector import VectorEnv
 
 NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # the ENVS of every file in envs/suites
@@ -40,6 +42,18 @@ class Task:
     card: Card | None = None
     reference: Reference | None = None
     max_episode_steps: int | None = None
+    observation_keys: tuple[str, ...] = ()  # what is seen of a Dict; empty: all of it
+
+    def adapted(
+        self, max_episode_steps: int | None, observation_keys: Sequence[str] | None
+    ) -> "Task":
+        """An `env:` task with that time limit, its Dict seen in part; others are as they are."""
+        if self.env_id is None or not self.env_id.startswith("env:"):
+            return self
+        steps = max_episode_steps or self.max_episode_steps
+        return replace(
+            self, max_episode_steps=steps, observation_keys=tuple(observation_keys or ())
+        )
 
     def score(self, returns: np.ndarray | list[float] | float) -> np.ndarray:
         """The field's normalised score, 100 (R - min) / (max - min), of undiscounted returns."""
@@ -110,7 +124,8 @@ def make(
 
     kwargs: of the constructor of a Gymnasium environment; our own take none.
     """
-    env_id = _simulated(task_or_name)
+    found = _simulated(task_or_name)
+    env_id = str(found.env_id)
     if env_id in NATIVE:
         return SingleEnv(NATIVE[env_id](1, **kwargs), render_mode=render_mode)
     if env_id.startswith("d4rl:"):
@@ -119,10 +134,8 @@ def make(
     if env_id in _registered:
         own = _registered[env_id]
         return gymnasium.wrappers.TimeLimit(unit_box(own.make(**kwargs)), own.max_episode_steps)
-    try:
-        return unit_box(gymnasium.make(_gymnasium_spec(env_id), **kwargs))
-    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
-        raise ValueError(f"{env_id} needs a package that is not installed: {error}.") from error
+    env = _built(env_id, _gymnasium_spec(env_id), found.max_episode_steps, **kwargs)
+    return unit_box(part_of(env, found.observation_keys, env_id), env_id)
 
 
 def make_vector(task_or_name: Task | str, num_envs: int, *, num_threads: int = 1) -> VectorEnv:
@@ -130,20 +143,24 @@ def make_vector(task_or_name: Task | str, num_envs: int, *, num_threads: int = 1
 
     num_threads: of the MuJoCo environments of our own; it never changes a result.
     """
-    env_id = _simulated(task_or_name)
+    found = _simulated(task_or_name)
+    env_id = str(found.env_id)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
-    steps = task(env_id).max_episode_steps
-    if steps is None:
+    vector = LoopVectorEnv(
+        lambda: make(found), num_envs, found.max_episode_steps or 0, name=found.name
+    )
+    if found.max_episode_steps is None:
+        vector.close()
         raise ValueError(
-            f"{env_id} has no time limit, so that an evaluation might never end: "
-            "give it one with envs.register(name, make, max_episode_steps=...)."
+            f"{env_id} has no time limit, so that an evaluation might never end: give it one, "
+            "max_episode_steps=<steps>, here or as an attribute of its class."
         )
-    return LoopVectorEnv(lambda: make(env_id), num_envs, steps)
+    return vector
 
 
-def _simulated(task_or_name: Task | str) -> str:
-    """The env_id. Raises ValueError if the task has none."""
+def _simulated(task_or_name: Task | str) -> Task:
+    """The task. Raises ValueError if it has no environment."""
     found = task(task_or_name) if isinstance(task_or_name, str) else task_or_name
     if found.env_id is None:
         what = "has data but no environment yet" if found.card else "has no environment"
@@ -151,7 +168,26 @@ def _simulated(task_or_name: Task | str) -> str:
             f"task '{found.name}' {what}: train without evaluation (task=none with dataset=...), "
             "or evaluate in a Gymnasium environment (task=env:<id>)."
         )
-    return found.env_id
+    return found
+
+
+def _built(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnasium.Env:
+    """By Gymnasium. Raises ValueError, whatever a constructor raises."""
+    if "mujoco" in str(spec.entry_point) and find_spec("mujoco"):
+        # which else leaves MUJOCO_LOG.TXT in the working folder for a model's old attribute
+        importlib.import_module("mujoco").set_mju_user_warning(warnings.warn)
+    try:
+        return gymnasium.make(spec, steps, **kwargs)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        raise ValueError(f"{name} needs a package that is not installed: {error}.") from error
+    except Exception as error:
+        why = error.__cause__ if isinstance(error.__cause__, TypeError) else error
+        remedy = ""
+        if isinstance(why, TypeError) and "render_mode" in kwargs:
+            remedy = "; to be drawn, its __init__ takes render_mode=None and keeps it"
+        elif isinstance(why, TypeError):
+            remedy = "; it is made without arguments, so each needs a default"
+        raise ValueError(f"{name} cannot be made: {told(why)}{remedy}.") from error
 
 
 def _packaged(name: str) -> Task:
@@ -183,6 +219,8 @@ def _gymnasium_spec(name: str) -> Any:
         own = _imported(module) if module else None
         kind = getattr(own, env_id, None)
         if isinstance(kind, type) and env_id not in gymnasium.registry:
+            if not issubclass(kind, gymnasium.Env):
+                raise ValueError(f"{name} is no environment: let the class inherit gymnasium.Env.")
             steps = getattr(kind, "max_episode_steps", None)
             return EnvSpec(env_id, partial(kind), max_episode_steps=steps)
         return gymnasium.spec(env_id)
@@ -190,7 +228,16 @@ def _gymnasium_spec(name: str) -> Any:
         raise ValueError(f"{name}: {error}; install the package that registers it.") from error
     except gymnasium.error.Error as error:
         remedy = "One that registers its own is named first: env:<module or file>:<id>."
+        if own is not None:
+            classes = [k for k, v in vars(own).items() if _is_own(v, own)]
+            remedy = f"{module} has {', '.join(classes) or 'no class of gymnasium.Env'}."
         raise UnknownName("environment", env_id, gymnasium.registry, remedy=remedy) from error
+
+
+def _is_own(value: object, module: ModuleType) -> bool:
+    """Whether it is an environment that `module` defines."""
+    kind = isinstance(value, type) and issubclass(value, gymnasium.Env)
+    return kind and getattr(value, "__module__", None) == module.__name__
 
 
 def _imported(name: str) -> ModuleType:
@@ -207,13 +254,10 @@ def _imported(name: str) -> ModuleType:
         found = importlib.import_module(module)
     except ModuleNotFoundError:
         raise
+    except SyntaxError as error:  # of which no line was run
+        raise ValueError(f"{error.filename}: SyntaxError: {error}.") from error
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((f for f in reversed(frames) if f.filename == str(path)), frames[-1])
-        where = f"{last.filename}, line {last.lineno}"
-        if isinstance(error, SyntaxError):  # of which no line was run
-            where = str(error.filename)
-        raise ValueError(f"{where}: {type(error).__name__}: {error}.") from error
+        raise ValueError(f"{told(error)}.") from error
     if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
         raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")
     return found

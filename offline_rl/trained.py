@@ -102,13 +102,16 @@ class Trained:
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
 
-        In rewards as they are learnt from: `transform` says how raw ones were scaled. Raises
-        UserError where nothing of the kind is learnt, ValueError for other shapes.
+        Of one observation and one action, [E]. In rewards as they are learnt from: `transform` says
+        how raw ones were scaled. Raises UserError where nothing of the kind is learnt, ValueError
+        for other shapes.
         """
         if "critic" not in self.parameters:
             raise UserError(f"{self.config['algorithm']} learns no values of actions")
         s, a = np.asarray(observations), np.asarray(actions, np.float32)
         spec = self.algorithm.spec
+        single = s.shape == spec.observation_shape and a.ndim == 1
+        s, a = (s[None], a[None]) if single else (s, a)
         if s.shape != (len(s), *spec.observation_shape) or a.shape != (len(s), spec.action_dim):
             raise ValueError(
                 f"observations {list(s.shape)} and actions {list(a.shape)}: expected "
@@ -119,15 +122,20 @@ class Trained:
             values: Tensor = critic(
                 torch.from_numpy(self.transform.normaliser(s)), torch.from_numpy(a)
             )
-        return values.numpy()
+        return values[:, 0].numpy() if single else values.numpy()
 
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
-        name = task or self.config["task"]
+        if episodes < 1:
+            raise UserError(f"episodes={episodes}: at least 1 is needed")
         try:
-            env = envs.make_vector(name, episodes, num_threads=min(cores(), 8))
+            found = envs.task(task or self.config["task"])
+            if found.name == self.config["task"]:
+                known = (self.config.get(k) for k in ("max_episode_steps", "observation_keys"))
+                found = found.adapted(*known)
+            env = envs.make_vector(found, episodes, num_threads=min(cores(), 8))
+            played = play(self.policy, env)
         except ValueError as error:
             raise UserError(str(error)) from None
-        played = play(self.policy, env)
         env.close()
         return played

@@ -59,6 +59,12 @@ class BundlePolicy:
         """Of the one vector that it sees."""
         return self.bundle.normalisers[self.spec.vectors[0].name]
 
+    def __repr__(self) -> str:
+        told = self.bundle.provenance
+        learnt = f" of {told['algorithm']} on {told['task']}" if "algorithm" in told else ""
+        seen = ", ".join(f"{c.name} {list(c.shape)}" for c in self.spec.channels)
+        return f"<{self.bundle.kind}{learnt}: {seen} -> {self.spec.action_dim} actions>"
+
     @property
     def noise_shape(self) -> tuple[int, ...]:
         """Of the standard normal numbers that one decision takes; () for none."""

@@ -6,6 +6,7 @@ eval "$(offline-rl --completion zsh)"         in ~/.zshrc, after compinit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -40,8 +41,12 @@ def candidates(line: str, verbs: Mapping[str, EntryPoint]) -> list[str]:
         return [verb for verb in sorted(verbs) if verb.startswith(last)]
     if words[0] not in verbs:
         return []
+    command = verbs[words[0]].load()
+    actions = re.findall(rf"offline-rl {words[0]} (\w+)(?= |$)", command.__doc__ or "", re.M)
+    if actions and len(words) == 1:  # as `data check`; its page tells them
+        return sorted(action for action in actions if action.startswith(last))
     key, given, start = last.partition("=")
-    found = keys(getattr(verbs[words[0]].load(), "options", {}), words, last)
+    found = keys(getattr(command, "options", {}), words, last)
     if not given:
         return sorted(f"{name}=" for name in found if name.startswith(last))
     return [value for value in values(key, found.get(key, "")) if value.startswith(start)]
@@ -67,6 +72,12 @@ def values(key: str, kind: str) -> list[str]:
     """What a key takes, where that can be counted."""
     if key == "algorithm":
         return methods()
+    if key == "task":
+        from envs import names
+
+        return names()
+    if key == "device":
+        return ["auto", "cpu", "cuda"]
     if key in GROUPS:
         return sorted(group(key))
     if kind == "true or false":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.options import coerce, overrides, plain_values, unknown
+from offline_rl.utils.options import coerce, overrides, plain_values, spelt, unknown
 from offline_rl.utils.paths import config, group
 from offline_rl.utils.trees import flatten
 
@@ -43,7 +43,10 @@ def compose(arguments: Sequence[str]) -> Command:
             raise UserError(unknown("flag", word, FLAGS))
         else:
             typed.append(word)
-    return Command([with_experiment(job) for job in sweep(typed, multirun)], shown)
+    jobs = [with_experiment(job) for job in sweep(typed, multirun)]
+    for job in jobs:
+        refuse_lists(job)
+    return Command(jobs, shown)
 
 
 def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
@@ -70,6 +73,27 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
         if isinstance(job.get("seeds"), int) and any(o.key_or_group == "seeds" for o in several):
             job["seeds"] = [job["seeds"]]
     return jobs
+
+
+def refuse_lists(job: Mapping[str, Any]) -> None:
+    """Raises UserError where a list is given for what takes none: -m runs each of its values."""
+    from offline_rl.algorithms.common.registry import algorithm_class
+    from offline_rl.training.resolve import kinds_of
+
+    several = {k: v for k, v in job.items() if isinstance(v, list) and len(v) > 1}
+    if not several:
+        return
+    try:
+        kinds = kinds_of(algorithm_class(str(job.get("algorithm"))))
+    except UserError:  # which `train` will tell
+        return
+    for key, value in several.items():
+        if kinds.get(key, float) is not float:  # of which a list makes runs side by side
+            try:
+                coerce(value, kinds[key], key)
+            except UserError as error:
+                each = ",".join(map(spelt, value))
+                raise UserError(f"{error}; for a run of each: -m '{key}={each}'") from None
 
 
 class Groups:

@@ -6,17 +6,18 @@ Nothing heavy is imported before a verb is known and its arguments are not `--he
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
+from offline_rl.cli.display import unread_allowed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
-TEXT = ("data", "evaluate", "report")  # the verbs whose output may be left unread
+OF_A_RUN = ("distill", "evaluate", "export", "finetune", "play")
 
 
 def verbs() -> dict[str, EntryPoint]:
@@ -45,6 +46,13 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done; 2 the user's mistake; 130 interrupted, resumable; 1 ours (traceback)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    watched = arguments[:1] == ["robot"]  # none moves whom nobody sees
+    with nullcontext() if watched else unread_allowed():
+        return run(arguments)
+
+
+def run(arguments: list[str]) -> int:
+    """As `main`."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -81,17 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError(
                     f"{verb} takes no {word}: its keys are key=value; see {verb} --help"
                 )
+            if verb in OF_A_RUN and "=" not in word and not word.startswith("-"):
+                raise UserError(f"{verb} {word}: its keys are key=value; did you mean run={word}?")
         with interruptible():
             command(rest)
             sys.stdout.flush()
     except UserError as error:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        if verb not in TEXT:
-            raise
-        # whoever read it has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("offline-rl: interrupted; the same command continues", file=sys.stderr)
         return 130

@@ -23,6 +23,7 @@ import numpy as np
 
 from offline_rl.data.faults import FLAGS, faults
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import ActionRange
 from policies import channels
 from policies.channels import Observations
 from policies.spec import Spec
@@ -75,10 +76,14 @@ class Dataset:
         observations: Observations,
         actions: np.ndarray,
         rewards: np.ndarray,
-        terminated: np.ndarray,
+        terminated: np.ndarray | None = None,
         truncated: np.ndarray | None = None,
         next_observations: Observations | None = None,
         *,
+        terminals: np.ndarray | None = None,
+        timeouts: np.ndarray | None = None,
+        action_scale: float | None = None,
+        action_range: ActionRange | None = None,
         final_observations: Observations | None = None,
         extras: Mapping[str, np.ndarray] | None = None,
         spec: Spec | None = None,
@@ -93,12 +98,16 @@ class Dataset:
         one vector; then pictures are uint8, [N, H, W, C].  actions: [N, A] in [-1, 1].
         rewards, terminated, truncated: [N] or [N, 1].  final_observations: [episodes, *obs], the
         observation after each episode's last row, where next_observations would repeat the rest.
+        terminals, timeouts: D4RL's words for terminated and truncated.  action_scale, action_range:
+        where actions are in other units, as for `read`; the spec says so, where none is given.
         spec: what the numbers are called and measured in; bundles that are learnt here say it.
         keys: what errors call the arrays, if not as here.
         A last row without a flag counts as truncated. Where neither next nor final observations
         are given, a truncated row's successor is unknown and the row is no usable transition.
         Raises UserError on the first thing wrong.
         """
+        terminated = _one_of("terminated", terminated, "terminals", terminals)
+        truncated = _one_of("truncated", truncated, "timeouts", timeouts)
         given = {
             "observations": observations,
             "actions": actions,
@@ -114,8 +123,17 @@ class Dataset:
             if given[word] is None:
                 raise UserError(f"{where}: {word} is None; an array is expected")
         c = as_columns(channels.flat({k: v for k, v in given.items() if v is not None}))
+        bounds = None
+        if action_scale is not None or action_range is not None:
+            from offline_rl.data.read import in_range
+
+            c, bounds = in_range(where, c, action_scale, action_range)
         for sentence in faults(c, where, keys):
             raise UserError(sentence)
+        if bounds is not None and spec is None:
+            shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
+            low, high = (tuple(np.broadcast_to(b, count).astype(float).tolist()) for b in bounds)
+            spec = Spec(shape, count, action_low=low, action_high=high)
 
         ended = c["terminated"].astype(bool)
         cut = c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(ended)
@@ -308,6 +326,13 @@ class Dataset:
             action_min=float(self.actions.min()),
             action_max=float(self.actions.max()),
         )
+
+
+def _one_of(word: str, array: Any, alias: str, other: Any) -> Any:
+    """What is given under either name. Raises UserError where it is under both."""
+    if array is not None and other is not None:
+        raise UserError(f"{word}= and {alias}= are one; give one of them.")
+    return other if array is None else array
 
 
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

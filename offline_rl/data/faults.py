@@ -93,7 +93,9 @@ def _shape(word: str, array: np.ndarray) -> str | None:
     if word in SCALARS and array.ndim != 1:
         return f"has shape {shape}; one number a step, [N], is expected."
     if word == "actions" and array.ndim != 2:
-        return f"have shape {shape}; [N, A] is expected. Flatten each step's action to a vector."
+        remedy = "Flatten each step's action to a vector."
+        remedy = "Give each step a vector of one: reshape(-1, 1)." if array.ndim == 1 else remedy
+        return f"have shape {shape}; [N, A] is expected. {remedy}"
     if word.partition("/")[0].endswith("observations") and array.ndim < 2:
         return f"have shape {shape}; [N, O] is expected. Give each step a vector, however short."
     if 0 in shape[1:]:

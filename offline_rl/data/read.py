@@ -14,6 +14,7 @@ from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import ActionRange
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
@@ -161,6 +162,16 @@ def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
     if (low != -1).any() or (high != 1).any():
         columns["actions"] = (2 * (actions - low) / (high - low) - 1).astype(np.float32)
     return columns
+
+
+def in_range(
+    where: str, columns: Columns, action_scale: float | None, action_range: ActionRange | None
+) -> tuple[Columns, Bounds | None]:
+    """Columns of no file with their actions in [-1, 1], and what -1 and 1 stand for."""
+    options = ReadOptions(action_scale=action_scale, action_range=action_range)
+    check_options(options)
+    found = Found("arrays", columns, {})
+    return scaled(where, found, options), limits(where, found, options)
 
 
 def own_range(actions: np.ndarray) -> Bounds:

@@ -34,14 +34,14 @@ def evaluate(**keys: Any) -> str:
     options = build(EvaluateOptions, keys)
     paths = bundles(Path(options.run))
     try:
-        task = envs.task(options.task or trained_on(paths))
+        task = task_of(options.task, paths)
         env = envs.make_vector(task, options.episodes, num_threads=min(cores(), 8))
         target = options.target_return
         given = {} if target is None else {"target_return": target}
         loaded = {path: load(path, task, env, given) for path in paths}
+        played = {path: play(policy, env) for path, policy in loaded.items()}
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
-    played = {path: play(policy, env) for path, policy in loaded.items()}
     env.close()
     return as_json(task, played) if options.json else as_text(task, played)
 
@@ -56,6 +56,15 @@ def bundles(run: Path) -> list[Path]:
         what = "has no policy.bundle, nor has a seed in it" if run.is_dir() else "does not exist"
         raise UserError(f"run={run} {what}: expected a bundle or the folder of a finished run")
     return found
+
+
+def task_of(name: str | None, paths: Sequence[Path]) -> Task:
+    """The task to play, as the bundles' runs had it. name: default, what they learnt from."""
+    known = bundle.read(paths[0]).provenance
+    task = envs.task(name or trained_on(paths))
+    if task.name != known.get("task"):
+        return task
+    return task.adapted(known.get("max_episode_steps"), known.get("observation_keys"))
 
 
 def trained_on(paths: Sequence[Path]) -> str:

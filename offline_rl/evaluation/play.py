@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import envs
-from offline_rl.evaluation.evaluate import bundles, load, trained_on
+from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.optional import needed
@@ -49,7 +49,7 @@ def play(**keys: Any) -> list[str]:
             if find_library(library):
                 os.environ.setdefault("MUJOCO_GL", name)
     try:
-        task = envs.task(options.task or trained_on([bundle]))
+        task = task_of(options.task, [bundle])
         vector = envs.make_vector(task, 1)
         given = {} if options.target_return is None else {"target_return": options.target_return}
         policy = load(bundle, task, vector, given)

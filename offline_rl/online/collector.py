@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs import VectorEnv
+from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import Online
@@ -181,7 +181,8 @@ class Collector:
         seed, length = self.engine.seeds[s], int(self.lengths[s])
         self.mishaps[s] += 1
         who = "the base policy" if isinstance(error, BaseFault) else "the environment"
-        what = f"seed {seed}: {who} broke in step {length} of an episode ({error!r})"
+        why = error if isinstance(error, Broken) else repr(error)
+        what = f"seed {seed}: {who} broke in step {length} of an episode ({why})"
         if self.mishaps[s] >= MISHAPS:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
@@ -191,12 +192,12 @@ class Collector:
         self._next(s)
 
     def _next(self, s: int) -> None:
-        """The next episode, which a base policy may break at once."""
+        """The next episode, which may break at once."""
         self.lengths[s] = 0
         self.episodes[s] += 1
         try:
             self._reset(s)
-        except BaseFault as error:
+        except (BaseFault, Broken) as error:
             self._mishap(s, error)
 
     def close(self) -> None:

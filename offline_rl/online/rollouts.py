@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs import VectorEnv
+from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
@@ -145,7 +145,8 @@ class RolloutCollector:
         """Says so, and gives up where it is one too many."""
         self.mishaps[row] += 1
         seed, length = self.engine.seeds[row // self.each], int(self._lengths[row])
-        what = f"seed {seed}: the environment broke in step {length} of an episode ({error!r})"
+        why = error if isinstance(error, Broken) else repr(error)
+        what = f"seed {seed}: the environment broke in step {length} of an episode ({why})"
         if self.mishaps[row] >= MISHAPS:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")

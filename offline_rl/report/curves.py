@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
-STYLES = ("-", "-.", ":")  # dashed is the behaviour policy
+STYLES = ("-", ":", "-.")  # dashed is the behaviour policy
 MOST = 12  # lines in a panel: the best ones
 HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
 LETTER = 0.065  # inches, of a label
@@ -33,6 +33,16 @@ class Line(NamedTuple):
     def last(self) -> float:
         """What it came to; below all others where that is no number."""
         return float(np.nan_to_num(self.values[:, -1].mean(), nan=-np.inf))
+
+
+class End(NamedTuple):
+    """Where a line ends, and what it is called."""
+
+    label: str
+    updates: float
+    value: float
+    colour: str
+    style: str
 
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
@@ -61,7 +71,7 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (task, seeds) in zip(panels, tasks.items(), strict=False):
-        key, ends = key_of(seeds), list[tuple[str, float, float, str]]()
+        key, ends = key_of(seeds), list[End]()
         for label, updates, values in shown[task]:
             k, mean = labels.index(label), values.mean(0)
             colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
@@ -69,15 +79,15 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
             axes.plot(updates, mean, color=colour, ls=style, marker=marker, lw=1.8)
             axes.fill_between(updates, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
             if np.isfinite(mean[-1]):
-                ends.append((label, updates[-1], mean[-1], colour))
+                ends.append(End(label, updates[-1], mean[-1], colour, style))
         axes.margins(x=0.02)
         for score, mean in behaviour(seeds).values():
             value = score if key == "score" else mean
             if value is not None:
                 axes.axhline(value, color="0.35", ls="--", lw=1.2)
-                ends.append((BEHAVIOUR, axes.get_xlim()[1], value, "0.35"))
+                ends.append(End(BEHAVIOUR, axes.get_xlim()[1], value, "0.35", "--"))
         name_ends(axes, ends)
-        more = f" ({len(shown[task])} of {len(found[task])})" if len(found[task]) > MOST else ""
+        more = f" (best {MOST} of {len(found[task])} runs)" if len(found[task]) > MOST else ""
         axes.set_title(task + more, fontsize=11)
         axes.set_xlabel("updates")
         axes.set_ylabel("normalised score" if key == "score" else "return")
@@ -101,15 +111,15 @@ def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
             yield Line(label, updates, np.array([[c[u] for u in updates] for c in curves]))
 
 
-def name_ends(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
+def name_ends(axes: Any, ends: Sequence[End]) -> None:
     """Writes each label to the right of the axes, where its line ends or as near as there is room.
 
-    ends: label, updates, value, colour.
+    What leads to it is drawn as the line is, and ends before the labels begin.
     """
     low, high = axes.get_ylim()
-    ends = sorted(ends, key=lambda end: end[2])
-    places = spread([(value - low) / (high - low) for _, _, value, _ in ends], GAP / HEIGHT)
-    for (label, updates, value, colour), place in zip(ends, places, strict=True):
+    ends = sorted(ends, key=lambda end: end.value)
+    places = spread([(end.value - low) / (high - low) for end in ends], GAP / HEIGHT)
+    for (label, updates, value, colour, style), place in zip(ends, places, strict=True):
         axes.annotate(
             label,
             (updates, value),
@@ -119,7 +129,15 @@ def name_ends(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> None:
             fontsize=8,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "ls": style,
+                "lw": 0.8,
+                "alpha": 0.8,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 

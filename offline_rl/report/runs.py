@@ -174,9 +174,10 @@ def key_of(seeds: Sequence[Seed]) -> str:
 
 
 def behaviour(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
-    """Name of the data -> score and return of the policy that made it."""
-    return {
-        Path(o.dataset or "").name: (o.behaviour_score, o.behaviour_return)
-        for o in (seed.outcome for seed in seeds)
-        if o is not None and o.behaviour_return is not None
-    }
+    """Name of the data -> score and return of the policy that made it; of several names, all."""
+    names = dict[tuple[float | None, float], dict[str, None]]()
+    for o in (seed.outcome for seed in seeds):
+        if o is not None and o.behaviour_return is not None:
+            value = o.behaviour_score, o.behaviour_return
+            names.setdefault(value, {})[Path(o.dataset or "").name] = None
+    return {", ".join(own): value for value, own in names.items()}

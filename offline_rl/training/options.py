@@ -19,9 +19,9 @@ class TrainOptions(Checked):
     base: str | None = None  # a frozen policy that resfit corrects: a bundle, or module:function
     action_scale: Positive | None = None  # the data's actions are divided by it
     action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
-    observation_keys: list[str] | None = None  # the file's arrays that make an observation
+    observation_keys: list[str] | None = None  # what is seen of a file's arrays, or of env:…
     subset: str | None = None  # a split that the file names, such as train
-    max_episode_steps: Count | None = None  # where a file has no time-outs, episodes end after them
+    max_episode_steps: Count | None = None  # ends episodes of a file without time-outs, or of env:…
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder

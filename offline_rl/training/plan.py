@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 
 import envs
 from envs import Task
-from offline_rl.algorithms.common.base import Algorithm
+from envs.adapters import LoopVectorEnv
+from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
@@ -84,6 +86,12 @@ class Member:
 def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     """Options, then data; nothing is written. start: where the run goes on from."""
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
+    for key in ("dataset", "expert_dataset"):
+        if hasattr(keys.get(key), "shape") or isinstance(keys.get(key), Mapping):
+            raise UserError(
+                f"{key}= is a file's name or a Dataset: offline_rl.Dataset.from_arrays("
+                "observations, actions, rewards, terminals) makes one of arrays"
+            )
     chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
     if algorithm.distils and start is None:
@@ -98,6 +106,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+        if isinstance(env, LoopVectorEnv):
+            env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
     hardware.device(options.device)
@@ -157,7 +167,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"{seen(spec)}: choose vectors with observation_keys=, or take "
             f"{' or '.join(able) or 'another algorithm'}"
         )
-    learner = algorithm(spec, next(iter(settings.values())), interaction=how)
+    learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
         raise UserError(
             f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
@@ -187,6 +197,34 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known["stackable"] = learner.stackable
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def small_enough(
+    algorithm: type[Algorithm], spec: Spec, cfg: Any, how: Interaction, device: str
+) -> Algorithm:
+    """The learner. Raises UserError where its networks or a batch are more than memory holds."""
+    total = hardware.memory(hardware.device(device))
+    numbers = spec.action_dim + 2 * sum(prod(channel.shape) for channel in spec.vectors)
+    if cfg.batch_size * numbers * 4 > total:
+        raise UserError(
+            f"batch_size={cfg.batch_size}: one batch is larger than memory, {total / 2**30:.0f} GiB"
+        )
+    try:
+        return algorithm(spec, cfg, interaction=how)
+    except RuntimeError as error:
+        if not hardware.out_of_memory(error):
+            raise
+        sizes = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
+        largest = max(sizes, key=lambda name: most(sizes[name]))
+        raise UserError(
+            f"algorithm.{largest}={sizes[largest]}: networks of that size are larger than memory"
+        ) from error
+
+
+def most(value: Any) -> int:
+    """The greatest whole number in it."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return max((part for part in parts if isinstance(part, int)), default=0)
 
 
 def frozen(

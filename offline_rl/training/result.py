@@ -29,6 +29,7 @@ class Result:
 
     path: Path  # the folder above the seeds; above the runs where there are several
     results: list[dict[str, Any]]  # each seed's result.json, run after run
+    names: list[str]  # of the run of each
 
     @property
     def scores(self) -> list[float]:
@@ -39,8 +40,8 @@ class Result:
         """A table of the seeds, and where they are."""
         header = ["run", "seed", "score", "return", "updates", "env steps", "wall time"]
         body = []
-        for r in self.results:
-            name = "/".join((r["task"], r["algorithm"]))
+        for r, run in zip(self.results, self.names, strict=True):
+            name = "/".join((r["task"], r["algorithm"], run))
             online = r["num_env_steps"]
             counts = (f"{r['num_updates']:,}", f"{online:,}" if online else "")
             told = mean_std([r["score"]], 1), mean_std([r["mean_return"]])
@@ -110,9 +111,11 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         write(trainer.transform.raw(seen), folder.path / EXPERIENCE)
     result = plain(result)
     if progress.diverged[s] is None:
-        policy = trainer.policy(
-            s, {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
-        )
+        told = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
+        for name in ("max_episode_steps", "observation_keys"):  # what its environment was made with
+            if (value := getattr(o, name)) is not None:
+                told[name] = value
+        policy = trainer.policy(s, told)
         policy = policy if plan.base is None else replace(policy, base=plan.base.bundle)
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+import envs
 from offline_rl.algorithms.common.registry import label
 from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.transform import Transform
@@ -103,7 +104,8 @@ def train(
         for group in groups:
             if group:
                 train_group(plan, group, show, watch)
-    return Result(path, [m.folder.outcome() for m in members])
+    names = [m.folder.path.parent.name for m in members]
+    return Result(path, [m.folder.outcome() for m in members], names)
 
 
 train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
@@ -235,18 +237,22 @@ def train_group(
         trainer.resume(done)
     try:
         trainer.run()
-    except torch.OutOfMemoryError as error:
-        count, batch = len(members), plan.cfg.batch_size
-        device = engine.device
-        total = hardware.memory(device) / 2**30
-        fewer = f"{count // 2} seeds at a time" if count > 1 else f"batch_size={batch // 2}"
-        raise UserError(
-            f"{count} seeds side by side with batches of {batch} need more than the {total:.0f} "
-            f"GiB of {device}; {fewer} would need about half, and what is done is kept"
-        ) from error
     except Exception as error:
+        if hardware.out_of_memory(error):
+            count, batch = len(members), plan.cfg.batch_size
+            device = engine.device
+            total = hardware.memory(device) / 2**30
+            fewer = f"{count // 2} seeds at a time" if count > 1 else f"batch_size={batch // 2}"
+            raise UserError(
+                f"{count} seeds side by side with batches of {batch} need more than the "
+                f"{total:.0f} GiB of {device}; {fewer} would need about half, and what is done is "
+                "kept"
+            ) from error
+        mistake = isinstance(error, UserError | envs.Broken)
         for folder in folders:
-            folder.fail(f"{error}" if isinstance(error, UserError) else repr(error))
+            folder.fail(f"{error}" if mistake else repr(error))
+        if isinstance(error, envs.Broken):
+            raise UserError(str(error)) from error
         raise
     finally:
         trainer.bar.close()

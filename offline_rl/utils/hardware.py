@@ -76,6 +76,13 @@ def memory(on: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether it says that so much memory cannot be had; on a CPU torch has no class for it."""
+    words = ("can't allocate memory", "not enough memory", "size calculation overflowed")
+    said = str(error)
+    return "OutOfMemory" in type(error).__name__ or any(word in said for word in words)
+
+
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """The processor's features as Linux names them; empty elsewhere."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 SHOWN = 30  # names that a sentence lists
 SYNONYMS = {  # what it is here -> what it is called elsewhere
     "discount": "gamma discount_factor",
-    "seeds": "seed random_seed num_seeds",
+    "seeds": "seed random_seed num_seeds random_state",
     "num_updates": "steps num_steps n_steps max_steps train_steps updates epochs num_epochs "
     "iterations gradient_steps max_timesteps total_timesteps",
     "num_env_steps": "env_steps online_steps online_iterations",
@@ -31,9 +31,9 @@ SYNONYMS = {  # what it is here -> what it is called elsewhere
     "eval_every": "eval_freq eval_interval evaluate_every",
     "eval_episodes": "n_episodes n_eval_episodes num_eval_episodes",
     "checkpoint_every": "save_every save_freq save_interval",
-    "out": "log_dir logdir output save_dir outdir",
+    "out": "log_dir logdir output save_dir outdir out_dir output_dir runs_dir run_dir",
     "name": "exp_name run_name",
-    "tracker": "logger log",
+    "tracker": "logger log wandb use_wandb",
     "device": "gpu cuda",
     "precision": "dtype amp",
     "utd": "utd_ratio updates_per_step",
@@ -61,8 +61,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     ends: dict[str, list[str]] = {}
     for each in known:
         ends.setdefault(each.rpartition(".")[2], []).append(each)
-    near = [end for end in (word, *meant(word.lower())) if end in ends]
-    near = near or difflib.get_close_matches(word, ends, 3, 0.5)
+    alike = dict.fromkeys((word, word.lower(), *meant(word.lower())))
+    near = [end for end in alike if end in ends]
+    near = near or difflib.get_close_matches(word, ends, 3)
     found = [each for end in near for each in ends[end]]
     found = [each for each in found if group and each.rpartition(".")[0] == group] or found
     if found:

@@ -372,6 +372,50 @@ def test_an_environment_in_a_file_is_a_task(
         envs.task("env:broken_of_mine.py:Point")
     with pytest.raises(ValueError, match="no such file"):
         envs.task("env:gone_of_mine.py:Point")
+    with pytest.raises(ValueError, match=r"Point cannot be made.*takes render_mode=None"):
+        envs.make("env:point_of_mine.py:Point", render_mode="rgb_array")
     (tmp_path / "json.py").write_text(OWN)
     with pytest.raises(ValueError, match="another module's name"):
         envs.task("env:json.py:Point")
+
+
+NAMED = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+class Named(gymnasium.Env):
+    observation_space = Dict(a=Box(-1, 1, (2,)), b=Box(-9, 9, ()), floor=Discrete(3))
+    action_space = Box(-1, 1, (1,))
+    def seen(self): return {"a": np.float32([0.1, 0.2]), "b": np.float32(0.3), "floor": 1}
+    def reset(self, *, seed=None, options=None): return self.seen(), {}
+    def step(self, action): return self.seen(), 1.0, False, False, {}
+"""
+
+
+def test_a_file_s_environment_is_limited_and_seen_as_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its vectors stand side by side in the keys' order; what is not named may be anything."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "named_of_mine.py").write_text(NAMED)
+    found = envs.task(f"env:{tmp_path}/named_of_mine.py:Named")
+    with pytest.raises(ValueError, match="choose others, observation_keys="):
+        envs.make(found)
+    with pytest.raises(ValueError, match=r"no time limit.*max_episode_steps=<steps>"):
+        envs.make_vector(found.adapted(None, ["a"]), 1)
+    env = envs.make_vector(found.adapted(3, ["b", "a"]), 2)
+    np.testing.assert_allclose(env.reset([0, 1]), [[0.3, 0.1, 0.2]] * 2)
+    assert [bool(env.step(np.zeros((2, 1))).truncated.all()) for _ in range(3)] == [0, 0, 1]
+    longer = envs.task("env:Pendulum-v1").adapted(300, None)
+    assert envs.make_vector(longer, 1).max_episode_steps == 300
+    assert envs.task("Hopper-v4").adapted(3, ["a"]) == envs.task("Hopper-v4")
+
+
+def test_what_mujoco_warns_of_is_a_warning_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gymnasium's model of the cheetah has an attribute that MuJoCo calls deprecated."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="settotalmass"):
+        envs.make("env:HalfCheetah-v4")
+    assert not list(tmp_path.iterdir())

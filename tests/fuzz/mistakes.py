@@ -60,17 +60,22 @@ QUICK = {
     "train dataset=cut.hdf5": "cut.hdf5 … cut short or damaged",
     "train dataset=data.pkl": "data.pkl: a pickle … numpy.savez",
     "train dataset=large.npz": "action_scale",
+    "train task=env:world.py:Asking": "Asking cannot be made: TypeError: … each needs a default",
+    "train task=env:world.py:Off": "Off: step broke: … world.py, line … Error: motor off",
     "train out=small.npz/runs": "small.npz … out=",
     "evaluate run=nowhere": "nowhere",
     "report nowhere": "nowhere",
     "generate recipe=hoper": "hoper … hopper",
     "data info neorl2/DMSB": "neorl2/DMSB … neorl2/DMSD",
     "robot check robot=dask": "'dask' … desk",
+    "train 'algorithm.hidden=[[8,8],[9,9]]'": "an integer … -m 'algorithm.hidden=[8,8],[9,9]'",
+    "train algorithm.hidden=[9999999999]": "algorithm.hidden=(9999999999,) … larger than memory",
+    "evaluate runs/mine !run": "did you mean run=runs/mine?",
 }
 
 MORE = {
     # words that are no keys, keys that are no words
-    "train -x": "unknown flag '-x'; did you mean -m or -c?",
+    "train -x": "unknown flag '-x'; there are --cfg, --help, --multirun, -c, -m",
     "train --multi": "unknown flag '--multi'; did you mean --multirun?",
     "train --cfg": "--cfg: what can be shown is the job: --cfg job",
     "train --cfg jobs": "--cfg: what can be shown is the job: --cfg job",
@@ -90,6 +95,16 @@ MORE = {
     "train start=1": "unknown option 'start'; --help tells those that there are",
     "train seed=7": "unknown option 'seed'; did you mean seeds?",
     "train steps=7": "unknown option 'steps'; did you mean num_updates?",
+    "train runs_dir=x": "unknown option 'runs_dir'; did you mean out?",
+    "train random_state=1": "unknown option 'random_state'; did you mean seeds?",
+    "train wandb=true": "unknown option 'wandb'; did you mean tracker?",
+    "train workers=2": "unknown option 'workers'; --help tells those that there are",
+    "train algorithm.optimizer=adam": "unknown option 'algorithm.optimizer'; --help tells those",
+    "train algorithm=IQL": "unknown algorithm 'IQL'; did you mean iql?",
+    "train batch_size=[32,64]": "expected an integer or null; for a run of each: -m 'batch_size=",
+    "train stretch=[true,false]": "expected true or false; for a run of each: -m 'stretch=true,f",
+    "train algorithm.activation=[relu,tanh]": "one of … -m 'algorithm.activation=relu,tanh'",
+    "train batch_size=99999999999": "batch_size=99999999999: one batch is larger than memory",
     "train lr=0.1": "unknown option 'lr'; did you mean algorithm.actor_lr or",
     "train xyzzy=7": "unknown option 'xyzzy'; --help tells those that there are",
     "train wandb.project=x": "wandb.project= needs tracker=wandb",
@@ -131,8 +146,15 @@ MORE = {
     "train task=env:": "unknown environment ''. One that registers its own is named",
     "train task=env:Hoper-v4": "unknown environment 'Hoper-v4'. Did you mean Hopper-v4",
     "train task=env:CartPole-v1": "CartPole-v1 has actions Discrete(2); a vector of real numbers",
-    "train task=env:world.py:Nobody": "unknown environment 'Nobody'. One that registers its own is",
-    "train task=env:world.py:Endless": "env:world.py:Endless has no time limit, so that an",
+    "train task=env:world.py:Nobody": "unknown environment 'Nobody' … world.py has World, Endless",
+    "train task=env:world.py:Endless": "Endless has no time limit … max_episode_steps=<steps>",
+    "train task=env:world.py:Fixed": "Fixed has an action 1 between 2 and 2: what cannot vary",
+    "train task=env:world.py:Column": "Column has actions … flatten them",
+    "train task=env:world.py:Thing": "env:world.py:Thing is no environment: let the class inherit",
+    "train task=env:world.py:Old": "Old: step broke: … step answers observation, reward, term",
+    "train task=env:world.py:Wide": "reset answers an observation of shape (7,), its observation_",
+    "train task=env:world.py:Lost": "Lost: reset answers an observation that is no number",
+    "train task=env:world.py:Named !dataset observation_keys=[c]": "observes a, b; there is no 'c'",
     "train task=env:world.py:Discrete": "Discrete has actions Discrete(3); a vector of real",
     "train task=env:world.py:Unbounded": "Unbounded has actions without bounds, Box(-inf, inf",
     "train task=env:nowhere.py:World": "env:nowhere.py: there is no such file",
@@ -271,7 +293,7 @@ MORE = {
     "finetune seeds=3": "seeds=3: run=runs/env_Pendulum-v1/sac/default has 1 seeds, [0]",
     "finetune seeds=[7]": "run=runs/env_Pendulum-v1/sac/default has no seed 7; it has [0]",
     "finetune seeds=a": "run=runs/env_Pendulum-v1/sac/default has no seed a; it has [0]",
-    "finetune algorithm=sca": "unknown algorithm 'sca'; did you mean sac or sac_n?",
+    "finetune algorithm=sca": "unknown algorithm 'sca'; did you mean sac?",
     "finetune algorithm=bc": "bc does not learn online; name one that does and has its",
     "finetune algorithm=td3": "runs/env_Pendulum-v1/sac/default",
     "finetune task=env:Penduluum-v1": "unknown environment 'Penduluum-v1'. Did you mean",
@@ -373,7 +395,7 @@ MORE = {
     "data info": "data info: see offline-rl data --help",
     "data info small.hdf5": "small.hdf5: no such file. Check the path given as the data set",
     "data info small.npz other.npz": "data info: see offline-rl data --help",
-    "data info small.npz foo=1": "unknown option 'foo'; did you mean infos?",
+    "data info small.npz foo=1": "unknown option 'foo'; there are",
     "data info cut.hdf5": "cut.hdf5: an HDF5 file that is cut short or damaged",
     "data info task=none": "data info: see offline-rl data --help",
     "data info none": "task none brings no data: give a file with dataset=<path>",
@@ -404,7 +426,7 @@ MORE = {
     "robot check bundle=cut.bundle": "cut.bundle is not a whole policy bundle",
     "robot check bundle=runs/neorl2_DMSD/td3_bc/default/seed_0/policy.bundle": "does not name",
     "robot check adapter=nothing": "desk.yaml: adapter='nothing': expected one of dynamixel",
-    "robot check colour=red": "unknown option 'colour'; did you mean",
+    "robot check colour=red": "unknown option 'colour'; there are",
     "robot check rate_hz=fast": "rate_hz='fast': expected a number or null",
     "robot check limits=nowhere.yaml": "nowhere.yaml is not readable as YAML",
     "robot check limits=list.yaml": "list.yaml: expected a table for each limit, as in velocity",
@@ -416,13 +438,13 @@ MORE = {
     "robot run bundle=cut.bundle": "cut.bundle is not a whole policy bundle",
     "robot run bundle=policy.bundle": "the bundle does not name its actions, so no joint can be",
     "robot run bundle=policy.bundle seconds=long": "seconds='long': expected a number or null",
-    "robot run bundle=policy.bundle keyboard=false": "unknown option 'keyboard'; did",
+    "robot run bundle=policy.bundle keyboard=false": "unknown option 'keyboard'; there are",
     "robot run bundle=policy.bundle start=maybe": "start='maybe': expected true or false",
     "robot record": "out=… is missing: the file to record to",
     "robot record out=small.npz": "small.npz is there already; name another file, or remove it",
     "robot record out=new.rec seconds=long": "seconds='long': expected a number or null",
     "robot record out=new.rec rate_hz=fast": "rate_hz='fast': expected a number or null",
-    "robot record out=new.rec keyboard=maybe": "unknown option 'keyboard'; did",
+    "robot record out=new.rec keyboard=maybe": "unknown option 'keyboard'; there are",
     "robot record out=small.npz/new.rec": "small.npz cannot be made a folder: File exists",
     "robot replay": "recording=… is missing: the file to play back",
     "robot replay recording=nowhere": "nowhere cannot be read: No such file or directory",
@@ -430,8 +452,9 @@ MORE = {
     "robot replay recording=cut.rec": "cut.rec: the recording is damaged at its very beginning",
     "robot replay recording=new.rec start=maybe": "start='maybe': expected true or false",
     "robot calibrate !adapter robot=dask": "unknown robot 'dask'; did you mean desk?; a file of",
+    "robot check !adapter": "no calibration … without an arm: adapter=simulated",
     "robot calibrate !adapter": "port /dev/ttyUSB0: No such file or directory; is the robot",
-    "robot calibrate ask=1": "unknown option 'ask'; there are",
+    "robot calibrate !adapter ask=1": "unknown option 'ask'; there are",
     "robot calibrate adapter=simulated": "unknown option 'adapter'; there are",
 }
 
@@ -442,8 +465,8 @@ CALLS = {
     "offline_rl.train(algorithm='iql')": "task=… is missing",
     "offline_rl.train(algorithm='iql', task='none')": "task none brings no data; give it with",
     "train(dataset=3)": "no such file",
-    "train(dataset={})": "dataset={}: expected text or",
-    "train(dataset=np.zeros(3))": "dataset=array([0., 0., 0.]): expected text or null",
+    "train(dataset={})": "dataset= is a file's name or a Dataset: offline_rl.Dataset.from_arrays(",
+    "train(dataset=np.zeros(3))": "offline_rl.Dataset.from_arrays(observations, actions, rewards,",
     "offline_rl.train(algorithm=offline_rl, task='none', dataset='small.npz')": "unknown",
     "train(dataset='small.npz', seeds=(0, 0))": "seeds=[0, 0]: give different seeds",
     "train(dataset='small.npz', num_updates='5')": "num_updates='5': expected an integer",
@@ -465,10 +488,14 @@ CALLS = {
     "offline_rl.load(BC).evaluate()": "task 'none' has no environment: train",
     "offline_rl.load(BC).act(s[:, :1])": "observation of shape (4, 1)",
     "offline_rl.load(TD3).q_values(s, a[:, :1])": "expected [B, 6] and [B, 2]",
-    "offline_rl.load(TD3).q_values(s[0], a[0])": "expected [B, 6] and [B, 2]",
-    "offline_rl.load(TD3).evaluate(0)": "at least 1 environment is needed",
+    "offline_rl.load(TD3).q_values(s[0], a)": "expected [B, 6] and [B, 2]",
+    "offline_rl.load(TD3).evaluate(0)": "episodes=0: at least 1 is needed",
     "offline_rl.load(TD3).evaluate(task='Hopper-v4')": "observation of shape (10, 11)",
     "Dataset.from_arrays(s, a, s, s)": "data: rewards has shape [4, 6]; one number a step, [N], is",
+    "Dataset.from_arrays(s, a[:, 0], s[:, 0], 0 * s[:, 0])": "one: reshape(-1, 1)",
+    "Dataset.from_arrays(s, a, a[:, 0])": "data: terminated is None; an array is expected",
+    "Dataset.from_arrays(s, a, a[:, 0], s, terminals=s)": "terminated= and terminals= are one",
+    "Dataset.from_arrays(s, a, a[:, 0], 0 * a[:, 0], action_scale=0)": "a number above 0",
     "Dataset.from_arrays(s, a, a[:, 0], a[:2, 0])": "data: row counts differ (observations 4",
     "Dataset.from_arrays(s, 5 * a, a[:, 0], 0 * a[:, 0])": "data: actions [4, 2] reach from",
     "Dataset.from_arrays(s, a, a[:, 0] / 0, 0 * a[:, 0])": "data: rewards has inf first in row 0",
@@ -602,6 +629,38 @@ class Discrete(World):
 
 class Unbounded(World):
     action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+
+class Fixed(World):
+    action_space = gymnasium.spaces.Box(np.float32([0, 2]), np.float32([1, 2]))
+
+class Column(World):
+    action_space = gymnasium.spaces.Box(-1, 1, (2, 1))
+
+class Asking(World):
+    def __init__(self, size):
+        self.size = size
+
+class Off(World):
+    def step(self, action):
+        raise ZeroDivisionError("motor off")
+
+class Old(World):
+    def step(self, action):
+        return np.zeros(6, np.float32), 0.0, False, {}
+
+class Wide(World):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(7, np.float32), {}
+
+class Lost(World):
+    def reset(self, *, seed=None, options=None):
+        return np.full(6, np.nan, np.float32), {}
+
+class Named(World):
+    observation_space = gymnasium.spaces.Dict(a=ROOM, b=ROOM)
+
+class Thing:
+    pass
 """
 
 

@@ -51,6 +51,8 @@ def test_a_run_acts_as_its_bundle_does(result: Result) -> None:
         bundle = policies.load(result.path / f"seed_{seed}" / "policy.bundle")
         np.testing.assert_array_equal(run.act(observations), bundle.act(observations)[0][:, 0])
         np.testing.assert_array_equal(run.act(observations[0]), run.act(observations)[0])
+        told = "<DeterministicActor of td3_bc on neorl2/DMSD: observation [6] -> 2 actions>"
+        assert repr(bundle) == told
     assert offline_rl.load(result.path / "seed_1").path == run.path
 
 
@@ -73,6 +75,7 @@ def test_its_values_are_those_of_its_critics_by_hand(result: Result) -> None:
         layer = np.maximum(layer, 0) if k < 2 else layer
     np.testing.assert_allclose(run.q_values(s, a), layer[..., 0], rtol=1e-4, atol=1e-5)
     assert run.q_values(s, a).shape == (2, 4)
+    np.testing.assert_allclose(run.q_values(s[1], a[1]), run.q_values(s, a)[:, 1], rtol=1e-5)
     with pytest.raises(ValueError, match=r"expected \[B, 6\] and \[B, 2\]"):
         run.q_values(s, a[:, :1])
 
@@ -105,8 +108,8 @@ def test_a_result_is_a_table(result: Result) -> None:
     lines = str(result).splitlines()
     assert lines[0].split()[:3] == ["run", "seed", "score"]
     assert [line.split()[:2] for line in lines[2:4]] == [
-        ["neorl2/DMSD/td3_bc", "0"],
-        ["neorl2/DMSD/td3_bc", "1"],
+        ["neorl2/DMSD/td3_bc/default", "0"],
+        ["neorl2/DMSD/td3_bc/default", "1"],
     ]
     assert lines[-1] == str(result.path)
     assert repr(result) == str(result)

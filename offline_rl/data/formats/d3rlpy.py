@@ -26,11 +26,19 @@ def missed(raw: Raw) -> str | None:
     """Why `raw` is not of this layout; None where it is."""
     if raw.kind != "HDF5":
         return f"no HDF5 file, but {raw.kind}"
+    if "observations_0" in raw.keys:  # whatever else is missing
+        return None
     return None if {"columns", "num_episodes"} <= {*raw.keys} else "no array 'num_episodes'"
 
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """The episodes one after the other."""
+    for name in ("columns", "num_episodes"):
+        if name not in raw.keys:
+            raise UserError(
+                f"{raw.where}: d3rlpy's file, but its array `{name}` is missing. Was it saved "
+                f"completely?"
+            )
     count = int(raw.get("num_episodes"))
     if count < 1:
         raise UserError(f"{raw.where}: num_episodes is {count}; there is nothing to learn from.")

@@ -59,7 +59,8 @@ def load(path: Path, joints: Sequence[str]) -> dict[str, Servo]:
     """In the joints' order. Raises UserError where the file is of another arm."""
     if not path.is_file():
         raise UserError(
-            f"no calibration {path}; make it with `offline-rl robot calibrate robot=<name>`"
+            f"no calibration {path}; make it with `offline-rl robot calibrate robot=<name>`, "
+            "or go without an arm: adapter=simulated"
         )
     values = read_json(path)
     if not isinstance(values, dict) or set(values) != set(joints):

@@ -145,3 +145,21 @@ def test_the_file_with_two_trains_either(folder: Path) -> None:
     (folder / "own.py").write_text(TWO)
     assert train("own.py:Other") == 0
     assert (folder / "runs" / "env_Pendulum-v1" / "Other").is_dir()
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("decision", ["if pi.mean() > 0:", "if float(pi.mean()) > 0:"])
+def test_a_branch_on_what_is_learnt_is_named_with_the_remedy(
+    seeds: int, decision: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    branch = (
+        f"pi = policy(batch.observations)\n            {decision} pi = -pi\n            return (pi"
+    )
+    text = OWN.replace("return (policy(batch.observations)", branch)
+    (folder / "methods" / "branching.py").write_text(text)
+    number = 1 + next(k for k, line in enumerate(text.splitlines()) if decision in line)
+    assert train("methods/branching.py", f"seeds={seeds}") == 2
+    said = capsys.readouterr().err
+    assert f"branching.py, line {number}: a tensor's value" in said
+    assert "torch.where(condition, this, that)" in said
+    assert said.count("\n") == 1

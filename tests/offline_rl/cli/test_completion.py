@@ -22,6 +22,11 @@ from offline_rl.cli.main import main, verbs
         ("offline-rl train algorithm=iql algorithm.decay_actor_lr=", ["false", "true"]),
         ("offline-rl train experiment=dem", ["demo"]),
         ("offline-rl train wandb.pro", ["wandb.project="]),
+        ("offline-rl train task=gym/hopper-medium-e", ["gym/hopper-medium-expert"]),
+        ("offline-rl evaluate device=c", ["cpu", "cuda"]),
+        ("offline-rl data c", ["check", "convert"]),
+        ("offline-rl robot re", ["record", "replay"]),
+        ("offline-rl data check max_", ["max_episode_steps="]),
     ],
 )
 def test_words_are_completed(line: str, expected: list[str]) -> None:

@@ -46,6 +46,17 @@ def test_what_is_wrong_with_them_is_named(tmp_path: Path, others: dict, match: s
         read(d3rlpy(tmp_path / "a.h5", **others))
 
 
+@pytest.mark.parametrize("name", ["columns", "num_episodes"])
+def test_one_that_lacks_what_its_writer_puts_in_is_told_as_its_own(
+    tmp_path: Path, name: str
+) -> None:
+    path = d3rlpy(tmp_path / "a.h5")
+    with h5py.File(path, "a") as file:
+        del file[name]
+    with pytest.raises(UserError, match=f"d3rlpy's file, but its array `{name}` is missing"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [

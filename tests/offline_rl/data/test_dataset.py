@@ -196,3 +196,16 @@ def test_numbers_too_large_for_float32_are_refused():
     a["rewards"] = np.array([0, 1e300, 0, 0])
     with pytest.raises(UserError, match="rewards has inf first in row 1"):
         from_d4rl(a)
+
+
+@pytest.mark.parametrize("units", [{"action_scale": 4}, {"action_range": [-4, 4]}])
+def test_arrays_may_have_d4rls_words_and_actions_in_other_units(units: dict) -> None:
+    rng = np.random.default_rng(0)
+    s, a = rng.normal(size=(6, 3)), rng.uniform(-1, 1, (6, 2))
+    ends = np.arange(6) == 2, np.arange(6) == 5
+    data = Dataset.from_arrays(s, 4 * a, np.ones(6), terminals=ends[0], timeouts=ends[1], **units)
+    np.testing.assert_allclose(data.actions, a, rtol=1e-6)
+    assert (data.terminated == ends[0]).all()
+    assert (data.truncated == ends[1]).all()
+    assert data.spec is not None
+    assert (data.spec.action_low, data.spec.action_high) == ((-4, -4), (4, 4))

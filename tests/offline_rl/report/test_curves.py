@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from offline_rl.report.curves import GAP, HEIGHT, picture, spread
-from offline_rl.report.runs import collect
+from offline_rl.report.runs import behaviour, collect
 
 
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])
@@ -45,5 +45,26 @@ def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
         *(f"bc (run-{k})" for k in range(28, 40)),
         "behaviour policy",
     }
-    assert "12 of 40" in many.get_title()
+    assert "best 12 of 40 runs" in many.get_title()
+    assert len({(line.get_color(), line.get_linestyle()) for line in many.lines}) == 13
     assert len(few.lines) == 3
+
+
+def test_one_behaviour_by_several_names_is_drawn_and_told_once(tmp_path: Path) -> None:
+    for k, value in enumerate((130.0, 130.0, 150.0)):
+        told = {"dataset": f"{k}.npz", "behaviour_return": value, "behaviour_score": value / 2 - 50}
+        seed_folder(tmp_path, 0, {0: 1.0, 4000: 5.0}, name=f"run-{k}", **told)
+    (seeds,) = collect([tmp_path]).values()
+    assert behaviour(seeds) == {"0.npz, 1.npz": (15, 130), "2.npz": (25, 150)}
+    (axes,) = picture({"toy/line": seeds}).axes
+    assert [text.get_text() for text in axes.texts].count("behaviour policy") == 2
+
+
+def test_what_leads_to_a_label_ends_before_all_labels(tmp_path: Path) -> None:
+    for k in range(9):
+        seed_folder(tmp_path, 0, {0: 1.0, 4000: float(k)}, name=f"run-{k}")
+    figure = picture(collect([tmp_path]))
+    FigureCanvasAgg(figure).draw()
+    for text in figure.axes[0].texts:
+        leader = text.arrow_patch.get_window_extent()
+        assert leader.x1 <= Text.get_window_extent(text).x0 + 1

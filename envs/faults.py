@@ -1,0 +1,30 @@
+"""What a user's environment raised, in words and with the line of it."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_HERE = Path(__file__).parents[1]
+_PATHS = sysconfig.get_paths()
+LIBRARIES = (  # whose lines tell a user nothing
+    *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(f"{_HERE / name}/" for name in ("envs", "offline_rl", "policies")),
+    "<",
+)
+
+
+class Broken(ValueError):
+    """An environment raised, or answered what is no observation or reward."""
+
+
+def line(error: BaseException) -> str | None:
+    """The innermost line of the user's that led to it; None where a library alone raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+
+
+def told(error: BaseException) -> str:
+    """In one line: where, which kind, what."""
+    where, words = line(error), " ".join(str(error).split())
+    return f"{f'{where}: ' if where else ''}{type(error).__name__}: {words}".rstrip(": ")
