@@ -356,7 +356,7 @@ ROWS = (
         "SOFT_STOP",
         0.5,
         _shake,
-        reasons=CLIPPED,
+        reasons=(*CLIPPED, Reason.WORKSPACE),
         ends=HOLD,
         at_once=False,
     ),
