@@ -36,6 +36,7 @@ from offline_rl.utils.text import duration
 from policies import Bundle
 
 TELL_EVERY_S = 60.0  # lines of progress, without a terminal
+PIECE_S = 1.0  # of updates, after which the bar moves and Ctrl-C is heard
 LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
@@ -226,12 +227,11 @@ class Trainer:
         """`number` updates; -> how many. count: shows them on the bar, and may end before."""
         self.engine.programs(phase)  # their building is no part of the rate
         period = self.engine.period(phase)
-        started, chunk = time.perf_counter(), max(period, number // 10)
-        chunk -= chunk % period
-        done = 0
+        started, done, piece = time.perf_counter(), 0, period
         while done < number and not (count and self._asked()):
-            now = min(chunk, number - done)
+            now, begun = min(piece, number - done), time.perf_counter()
             self.engine.run(now, phase)
+            piece = next_piece(number, period, now / max(time.perf_counter() - begun, 1e-9))
             done += now
             self.progress.timed_updates += now
             if count:
@@ -423,3 +423,9 @@ def bundled(
     spec = replace(algorithm.spec, **{name: getattr(module, name) for name in names})
     kind, arguments = type(module).__name__, module.arguments
     return Bundle(spec, kind, arguments, dict(weights), transform.parts, dict(provenance))
+
+
+def next_piece(number: int, period: int, rate: float) -> int:
+    """Updates of `number` that are done in one go, whole periods. rate: of the last ones, 1/s."""
+    most = min(number // 10, int(rate * PIECE_S))
+    return max(period, most - most % period)

@@ -18,7 +18,7 @@ from offline_rl.evaluation.rollout import rollout
 from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
 from offline_rl.generation.store import record
 from offline_rl.training.train import train
-from offline_rl.training.trainer import Trainer
+from offline_rl.training.trainer import Trainer, next_piece
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
@@ -263,3 +263,9 @@ def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkey
     told = [line for line in said if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
     assert len(told) == 10
     assert said.index("tracing: update") < said.index(told[0])
+
+
+@pytest.mark.parametrize(("rate", "piece"), [(0.5, 2), (7.3, 6), (60.0, 60), (1e6, 100)])
+def test_ctrl_c_is_heard_every_second_however_slow_updates_are(rate: float, piece: int) -> None:
+    """Of 1,000 updates in periods of two: a period at least, a tenth of them at most."""
+    assert next_piece(1000, 2, rate) == piece
