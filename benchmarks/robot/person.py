@@ -92,7 +92,7 @@ class Run:
         for pid in map(int, path.read_text().split()):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            except FileNotFoundError:  # it lived for a moment
+            except (FileNotFoundError, ProcessLookupError):  # it lived for a moment
                 continue
             for name, module in MODULES.items():
                 if module in line:
