@@ -141,7 +141,7 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
             with Run(hardware, bundle=path, runtime="onnx", record=file) as run:
                 while k < episodes:
                     try:
-                        _begin(run, hardware, poses[k], targets[k])
+                        _begin(run, stops, hardware, poses[k], targets[k])
                         success[k], seconds[k] = _judge(run, hardware, targets[k], most_s)
                         _rest(run, stops)
                     except RunEnded:
@@ -162,10 +162,17 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _begin(run: Run, hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
+def _begin(
+    run: Run,
+    stops: Counter[str],
+    hardware: SimulatedHardware,
+    pose: np.ndarray,
+    target: np.ndarray,
+) -> None:
     run.word("limp", State.CONNECTED)
     _set_up(hardware, pose, target)
     run.word("arm", State.HOLD)
+    _re_arm(run, stops)  # a shared machine may have missed deadlines by now
     run.type("start\n")
     run.wait(lambda: run.state is not State.HOLD, 5.0)
 
@@ -209,11 +216,8 @@ def _judge(
     return False, due - begun
 
 
-def _rest(run: Run, stops: Counter[str]) -> None:
-    """Brings the robot back to holding, whatever stopped it."""
-    if run.state is State.RUNNING:
-        run.type("finish\n")
-    run.wait(lambda: run.state in (State.HOLD, State.FAULT), 5.0)
+def _re_arm(run: Run, stops: Counter[str]) -> None:
+    """As a person does, where something is latched."""
     latched = int(run.row["latched"])
     if latched >= 0:
         stops[Reason(latched).name] += 1
@@ -222,6 +226,14 @@ def _rest(run: Run, stops: Counter[str]) -> None:
             time.sleep(0.5)
             if int(run.row["latched"]) < 0:
                 break
+
+
+def _rest(run: Run, stops: Counter[str]) -> None:
+    """Brings the robot back to holding, whatever stopped it."""
+    if run.state is State.RUNNING:
+        run.type("finish\n")
+    run.wait(lambda: run.state in (State.HOLD, State.FAULT), 5.0)
+    _re_arm(run, stops)
     if run.state is State.CONNECTED:
         run.word("arm", State.HOLD)
 
