@@ -28,7 +28,7 @@ from offline_rl.utils.options import signature
 
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
-    "max_episode_steps",
+    *("episodes", "max_episode_steps"),
     *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size", "precision"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
 )

@@ -21,6 +21,7 @@ class TrainOptions(Checked):
     action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
     observation_keys: list[str] | None = None  # what is seen of a file's arrays, or of env:…
     subset: str | None = None  # a split that the file names, such as train
+    episodes: Count | None = None  # of the data, the first so many; default: all
     max_episode_steps: Count | None = None  # ends episodes of a file without time-outs, or of env:…
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # the same with D4RL's option of that name

@@ -126,6 +126,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 + (", or num_updates=0 to learn online alone" if options.num_env_steps else "")
             )
         dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
+        if options.episodes is not None:
+            dataset = first_episodes(dataset, options.episodes)
         if "costs" in algorithm.needs and "costs" not in dataset.extras:
             raise UserError(
                 f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
@@ -281,6 +283,15 @@ def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
         raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
     notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None)])
     return replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
+
+
+def first_episodes(data: Dataset, count: int) -> Dataset:
+    """`data` cut after so many. Raises UserError where it has fewer."""
+    if count > data.num_episodes:
+        raise UserError(
+            f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes"
+        )
+    return data.select(range(count))
 
 
 def specification(

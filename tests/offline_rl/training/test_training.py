@@ -118,6 +118,18 @@ def test_data_of_which_nothing_follows_is_refused(given):
             prepare({**given, "algorithm": "bc", "dataset": data})
 
 
+def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(given):
+    ends = np.array([False, True, False, False, True, True])
+    rows = np.arange(12.0).reshape(6, 2), np.zeros((6, 1)), np.arange(6.0)
+    data = Dataset.from_arrays(*rows, ends)
+    keys = {**given, "algorithm": "bc", "dataset": data}
+    found = prepare({**keys, "episodes": 2}).dataset
+    assert found is not None
+    assert found.rewards.tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(UserError, match=r"episodes=4: .* has 3 episodes"):
+        prepare({**keys, "episodes": 4})
+
+
 def test_what_is_doubted_of_data_is_said_before_it_trains(given):
     """In memory as in files: here no end is told where the next observation jumps."""
     draw = np.random.default_rng(0)
