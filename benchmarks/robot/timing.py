@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import policies
+from benchmarks.latency import RUNTIMES, decisions
 from benchmarks.robot.person import command
 from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
 from offline_rl.utils.hardware import description
@@ -43,7 +44,6 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 
 SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
-RUNTIMES = ("torch", "onnx")
 ROUNDS = {"one step": 1, "ten steps": 10}  # of a U-Net's, from noise to a chunk
 
 
@@ -276,43 +276,22 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
 
 def latency(folder: Path, seconds: float) -> list[dict[str, Any]]:
     """ms of a decision: kinds and runtimes in turns, one thread."""
-    import torch
-
-    torch.set_num_threads(1)
     made = {
         (kind, runtime): policies.load(_untrained(kind, folder / f"{kind}.bundle"), runtime=runtime)
         for kind, runtime in product(("perceptron", *ROUNDS), RUNTIMES)
     }
-    seen = np.zeros(12, np.float32)
-    players = {key: policies.Player(policy) for key, policy in made.items()}
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in made}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or min(map(len, times.values())) < 20:
-        for key, player in players.items():
-            player.reset(0)  # so that each step is a decision
-            begun = time.perf_counter()
-            player.step(seen)
-            times[key].append(1e3 * (time.perf_counter() - begun))
-    return [
-        {
-            "policy": kind,
-            "runtime": runtime,
-            "decisions": len(found),
-            "ms": np.percentile(found[len(found) // 10 :], [50, 99, 100]).tolist(),
-        }
-        for (kind, runtime), found in times.items()
-    ]
+    return decisions(made, seconds)
 
 
 def measure(options: Options) -> dict[str, Any]:
     rows = timing(options.rates, options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        decisions = latency(Path(folder), options.seconds)
+        times = latency(Path(folder), options.seconds)
         beside = inferring(Path(folder), options.seconds)
     return {
         "seconds": options.seconds,
         "rows": rows,
-        "latency": decisions,
+        "latency": times,
         "inferring": beside,
         "load": round(os.getloadavg()[0], 1),
         "machine": description(),
