@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import latency, residual_speed
+from benchmarks.robot.processes import follower
 from benchmarks.speed import bench
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS
@@ -155,3 +157,23 @@ def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
     assert "/" not in "".join(str(row.get("checkout")) for row in found["rows"])
     assert torch.get_num_threads() >= 1
     assert sys.executable not in (tmp_path / "speed-cpu.json").read_text()
+
+
+def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
+    """Without a graph there is nothing for onnxruntime."""
+    bundle, file = follower(tmp_path / "a.bundle"), tmp_path / "latency.json"
+    told = [str(file), f"arm={bundle}", "seconds=0.01", "runtimes=[torch,numpy,onnx]"]
+    assert latency.main(told) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["policy"], row["runtime"]) for row in rows] == [("arm", "torch"), ("arm", "numpy")]
+    for row in rows:
+        assert row["decisions"] >= latency.LEAST
+        assert 0 < row["ms"][0] <= row["ms"][1] <= row["ms"][2]
+    assert "| arm    | numpy   |" in file.with_suffix(".md").read_text()
+    assert latency.main([str(file), f"arm={tmp_path}/none.bundle"]) == 2
+    assert "none.bundle" in capsys.readouterr().err
+
+
+def test_a_base_is_named_before_its_share_is_measured(capsys):
+    assert residual_speed.main(["steps=3"]) == 2
+    assert "name the base first" in capsys.readouterr().err
