@@ -21,9 +21,9 @@ from real_robot.control.rings import Words
 from real_robot.control.session import Session, main_folder, told_as_error
 from real_robot.robot import Robot
 
-POLL_MS = 5
+POLL_MS = 2
 DEATH_MS = 15  # in which a process that was killed is gone; the robot is held in any case
-SILENCE_S = 0.005
+SILENCE_S = 0.005  # of the line, since nobody can have written any more
 STALL_NS, STALL_PERIODS = 30_000_000, 3
 
 
@@ -36,7 +36,7 @@ class Watchdog:
         self._poll = select.poll()
 
     def look(self, now_ns: int) -> str | None:
-        """Beats; waits at most 5 ms; why the robot was held, or None."""
+        """Beats; waits at most 2 ms; why the robot was held, or None."""
         words = self._words
         words["watchdog_beat"] += 1
         words["watchdog_ns"] = now_ns
@@ -52,9 +52,9 @@ class Watchdog:
         stalled = now_ns - words["control_ns"] > patience
         if not dead and not stalled:
             return None
-        words["watchdog_fired"] = 1
-        self.fence()
-        time.sleep(SILENCE_S)
+        words["watchdog_fired"], begun_ns = 1, time.monotonic_ns()
+        self.fence()  # who stood still and needed some time to end was silent meanwhile
+        time.sleep(max(0.0, SILENCE_S - (time.monotonic_ns() - begun_ns) * 1e-9))
         reason = "the control process died" if dead else "the control process stands still"
         self._robot.hold(reason)
         return reason
