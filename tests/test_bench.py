@@ -9,9 +9,9 @@ import torch
 
 from benchmarks import latency, residual_speed
 from benchmarks.robot.processes import follower
-from benchmarks.speed import bench
+from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
-from benchmarks.speed.clock import ACT, OBS
+from benchmarks.speed.clock import ACT, OBS, arrays
 from benchmarks.speed.ours import engine
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -92,6 +92,20 @@ def test_algorithms_that_need_more_than_transitions_are_timed_too(algorithm: str
     learner = engine(algorithm, 1, "fp32", "cpu", False)
     learner.run(learner.algorithm.period)
     assert learner.updates == learner.algorithm.period
+
+
+def test_the_plain_u_net_is_as_large_as_ours_and_its_chunks_lie_within_episodes():
+    learner = engine("diffusion_policy", 1, "fp32", "cpu", False)
+    plain = diffusion.UNet(diffusion.SIZES["cpu"][0])
+    head: torch.nn.Module = learner.algorithm.modules["model"]
+    sizes = [sum(p.numel() for p in net.parameters()) for net in (head, plain)]
+    assert sizes[0] == sizes[1]
+    data = {k: torch.from_numpy(v) for k, v in arrays().items()}
+    windows = diffusion.Windows(data, 64)
+    ends = (windows.starts[:, None] + torch.arange(diffusion.WINDOW - 1)) % 1000 == 999
+    assert not ends.any()
+    assert len(windows.starts) == 100 * (1000 - 15)
+    diffusion.Learner(plain, "cpu").train(windows.sample())
 
 
 def test_ratios_and_the_share_of_bare_products():

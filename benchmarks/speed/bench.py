@@ -3,8 +3,9 @@
     offline-rl bench [algorithms=[td3_bc,iql]] [corl=<checkout>] …   (or python -m benchmarks.speed)
 
 Observations of 17, actions of 6, batches of 256, hidden layers of 256 (CQL: three of them, 10
-samples). Every contender is a process of its own that stands still while the others have their
-turn; medians of the blocks are compared. The machine's matrix rate is a contender like the others.
+samples; diffusion_policy: the sizes in diffusion.py). Every contender is a process of its own that
+stands still while the others have their turn; medians of the blocks are compared. The machine's
+matrix rate is a contender like the others.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager", "× d3rlpy"]
 HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
+NAMES |= {"diffusion_policy": "the authors' file"}
 NOTE = """
 updates/s: seed-updates a second, the median of several blocks (below), all contenders for an
 algorithm in turns; what compares algorithms are their ratios.
@@ -100,10 +102,14 @@ def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, A
     """All contenders for one algorithm, as the workers' arguments."""
     own: dict[str, Any] = {"algorithm": algorithm, "device": device}
     slow = {"kind": "uncompiled", "seeds": 1, "precision": "fp32"}
-    found: list[dict[str, Any]] = [({"kind": "eager"} if algorithm in BASELINES else slow) | own]
+    plain = {"kind": "eager"} if algorithm in (*BASELINES, "diffusion_policy") else slow
+    found: list[dict[str, Any]] = [plain | own]
     for precision in options.precisions:
         for seeds in options.seeds:
             found.append({"kind": "ours", "seeds": seeds, "precision": precision} | own)
+    if algorithm == "diffusion_policy" and options.diffusion_policy:
+        checkout = {"checkout": options.diffusion_policy, "device": device}
+        found.append({"kind": "diffusion_policy"} | checkout)
     if algorithm not in ("td3_bc", "iql", "cql"):
         return found
     if options.d3rlpy:
@@ -215,7 +221,7 @@ def bench(**keys: Any) -> str:
     options = build(BenchOptions, keys)
     if unknown := set(options.algorithms) - set(algorithm_names()):
         raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
-    for folder in (options.corl, options.jax_corl, options.unifloral):
+    for folder in (options.corl, options.jax_corl, options.unifloral, options.diffusion_policy):
         if folder is not None and not Path(folder).is_dir():
             raise UserError(f"bench: {folder} is no folder: give a checkout")
     device, text = hardware.device(options.device).type, ""

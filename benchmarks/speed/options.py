@@ -25,6 +25,7 @@ class BenchOptions(Checked):
     corl: str | None = None  # a checkout of CORL, whose files are run by python= as well
     jax_corl: str | None = None  # the same of JAX-CORL
     unifloral: str | None = None  # the same of Unifloral
+    diffusion_policy: str | None = None  # the same of Diffusion Policy
     d3rlpy: bool = False  # also d3rlpy, installed for python=
     python: str = sys.executable  # the interpreter that has the peers' packages
     profile: bool = False  # also where the time of an update goes

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.speed import diffusion
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays
 from benchmarks.speed.eager import BASELINES, Buffer
 from offline_rl.algorithms.common.registry import algorithm_class
@@ -15,6 +16,8 @@ from offline_rl.engine.engine import Engine
 from offline_rl.training.sources import offline_source
 from offline_rl.utils import hardware
 from policies import Spec
+
+DIFFUSION = "diffusion_policy"
 
 
 def waiting(device: str) -> Any:
@@ -27,7 +30,8 @@ def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: boo
     data, cls = arrays(), algorithm_class(algorithm)
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
     dataset = Dataset.from_arrays(*(data[name] for name in columns))
-    cfg = cls.complete(cls.Config(), dataset)
+    given = diffusion.settings(device) if algorithm == DIFFUSION else {}
+    cfg = cls.complete(cls.Config(**given), dataset)
     make = partial(cls, Spec((OBS,), ACT), cfg, 1_000_000)
     expert = dataset if "expert" in cls.needs else None
     return Engine(
@@ -92,6 +96,8 @@ def uncompiled(clock: Clock, **job: Any) -> None:
 
 def eager(clock: Clock, algorithm: str, device: str) -> None:
     """The eager single-seed baseline's loop."""
+    if algorithm == DIFFUSION:
+        diffusion.eager(clock, device)
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
     data["dones"] = data["dones"].float()
     buffer, learner = Buffer(data), BASELINES[algorithm](OBS, ACT, device)

@@ -15,6 +15,10 @@ def main() -> None:
         from benchmarks.speed import ours
 
         getattr(ours, kind)(clock, **job)
+    elif kind == "diffusion_policy":
+        from benchmarks.speed import diffusion
+
+        diffusion.authors(clock, **job)
     elif kind.startswith("online_"):
         from benchmarks.speed import online
 
