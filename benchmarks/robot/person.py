@@ -52,6 +52,7 @@ class Run:
 
     def __init__(self, hardware: SimulatedHardware, **options: Any) -> None:
         words = [f"{k}={v}" for k, v in (hardware.line | options).items()]
+        self._expected = {*MODULES} if "record" in options else {*MODULES} - {"writer"}
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             command("robot", "run", "robot=desk", *words),
@@ -98,7 +99,7 @@ class Run:
                 if module in line:
                     self.pids[name] = pid
                     self.folder = Path(line[line.index(module) + 1])
-        return {"control", "watchdog", "inference"} <= set(self.pids)
+        return self._expected <= set(self.pids)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Raises RunEnded where it has ended, RuntimeError where it is not done by then."""
