@@ -76,11 +76,13 @@ class Cell:
 
     @property
     def total(self) -> int:
-        """Updates and environment steps, preliminary phases left out."""
-        return int(
-            self.keys.get("num_updates", TrainOptions.num_updates)
-            + self.keys.get("num_env_steps", 0)
-        )
+        """Updates offline and environment steps, preliminary phases left out."""
+        return self.updates + int(self.keys.get("num_env_steps", 0))
+
+    @property
+    def updates(self) -> int:
+        """Of the main phase, offline."""
+        return int(self.keys.get("num_updates", TrainOptions.num_updates))
 
     @property
     def finished(self) -> bool:
@@ -102,9 +104,9 @@ class Cell:
         return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
 
     def done(self) -> int:
-        """Updates and environment steps of the seed that is furthest behind, about."""
+        """How much of `total` the seed has that is furthest behind, about."""
         rows = [folder.rows("metrics") for folder in self.folders]
-        now = [r[-1]["updates"] + r[-1]["env_steps"] if r else 0 for r in rows]
+        now = [min(r[-1]["updates"], self.updates) + r[-1]["env_steps"] if r else 0 for r in rows]
         return min(min(now), self.total)
 
 

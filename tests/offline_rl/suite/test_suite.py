@@ -174,6 +174,20 @@ def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     assert cell.finished
 
 
+@pytest.mark.parametrize(
+    ("updates", "row", "done"),
+    [(0, (14000, 4000), 4000), (100, (60, 0), 60), (100, (500, 20), 120), (100, (900, 60), 150)],
+)
+def test_updates_online_are_counted_by_their_environment_steps(
+    updates: int, row: tuple[int, int], done: int
+) -> None:
+    cell = Cell({**CELL, "num_updates": updates, "num_env_steps": 50, "seeds": 1, "out": "runs/a"})
+    (cell.folders[0].path).mkdir(parents=True)
+    line = json.dumps(dict(zip(("updates", "env_steps"), row, strict=True)))
+    (cell.folders[0].path / "metrics.jsonl").write_text(line + "\n")
+    assert cell.done() == min(done, updates + 50)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"num_updates": "x", "num_env_steps": 0}'])
 def test_a_damaged_result_among_earlier_runs_is_named(content: str) -> None:
     path = finished("other", 60)
