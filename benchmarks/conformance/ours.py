@@ -151,10 +151,8 @@ def rollout(algorithm: Any, update: int) -> Arrays:
     """Decisions one after another in one environment, all with the same step of their chains."""
     columns, own = decisions(algorithm, update), inputs.batch(update, 1.0)
     draw = np.random.RandomState([inputs.SEED, update, 4])
-    columns |= {
-        "terminated": own["terminated"],
-        "rewards": draw.standard_normal(columns["executed"].shape),
-    }
+    columns["terminated"] = own["terminated"]
+    columns["rewards"] = draw.standard_normal(columns["executed"].shape)
     columns["truncated"] = (1 - own["terminated"]) * (draw.uniform(size=inputs.BATCH) < 1 / 3)
     columns["next_observations"] = draw.standard_normal(columns["observations"].shape)
     return columns | {"step": np.full(inputs.BATCH, update % algorithm.cfg.tuned)}
@@ -162,17 +160,12 @@ def rollout(algorithm: Any, update: int) -> Arrays:
 
 def judged(algorithm: Any, update: int) -> Arrays:
     """Chunks, what they were paid, and what was seen behind them."""
-    cfg = algorithm.cfg
-    columns, chunks = (
-        inputs.batch(update, cfg.discount**cfg.executed),
-        inputs.windows(update, whole=True),
-    )
+    cfg, chunks = algorithm.cfg, inputs.windows(update, whole=True)
+    columns = inputs.batch(update, cfg.discount**cfg.executed)
+    columns |= {"actions": chunks["actions"][:, : cfg.window], "held_out": np.zeros(inputs.BATCH)}
     for name in ("observations", "next_observations"):
         columns[name] = chunks[name][:, : cfg.history]
-    return columns | {
-        "actions": chunks["actions"][:, : cfg.window],
-        "held_out": np.zeros(inputs.BATCH),
-    }
+    return columns
 
 
 def visited(algorithm: Any, state: State, batch: Any, i: int) -> tuple[State, dict[str, Tensor]]:
