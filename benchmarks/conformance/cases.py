@@ -41,6 +41,7 @@ REPOSITORIES = {  # the command's key: repository, commit
         "66262b06a0caf159fb001504949b7b48ccda5f64",
     ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
+    "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
 
@@ -110,6 +111,14 @@ OPTIONS = (
 )
 TEMPERED = "the temperature's loss in itself, of next states -> in its logarithm, of these"
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
+REINFORCED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "history": 2}
+REINFORCED |= {"window": 4, "executed": 2, "noise_levels": 20, "rounds": 5, "tuned": 5}
+REINFORCED |= {"noise_max": 100.0, "environments": 1, "decisions": 7, "batch_size": 7}
+REINFORCED |= {"spread_max": 0.5, "policy_lr": 1e-3, "offline_lr": 1e-3, "one_step": "none"}
+REINFORCED |= {"clip": 0.04, "offline_clip": 0.04, "members": 3, "elites": 2}
+VECTORS = "points and pictures, encoders of them -> vectors and perceptrons"
+LEVELS = "a last jump to the least noisy level, from whose number times are counted -> to none"
+BESIDE = "1e-{} beside advantages' deviation -> 1e-8"
 CASES = (
     Case(
         "diffusion_policy",
@@ -205,6 +214,65 @@ CASES = (
         },
         adapted=("a time's perceptron twice as wide as its input -> four times",),
         aims=("advantages", "returns"),
+    ),
+    Case(
+        "rl100",
+        "rl100",
+        "RL-100/rl_100/unidpg/critic.py",
+        config=REINFORCED,
+        phase="judge",
+        variant="judges",
+        adapted=(
+            VECTORS,
+            "targets follow each second update -> each",
+            "the model's weights decay -> not",
+            "V's ReLU -> Mish",
+        ),
+    ),
+    Case(
+        "rl100",
+        "rl100",
+        "RL-100/rl_100/unidpg/uni_ppo.py",
+        ("noise",),
+        REINFORCED,
+        phase="improve",
+        variant="offline",
+        adapted=(VECTORS, LEVELS, BESIDE.format(10), "chunks are judged as drawn -> as taken"),
+        aims=("observations",),
+        updates=4,
+    ),
+    Case(
+        "rl100",
+        "rl100",
+        "RL-100/rl_100/unidpg/uni_ppo.py",
+        config=REINFORCED,
+        phase="online",
+        variant="online",
+        adapted=(
+            VECTORS,
+            LEVELS,
+            BESIDE.format(5),
+            "Adam's 1e-5 -> 1e-8",
+            "V learns once for all steps of a chain, its gradient and values cut -> with each, not",
+        ),
+        aims=("rewards",),
+    ),
+    Case(
+        "rl100",
+        "rl100",
+        "RL-100/rl_100/policy/rl100_3d.py",
+        ("noise",),
+        REINFORCED | {"one_step": "afterwards"},
+        phase="distil",
+        variant="one_step",
+        adapted=(
+            VECTORS,
+            LEVELS,
+            "a share of the noise, less than 1e-6, in what the head tells -> none",
+            "the time that the head is told, 99 -> the policy's first, 90",
+            "its gradient is cut -> not",
+        ),
+        aims=("observations",),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
@@ -514,5 +582,4 @@ CASES = (
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
-    "rl100": "Lei-Kun/RL-100 was read and not run: it needs a scene's points and pictures",
 }

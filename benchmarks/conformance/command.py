@@ -29,6 +29,7 @@ from benchmarks.conformance.ours import UserError
 RESULTS = ROOT / "benchmarks" / "results" / "conformance"
 RECORDED = ROOT / "tests" / "offline_rl" / "conformance"
 FAULT = 1e-6
+NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behaviour", "dynamics", "fit")
 GROUPS = ("networks", "targets", "temperatures", "gradients", "losses")
 HEADER = ["algorithm", "beside", "updates", *GROUPS, "with a fault", "made equal before"]
 INTRODUCTION = """# Conformance
@@ -42,7 +43,8 @@ the start; of gradients (Adam's running means, which its normalisation would hid
 included, and of the losses that the other code tells, relative to the largest one. Transformers
 differ by most: some gradients, as those of keys' biases, are 0 but for rounding, which Adam sees.
 With a fault: the largest difference that the same comparison finds when our targets (where there
-are none, the actions to be cloned) are 1e-6 too large. Networks are {width} wide.
+are none, the actions to be cloned or the states of chains) are 1e-6 too large. Networks are {width}
+wide.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers.
 What differs between published codes of one method: [differences](../../docs/differences.md).
 """
@@ -182,4 +184,4 @@ def kind(quantity: str) -> str:
         return "temperatures"
     if quantity.endswith("_target"):
         return "targets"
-    return "networks" if quantity in ("policy", "model", "critic", "value", "vae") else "losses"
+    return "networks" if quantity in NETWORKS else "losses"

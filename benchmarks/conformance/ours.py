@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,8 @@ def parameters(algorithm: Algorithm) -> Arrays:
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     """The columns of one update's batch; `expert/<column>` are an expert's."""
+    if case.algorithm == "rl100":
+        return rollout(algorithm, update) if case.phase == ONLINE else judged(algorithm, update)
     if isinstance(algorithm, DenoisingRL):
         return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
@@ -133,7 +136,8 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
         told: Tensor = state.model(seen, x, times)
         return told
 
-    found = replayed(algorithm.table(cfg.eta), model, chain, cfg.density_floor)
+    table, bounds = algorithm.table(cfg.eta), (cfg.density_floor, algorithm.ceiling)
+    found = replayed(table, model, chain, *bounds)
     found = found + torch.from_numpy(0.02 * draw.standard_normal(tuple(found.shape)))
     executed = torch.ones(count, cfg.executed)
     means = torch.stack([algorithm.told(each, executed) for each in found.unbind(1)], 1)
@@ -141,6 +145,50 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
     columns = {name: x.numpy() for name, x in made.items()} | {"executed": executed.numpy()}
     columns |= {name: draw.standard_normal(count) for name in ("advantages", "returns")}
     return columns | {"step": draw.randint(0, cfg.tuned, count)}
+
+
+def rollout(algorithm: Any, update: int) -> Arrays:
+    """Decisions one after another in one environment, all with the same step of their chains."""
+    columns, own = decisions(algorithm, update), inputs.batch(update, 1.0)
+    draw = np.random.RandomState([inputs.SEED, update, 4])
+    columns["terminated"] = own["terminated"]
+    columns["rewards"] = draw.standard_normal(columns["executed"].shape)
+    columns["truncated"] = (1 - own["terminated"]) * (draw.uniform(size=inputs.BATCH) < 1 / 3)
+    columns["next_observations"] = draw.standard_normal(columns["observations"].shape)
+    return columns | {"step": np.full(inputs.BATCH, update % algorithm.cfg.tuned)}
+
+
+def judged(algorithm: Any, update: int) -> Arrays:
+    """Chunks, what they were paid, and what was seen behind them."""
+    cfg, chunks = algorithm.cfg, inputs.windows(update, whole=True)
+    columns = inputs.batch(update, cfg.discount**cfg.executed)
+    columns |= {"actions": chunks["actions"][:, : cfg.window], "held_out": np.zeros(inputs.BATCH)}
+    for name in ("observations", "next_observations"):
+        columns[name] = chunks[name][:, : cfg.history]
+    return columns
+
+
+def visited(algorithm: Any, state: State, batch: Any, i: int) -> tuple[State, dict[str, Tensor]]:
+    """New chains of `behaviour` on a batch's states, and an update on each of their steps."""
+    made = {k: column.flatten(0, 1) for k, column in algorithm.fill(state, batch).items()}
+    losses = []
+    for k in range(algorithm.cfg.tuned):
+        pairs = Decisions(made, torch.full((inputs.BATCH,), k), torch.tensor(0))
+        state, metrics = algorithm.improve(state, pairs, i)
+        losses.append(metrics["policy_loss"])
+    return state, {"policy_loss": torch.stack(losses).mean()}
+
+
+def digested(algorithm: Any, state: State, batch: Any, i: int) -> tuple[State, dict[str, Tensor]]:
+    """An update on a rollout whose advantages V tells before it."""
+    data = {name: column[:, None] for name, column in batch.columns.items()}
+    data |= {"moments": torch.zeros(3), "so_far": torch.zeros(1)}
+    made = algorithm.digest(state, data)
+    own = {name: made[name].flatten() for name in ("advantages", "returns")}
+    return algorithm.update(state, replace(batch, columns={**batch.columns, **own}), i)
+
+
+WHOLE = {"improve": visited, ONLINE: digested}  # what rl100's cases run in a method's place
 
 
 def config(case: Case) -> dict[str, Any]:
@@ -174,7 +222,9 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             done = torch.tensor(update)
             state = State(algorithm, params, optimiser, Recorder(tape), done)
             now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
-            method = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
+            method: Any = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
+            if case.algorithm == "rl100" and case.phase in WHOLE:
+                method = partial(WHOLE[case.phase], algorithm)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
             params, optimiser = dict(state.params), dict(state.optimiser)

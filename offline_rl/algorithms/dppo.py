@@ -26,13 +26,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.base import Metrics, State
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.on_policy.ppo import clip_range, kept, standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
-from offline_rl.utils.options import Amount, NonNegative, Positive, Share
+from offline_rl.utils.options import NonNegative, Positive, Share
 from policies.networks.mlp import Scalar
 
 
@@ -48,7 +48,6 @@ class Config(ChainConfig):
     policy_lr: Rate = 1e-4  # learning rate of the policy
     value_lr: Rate = 1e-3  # of the critic
     value_weight: NonNegative = 0.5  # of its loss
-    value_warm_up: Amount = 0  # iterations in which the critic alone learns
 
 
 class DPPO(DenoisingRL):
@@ -67,18 +66,13 @@ class DPPO(DenoisingRL):
         cfg, old, k = self.cfg, state, batch.step
         gained = standardised(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
-
-        def value_loss(value):
-            error = value(batch.observations.flatten(1)) - batch.returns
-            return cfg.value_weight * 0.5 * error.square().mean()
-
         state, metrics = self.reinforced(state, batch, gained, clip)
-        state = kept(old, state, state.done < cfg.value_warm_up * self.updates)
-        state, value = minimise(state, "value", value_loss)
+        state = kept(old, state, self.warming_up(state))
+        state, told = self.valued(state, batch, 0.5 * cfg.value_weight)
         stopped = old.stopped()
         state = kept(old, self.acting(state), stopped == batch.rollout)
         far = torch.where(
             metrics["divergence"] > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped
         )
         state = replace(state, params={**state.params, "stopped": {"value": far}})
-        return state, metrics | {"value_loss": value, "returns": batch.returns.mean()}
+        return state, metrics | told

@@ -6,13 +6,16 @@ comes of it is kept where it does better in the model; new episodes become data,
 on. Then proximal policy optimisation goes on with rollouts alone.
 
 Paper:   Lei et al., arXiv:2510.14830. `acting` is its one-step head or the policy itself.
-Differs: from the authors' code (Lei-Kun/RL-100) in that denoising steps are drawn in minibatches
-         from all decisions, there each decision's are taken one after another; that later imitation
-         goes on from where the policy stands; that rates and clips do not fall; that both policies
-         are scored from the same starts and rejected weights are put back, as the paper has it;
-         that observations are vectors, without their encoder and its losses; that a last round of
-         no deviation of its own has `sampling_floor`; and that the online critic is V, without
-         a clip. Its flows' transitions are `dppo`'s.
+Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/conformance), with
+         vectors for what it sees, without its encoder and its losses. Around them, denoising steps
+         are drawn in minibatches from all decisions, there each decision's are taken one after
+         another, and V learns once for them, its values and gradient cut; later imitation goes on
+         from where the policy stands; rates and clips do not fall; both policies are scored from
+         the same starts and rejected weights are put back, as the paper has it; a last round ends
+         without noise but for `sampling_floor`, there at the least noisy level, and noise is cut
+         at `noise_max`; chunks are judged as they are taken, in their range; targets follow every
+         update, there each second; the model's weights do not decay, and it tells no rewards; the
+         head is told the policy's first time. Its flows' transitions are `dppo`'s.
 """
 
 from __future__ import annotations
@@ -22,16 +25,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State, minimise
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State
 from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
 from offline_rl.algorithms.common.on_policy.offline import JudgeConfig, Judged
-from offline_rl.algorithms.common.on_policy.ppo import standardised
+from offline_rl.algorithms.common.on_policy.ppo import kept, standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -102,24 +104,20 @@ class RL100(Judged, Imitating):
         return now
 
     def optimisers(self) -> dict[str, Adam]:
-        cfg, cloning = self.cfg, self.phase == "imitate"
-        rates = {"imitate": cfg.imitation_lr, "improve": cfg.offline_lr}
-        norm = None if cloning else cfg.max_norm
-        return {
-            "model": Adam(rates.get(self.phase, cfg.policy_lr), max_norm=norm),
-            "value": Adam(cfg.critic_lr if self.phase == "judge" else cfg.value_lr),
-            "critic": Adam(cfg.critic_lr),
-            "dynamics": Adam(cfg.dynamics_lr),
-            "student": Adam(cfg.imitation_lr),
-        }
+        cfg, phase = self.cfg, self.phase
+        rates = {"student": cfg.imitation_lr, "critic": cfg.critic_lr, "dynamics": cfg.dynamics_lr}
+        rates["value"] = cfg.critic_lr if phase == "judge" else cfg.value_lr
+        policy = {"imitate": cfg.imitation_lr, "improve": cfg.offline_lr}.get(phase, cfg.policy_lr)
+        cut = None if phase == "imitate" else cfg.max_norm
+        return {"model": Adam(policy, max_norm=cut)} | {k: Adam(rate) for k, rate in rates.items()}
 
     @property
     def phases(self) -> Mapping[str, int]:
         """Each once; `schedule` repeats them."""
         cfg, pairs = self.cfg, self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size
+        distil = cfg.student_updates if cfg.one_step == "afterwards" else 0
         made = {"imitate": cfg.imitation_updates, "settle": 1, "judge": cfg.judge_updates}
-        made |= {"improve": cfg.passes * pairs, "compare": 1}
-        return made | ({"distil": cfg.student_updates} if cfg.one_step == "afterwards" else {})
+        return made | {"improve": cfg.passes * pairs, "compare": 1, "distil": distil}
 
     def schedule(
         self, num_updates: int, num_env_steps: int, pretrain: int | None
@@ -127,29 +125,25 @@ class RL100(Judged, Imitating):
         """num_updates: of the first imitation, beyond that of the run it goes on from."""
         cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.executed
         count, rest = divmod(num_env_steps, size)
+        if pretrain is not None:
+            own = "phases here have lengths of their own, such as algorithm.judge_updates; give"
+            raise UserError(f"pretrain_updates={pretrain}: {own} these")
         if rest or count < cfg.iterations:
+            least = f"at least {cfg.iterations * size} for algorithm.iterations={cfg.iterations}"
             raise UserError(
                 f"num_env_steps={num_env_steps}: new episodes and online iterations take {size} "
                 f"steps each, algorithm.decisions={cfg.decisions} of {cfg.executed}; give a "
-                f"multiple of that, at least {cfg.iterations * size} for algorithm.iterations="
-                f"{cfg.iterations}"
-            )
-        if pretrain is not None:
-            raise UserError(
-                f"pretrain_updates={pretrain}: phases here have lengths of their own, such as "
-                "algorithm.judge_updates and algorithm.imitation_updates; give these"
+                f"multiple of that, {least}"
             )
         learn = {name: schedule.Learn(name, n) for name, n in self.phases.items()}
         fill = schedule.Fill("improve", cfg.decisions, "imitate")
         gather = schedule.Collect("gather", cfg.decisions, cfg.executed, adds=True)
         rollouts = schedule.Collect(online, cfg.decisions, cfg.executed)
-        work: list[schedule.Piece] = [learn["settle"], learn["judge"]]
-        work += [fill, learn["improve"], learn["compare"]] * cfg.improvements
-        work = [*work, gather, learn["imitate"]] * cfg.iterations
-        work = [schedule.Learn("imitate", num_updates), *work, learn["settle"]]
+        improved = [fill, learn["improve"], learn["compare"]] * cfg.improvements
+        offline = [learn["settle"], learn["judge"], *improved, gather, learn["imitate"]]
+        work = [schedule.Learn("imitate", num_updates), *offline * cfg.iterations, learn["settle"]]
         work += [rollouts, schedule.Learn(online, self.updates)] * (count - cfg.iterations)
-        work += [learn["distil"]] if "distil" in learn else []
-        return [piece for piece in work if piece.size]
+        return [piece for piece in [*work, learn["distil"]] if piece.size]
 
     def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made = super().digest(state, data)
@@ -158,25 +152,17 @@ class RL100(Judged, Imitating):
     def told(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the sum over the actions that were taken."""
         first = self.cfg.history - 1
-        own = densities[:, first : first + executed.shape[-1]].sum(-1)
-        return (own * executed.to(own.dtype)).sum(-1)
+        return (densities[:, first : first + executed.shape[-1]].sum(-1) * executed).sum(-1)
 
     def improve(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:
-        """One step on chains of `behaviour` on the data's states."""
-        clip = torch.ones_like(batch.advantages) * self.cfg.offline_clip
+        """One step of the policy, here on chains of `behaviour` on the data's states."""
+        clip = self.cfg.offline_clip if self.phase == "improve" else self.cfg.clip
         state, metrics = self.reinforced(state, batch, batch.advantages, clip)
         state, told = self.in_step(self.acting(state), batch.observations)
         return state, metrics | told
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
-        """One step of policy and V on a rollout."""
-        clip = torch.ones_like(batch.advantages) * self.cfg.clip
-        state, metrics = self.reinforced(state, batch, batch.advantages, clip)
-
-        def value_loss(value: Network) -> Tensor:
-            error: Tensor = value(batch.observations.flatten(1)) - batch.returns
-            return error.square().mean()
-
-        state, value = minimise(state, "value", value_loss)
-        state, told = self.in_step(self.acting(state), batch.observations)
-        return state, metrics | told | {"value_loss": value, "returns": batch.returns.mean()}
+        """The same on a rollout, and one step of V."""
+        learnt, metrics = self.improve(state, batch, i)
+        state, told = self.valued(kept(state, learnt, self.warming_up(state)), batch)
+        return state, metrics | told

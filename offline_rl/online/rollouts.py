@@ -60,6 +60,13 @@ class RolloutCollector:
                 f"executed={self.executed}: an episode here has {self.env.max_episode_steps} "
                 "steps, fewer than a decision; clone with fewer actions executed"
             )
+        longest, each = self.env.max_episode_steps, rollouts.size[0] * self.executed
+        if kept is not None and each < longest:
+            raise UserError(
+                f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
+                f"are {each} steps of each, fewer than an episode's {longest}: only those that end "
+                "early, as successes do, would be new data; give fewer environments"
+            )
         self.steps = 0  # of each seed's environments, had no episode ended within a decision
         self.episodes = np.zeros(len(engine.seeds), int)  # begun, of each seed
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
@@ -71,7 +78,6 @@ class RolloutCollector:
         self._seeds = np.zeros(count, np.int64)  # its seed
         self._decisions = np.zeros(count, np.int64)  # in it, so far
         self._lengths = np.zeros(count, np.int64)
-        longest = self.env.max_episode_steps
         self.mishaps = np.zeros(count, np.int64)  # broken episodes since the last whole one
         self._played = np.zeros((count, longest, self.env.action_dim), np.float32)
         self._paid = np.zeros((count, longest), np.float32)

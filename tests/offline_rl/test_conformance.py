@@ -78,6 +78,9 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("consistency-consistency", "dsm_weight"),
         ("flow_policy-lerobot", "time_power"),
         ("resfit-resfit", "noise_clip"),
+        ("rl100-rl100-judges", "expectile"),
+        ("rl100-rl100-offline", "spread_max"),
+        ("rl100-rl100-online", "trace"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):

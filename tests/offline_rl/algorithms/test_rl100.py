@@ -183,6 +183,17 @@ def test_the_one_step_head_learns_where_the_policy_ends():
     assert e.metrics("imitate")["student_loss"][0] < 0.3 * first
 
 
+def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
+    e = engine(value_warm_up=1)
+    e.at("improve")[1].put(e.apply("fill", Drawn("imitate", 24), "improve"), 0)
+    for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
+        before = e.seed_state(0)
+        e.run(1, phase)
+        after = e.seed_state(0)
+        moved = {k.split("/")[1] for k, v in after.items() if (v != before[k]).any()}
+        assert moved == {*learns, "update"}
+
+
 def test_the_order_of_work():
     cfg = Config(**(SMALL | {"iterations": 2, "improvements": 2, "one_step": "afterwards"}))
     work = RL100(Spec((3,), 2), cfg).schedule(7, 4 * 48, None)
@@ -251,6 +262,7 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
             {"num_env_steps": 48, "algorithm.iterations": 2},
             "at least 96 for algorithm.iterations=2",
         ),
+        ({"algorithm.environments": 8}, "are 6 steps of each, fewer than an episode's 7"),
         ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
         ({"pretrain_updates": 5}, "pretrain_updates=5: phases here have lengths of their own"),

@@ -21,6 +21,7 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
+    minimise,
     minimise_with,
     wanted,
 )
@@ -47,7 +48,7 @@ from offline_rl.algorithms.common.on_policy.ppo import (
 from offline_rl.replay.batch import Source, Sources
 from offline_rl.replay.rollouts import Decisions, Shapes
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Count, Positive, Range, Share
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share
 from policies.heads.diffusion import DiffusionActor, TunedActor
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler
 
@@ -76,6 +77,7 @@ class ChainConfig(DenoiserShape):
     scale_rewards: bool = True  # by the deviation of their running sums
 
     epochs: Built = 5  # visits to all of an iteration's denoising steps
+    value_warm_up: Amount = 0  # iterations in which the critic alone learns
     value_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the critic
 
     def __post_init__(self) -> None:
@@ -274,9 +276,9 @@ class DenoisingRL(Algorithm):
         return self.told(log_density(batch.chain[own, k + 1], mean, spread), batch.executed)
 
     def reinforced(
-        self, state: State, batch: Decisions, gained: Tensor, clip: Tensor
+        self, state: State, batch: Decisions, gained: Tensor, clip: float | Tensor
     ) -> tuple[State, Metrics]:
-        """One step of the model on the clipped loss.  gained: advantages, [B].  clip: [B]."""
+        """One step of the model on the clipped loss.  gained: advantages, [B], as `clip` may be."""
         numbers = self.numbers(batch)
         before = batch.log_probs.gather(1, batch.step[:, None])[:, 0]  # [B]
 
@@ -286,6 +288,19 @@ class DenoisingRL(Algorithm):
 
         state, value, (divergence, share) = minimise_with(state, "model", policy_loss)
         return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
+
+    def valued(self, state: State, batch: Decisions, weight: float = 1.0) -> tuple[State, Metrics]:
+        """One step of the critic.  weight: of its squared error."""
+
+        def value_loss(value: Network) -> Tensor:
+            return weight * (value(batch.observations.flatten(1)) - batch.returns).square().mean()
+
+        state, loss = minimise(state, "value", value_loss)
+        return state, {"value_loss": loss, "returns": batch.returns.mean()}
+
+    def warming_up(self, state: State) -> Tensor:
+        """Whether what the policy learns is not kept yet; 0-d."""
+        return state.done < self.cfg.value_warm_up * self.updates
 
     def acting(self, state: State) -> State:
         """With the model's weights in the policy."""

@@ -70,8 +70,8 @@ class Clipped(NamedTuple):
     share: Tensor  # of ratios beyond the clip
 
 
-def clipped_loss(log_ratio: Tensor, advantages: Tensor, clip: Tensor) -> Clipped:
-    """Eq. 7 of arXiv:1707.06347, negative; all [B]."""
+def clipped_loss(log_ratio: Tensor, advantages: Tensor, clip: float | Tensor) -> Clipped:
+    """Eq. 7 of arXiv:1707.06347, negative; all [B], or one clip for all."""
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - clip, 1 + clip)
     loss = torch.maximum(-advantages * ratio, -advantages * bounded).mean()
