@@ -11,22 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, group_norm, max_pool2d
 
 from policies.channels import is_picture
+from policies.networks.dropout import Random
 from policies.networks.init import torch_init
 
 Kind = Literal["conv", "resnet18"]
-
-
-class Random(Protocol):
-    """A source of random numbers."""
-
-    def integers(self, high: int, shape: Sequence[int]) -> Tensor: ...
 
 
 class Conv(nn.Module):
@@ -166,7 +161,7 @@ def corners(
     pictures: Tensor, spare: tuple[int, int], random: Random | None
 ) -> tuple[Tensor, Tensor]:
     """The top and the left of what is cut out of each picture, [P] each."""
-    count, sides = len(pictures), []
+    count, sides = pictures.shape[0], []
     for room in spare:
         if random is None:
             sides.append(torch.full((count,), room // 2, device=pictures.device))
@@ -177,7 +172,7 @@ def corners(
 
 def cut(pictures: Tensor, top: Tensor, left: Tensor, piece: tuple[int, int]) -> Tensor:
     """[P, H, W, C] -> [P, *piece, C]."""
-    own = torch.arange(len(pictures), device=pictures.device)[:, None, None]
+    own = torch.arange(pictures.shape[0], device=pictures.device)[:, None, None]
     rows = top[:, None] + torch.arange(piece[0], device=pictures.device)
     columns = left[:, None] + torch.arange(piece[1], device=pictures.device)
     return pictures[own, rows[:, :, None], columns[:, None, :]]
