@@ -30,13 +30,14 @@ class Scaled(nn.Module):
         low, high = [*(low or [-1.0] * actions)], [*(high or [1.0] * actions)]
         self.arguments: dict[str, Any] = {"actions": actions, "action_low": low}
         self.arguments["action_high"] = high
-        self.arguments["observations"] = observations
-        self.eyes, self.features = None, observations  # numbers in an encoded observation
-        if isinstance(observations, Mapping):
-            shapes = {name: [*shape] for name, shape in observations.items()}
-            self.arguments |= {"observations": shapes, "encoder": dict(encoder or {})}
-            self.eyes = Sees(shapes, **(encoder or {}))
-            self.features = self.eyes.features
+        self.eyes: Sees | None = None
+        if isinstance(observations, int):
+            self.arguments["observations"] = self.features = observations
+        else:
+            shapes, how = {k: [*shape] for k, shape in observations.items()}, dict(encoder or {})
+            self.arguments |= {"observations": shapes, "encoder": how}
+            self.eyes = Sees(shapes, **how)
+            self.features = self.eyes.features  # numbers in an encoded observation
         ranges = [centre_and_extent(*ends) for ends in zip(low, high, strict=True)]
         self.centre, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
 
