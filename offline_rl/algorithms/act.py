@@ -35,9 +35,8 @@ class Config(ChunkConfig):
     history: Count = 1  # observations seen at once
     window: Count = 100  # actions predicted, from the present one on
     executed: Count = 100  # of these, taken before the next decision
-    # chunks decided at every step are averaged, the i-th decision of one, the oldest being 0, with
-    # the weight exp(-blending i)
-    blending: NonNegative | None = None  # temporal ensembling, the paper's: 0.01, executed=1
+    # temporal ensembling: with executed=1, what all chunks say of a step is averaged
+    blending: NonNegative | None = None  # m of the weights exp(-m i), i = 0 the oldest; paper: 0.01
     mask_ends: bool = True  # learn nothing from actions repeated beyond an episode's ends
     size: Count = 512  # of a token; even, and a multiple of heads
     heads: Count = 8  # of attention, in each layer

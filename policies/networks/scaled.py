@@ -31,13 +31,13 @@ class Scaled(nn.Module):
         self.arguments: dict[str, Any] = {"actions": actions, "action_low": low}
         self.arguments["action_high"] = high
         self.eyes: Sees | None = None
-        if isinstance(observations, int):
-            self.arguments["observations"] = self.features = observations
-        else:
+        if isinstance(observations, Mapping):
             shapes, how = {k: [*shape] for k, shape in observations.items()}, dict(encoder or {})
             self.arguments |= {"observations": shapes, "encoder": how}
             self.eyes = Sees(shapes, **how)
             self.features = self.eyes.features  # numbers in an encoded observation
+        else:
+            self.arguments["observations"] = self.features = observations
         ranges = [centre_and_extent(*ends) for ends in zip(low, high, strict=True)]
         self.centre, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
 

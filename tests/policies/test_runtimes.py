@@ -256,7 +256,7 @@ def seeing(kind: str) -> torch.nn.Module:
     return DiffusionActor(shapes, 2, network="mlp", options=options, table=table, window=8, **own)
 
 
-@pytest.mark.parametrize("kind", ["sampler", "act"])
+@pytest.mark.parametrize("kind", ["sampler", pytest.param("act", marks=pytest.mark.slow)])
 def test_what_sees_pictures_is_exported_with_every_channel_by_name(
     tmp_path: Path, kind: str
 ) -> None:
