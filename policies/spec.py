@@ -75,7 +75,7 @@ class Spec:
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()  # one for all or one for each; empty: not said
     action_mode: Literal["absolute", "delta"] = "absolute"  # delta: to what was commanded last
-    blending: float | None = None  # chunks are blended, by `policies.chunks.Queue`; None: not
+    blending: float | None = None  # m of `policies.chunks.Queue`; None: chunks are not blended
     # steps from an observation to when its own action is reached; None: not said
     action_offset: float | None = None
 
