@@ -155,8 +155,8 @@ class PictureEncoder(nn.Module):
             (top, left), (height, width) = (room // 2 for room in self.spare), self.piece
             x = rows[:, top : top + height, left : left + width]
         else:
-            corner = [random.integers(room + 1, rows.shape[:1]) for room in self.spare]
-            x = cut(rows, *corner, self.piece)
+            tops, lefts = (random.integers(room + 1, rows.shape[:1]) for room in self.spare)
+            x = cut(rows, tops, lefts, self.piece)
         x = x.permute(0, 3, 1, 2).float() / 127.5 - 1  # [P, C, h, w] in [-1, 1]
         places = keypoints(self.maps(self.backbone(x)))
         return places.reshape(*pictures.shape[:-3], self.features)
