@@ -131,11 +131,6 @@ class Normalisers:
         of = self.of
         return {k: of[k].inverse(v) if k in of else v for k, v in observations.items()}
 
-    @property
-    def is_identity(self) -> bool:
-        """True where nothing changes."""
-        return all(part.is_identity for part in self.of.values())
-
 
 def identity(shapes: Any) -> Normaliser | Normalisers:
     """Leaves observations of `shapes` as they are."""
@@ -145,12 +140,13 @@ def identity(shapes: Any) -> Normaliser | Normalisers:
     return Normalisers({name: Normaliser.identity(shape) for name, shape in vectors.items()})
 
 
-def fit(observations: Observations) -> Normaliser | Normalisers:
-    """`Normaliser.fit` of observations [N, …]; what is an action stays as it is."""
+def fit(observations: Observations, *, by_range: bool = False) -> Normaliser | Normalisers:
+    """Of observations [N, …], by `Normaliser.fit` or `fit_range`; an action stays as it is."""
+    one = Normaliser.fit_range if by_range else Normaliser.fit
     if not isinstance(observations, Mapping):
-        return Normaliser.fit(observations)
+        return one(observations)
     vectors = {name: x for name, x in observations.items() if not is_picture(x.shape[1:])}
-    made = {name: Normaliser.fit(x) for name, x in vectors.items()}
+    made = {name: one(x) for name, x in vectors.items()}
     if BASE_ACTION in made:
         made[BASE_ACTION] = Normaliser.identity(made[BASE_ACTION].mean.shape)
     return Normalisers(made)

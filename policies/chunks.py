@@ -5,6 +5,9 @@
     chunk, horizon 4          a |  a      a      a
     executed 3                a |  a      a   |  asked again at t+3
 
+Asked at every step, chunks may be blended: what they all say of a step is averaged (Zhao et al.,
+arXiv:2304.13705, section IV-A).
+
 Numpy alone, so that it serves the stacked policies of an evaluation, a bundle and a robot alike.
 """
 
@@ -30,10 +33,21 @@ class Queue:
     """
 
     def __init__(
-        self, plan: Plan, *, history: int, executed: int, noise_shape: tuple[int, ...] = ()
+        self,
+        plan: Plan,
+        *,
+        history: int,
+        executed: int,
+        noise_shape: tuple[int, ...] = (),
+        blending: float | None = None,
     ) -> None:
-        """executed: actions of a chunk that are taken.  noise_shape: of a decision; () for none."""
+        """executed: actions of a chunk that are taken.  noise_shape: of a decision; () for none.
+
+        blending: m, where chunks are blended: the i-th decision of a step, the oldest being 0, has
+        the weight exp(-m i).
+        """
         self.plan, self.history, self.executed = plan, history, executed
+        self.blending = blending
         self.noise_shape = noise_shape or (0,)
         self.seeds = np.zeros(0, np.int64)  # [B], of the episodes
         self.decisions = np.zeros(0, np.int64)  # [B], made in them so far
@@ -41,6 +55,8 @@ class Queue:
         self._new = np.zeros(0, bool)  # [B], nothing was seen yet
         self._seen: Observations | None = None
         self._chunks = np.zeros(0, np.float32)
+        self._sums = np.zeros((0, 0, 0))  # [B, horizon, A], weighted, of the steps from here on
+        self._counts = np.zeros((0, 0), np.int64)  # [B, horizon], decisions in them
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Begins an episode from each of `seeds`: as many as there are, or anew in `rows` alone."""
@@ -50,8 +66,11 @@ class Queue:
             self.seeds, self.decisions = np.empty_like(seeds), np.empty_like(seeds)
             self._taken, self._new = np.empty_like(seeds), np.empty(len(seeds), bool)
             self._seen, self._chunks = None, np.zeros((len(seeds), 0), np.float32)
+            self._sums = np.zeros((len(seeds), 0, 0))
+            self._counts = np.zeros((len(seeds), 0), np.int64)
         self.seeds[rows], self.decisions[rows] = seeds, 0
         self._taken[rows], self._new[rows] = self.executed, True
+        self._sums[rows], self._counts[rows] = 0, 0
 
     def see(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Takes in the present ones, [B, *obs]; before an episode's first they were all like it.
@@ -76,10 +95,28 @@ class Queue:
         self._new[rows] = False
 
     def decide(self, rows: np.ndarray) -> np.ndarray:
-        """New chunks [R, horizon, A] for `rows` [R], after what was seen last."""
+        """New chunks [R, horizon, A] for `rows` [R], after what was seen last.
+
+        Where chunks are blended it is to be asked once a step.
+        """
         drawn = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
         self.decisions[rows] += 1
-        return self.plan(channels.take(self._seen, rows), drawn, rows)
+        chunks = self.plan(channels.take(self._seen, rows), drawn, rows)
+        return chunks if self.blending is None else self._blended(chunks, rows, self.blending)
+
+    def _blended(self, chunks: np.ndarray, rows: np.ndarray, m: float) -> np.ndarray:
+        """The average of new chunks and of what those before them say of the same steps."""
+        count, horizon, _ = chunks.shape
+        if self._sums.shape[1:] != chunks.shape[1:]:
+            self._sums = np.zeros((len(self.seeds), *chunks.shape[1:]))
+            self._counts = np.zeros((len(self.seeds), horizon), np.int64)
+        weights, last = np.exp(-m * np.arange(horizon)), np.zeros((count, 1), np.int64)
+        sums = np.concatenate([self._sums[rows, 1:], np.zeros_like(chunks[:, :1])], 1)
+        before = np.concatenate([self._counts[rows, 1:], last], 1)  # a step is over
+        sums += weights[before][..., None] * chunks
+        self._sums[rows], self._counts[rows] = sums, before + 1
+        blended: np.ndarray = sums / weights.cumsum()[before][..., None]
+        return blended.astype(chunks.dtype)
 
     def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
         """The present observations [B, *obs] -> the actions to take [B, A]; `rows` as of `see`."""

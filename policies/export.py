@@ -138,10 +138,10 @@ def graph(module: nn.Module, given: Mapping[str, Any], answer: str) -> bytes:
     with quiet():
         program = torch.onnx.export(
             module.eval(),
-            tuple(given.values()),
+            kwargs=dict(given),  # of arguments by place it takes a last mapping for these
             input_names=names,
             output_names=[answer],
-            dynamic_shapes=tuple(free(value) for value in given.values()),
+            dynamic_shapes=free(given),
             dynamo=True,
             external_data=False,
             verbose=False,

@@ -65,4 +65,5 @@ def queue(policy: BundlePolicy) -> Queue:
         history=policy.spec.history,
         executed=policy.spec.executed,
         noise_shape=policy.noise_shape,
+        blending=policy.spec.blending,
     )

@@ -83,7 +83,7 @@ class BundlePolicy:
         """See `Policy.act`; deterministic.
 
         A policy that sees a history takes it from the calls: one at every step. `policies.Player`
-        asks for a chunk only where the last one is used up.
+        asks for a chunk only where the last one is used up, and blends them where `spec` says so.
         """
         rows, single = self._rows(observation, 0)
         count = len(next(iter(rows.values())))

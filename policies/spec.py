@@ -75,6 +75,7 @@ class Spec:
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()  # one for all or one for each; empty: not said
     action_mode: Literal["absolute", "delta"] = "absolute"  # delta: to what was commanded last
+    blending: float | None = None  # m of `policies.chunks.Queue`; None: chunks are not blended
     # steps from an observation to when its own action is reached; None: not said
     action_offset: float | None = None
 
@@ -96,6 +97,11 @@ class Spec:
             raise ValueError(f"Spec: sizes must be positive, found {self}")
         if self.executed > self.horizon:
             raise ValueError(f"Spec: of {self.horizon} actions {self.executed} cannot be executed")
+        if self.blending is not None and (self.executed > 1 or self.blending < 0):
+            raise ValueError(
+                f"Spec: blending={self.blending}, at least 0, takes one action of each chunk, "
+                f"found executed={self.executed}"
+            )
         for name in ("action_low", "action_high", "action_names", "action_units"):
             given = len(getattr(self, name))
             if given not in (0, self.action_dim) and (name != "action_units" or given != 1):

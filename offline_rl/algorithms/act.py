@@ -6,8 +6,9 @@ error is absolute, and actions beyond an episode's end do not count.
 
 Paper:   Zhao et al., RSS 2023, arXiv:2304.13705.
 Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose settings and single
-         decoder layer are used, in that actions are scaled to their range, there standardised, and
-         that chunks are never blended (its temporal ensembling, off by default).
+         decoder layer are used, in that actions are scaled to their range, there standardised; and
+         in that all that is seen is one token, pictures as the places of keypoints, and told to the
+         encoder of styles too, there a token for each place of a map, of which styles know nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from offline_rl.algorithms.common.base import Metrics, State, minimise_with
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning, ChunkConfig
 from offline_rl.algorithms.common.config import BUILT, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.seeing import sight
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive, Share
 from policies.heads.act import ActionChunkingTransformer
@@ -33,6 +35,8 @@ class Config(ChunkConfig):
     history: Count = 1  # observations seen at once
     window: Count = 100  # actions predicted, from the present one on
     executed: Count = 100  # of these, taken before the next decision
+    # temporal ensembling: with executed=1, what all chunks say of a step is averaged
+    blending: NonNegative | None = None  # m of the weights exp(-m i), i = 0 the oldest; paper: 0.01
     mask_ends: bool = True  # learn nothing from actions repeated beyond an episode's ends
     size: Count = 512  # of a token; even, and a multiple of heads
     heads: Count = 8  # of attention, in each layer
@@ -56,6 +60,11 @@ class Config(ChunkConfig):
         super().__post_init__()
         if self.size % self.heads or self.size % 2:
             raise ValueError(f"size={self.size} is no even multiple of heads={self.heads}")
+        if self.blending is not None and self.executed > 1:
+            raise ValueError(
+                f"blending={self.blending} averages what every step decides, so it needs "
+                f"executed=1, found executed={self.executed}"
+            )
 
     @property
     def ahead(self) -> int:
@@ -68,14 +77,14 @@ class ACT(ChunkCloning):
 
     def head(self) -> ActionChunkingTransformer:
         spec, cfg = self.spec, self.cfg
-        chunk = ("history", "window", "executed", "action_low", "action_high")
+        chunk = ("history", "window", "executed", "action_low", "action_high", "blending")
         sizes = ("size", "heads", "layers", "decoder_layers", "style_layers", "style")
         options: dict[str, Any] = {name: getattr(cfg, name) for name in (*chunk, *sizes)}
         return ActionChunkingTransformer(
-            spec.observation_dim,
-            spec.action_dim,
+            actions=spec.action_dim,
             hidden=cfg.hidden_units,
             dropout_rate=cfg.dropout,
+            **sight(spec, cfg),
             **options,
         )
 

@@ -21,6 +21,7 @@ from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
+from offline_rl.data.transform import Normalise
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.options import Count
@@ -44,7 +45,7 @@ class Config(SeeingConfig):
     history: Count = 1  # observations seen at once
     window: Count = 1  # actions answered at once, from the present one on
     executed: Count = 1  # of these, taken before the next decision
-    normalise_observations: bool = True
+    normalise_observations: Normalise = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ Differs: from the authors' code (Aaditya-Prasad/consistency-policy) in that a pa
          teaches nothing; that those of a batch are noised alike by their parity, not their half;
          and in the bins of three steps, which their default takes for deviations. As there the
          target is the student itself, and what is noise at first has deviation 1 (`unit`).
+         Pictures are seen by the teacher's encoder, once an update; the student never changes it.
 """
 
 from __future__ import annotations
@@ -66,9 +67,16 @@ class Consistency(Denoising):
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.head(), "teacher": self.actor(karras(1))}
 
+    @property
+    def undecayed(self) -> tuple[str, ...]:
+        """The teacher's eyes, which nothing teaches here, stay as they are."""
+        return (*super().undecayed, "eyes")
+
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step on both losses, at `levels` noise levels of each chunk."""
-        cfg, random, s = self.cfg, state.random, batch.observations
+        cfg, random = self.cfg, state.random
+        s = state.teacher.encode(batch.observations, random)  # [B, history, F]; all see by its eyes
+        model, teacher = state.model.predict, state.teacher.predict
         a = self.unit(batch.actions)  # [B, T, A]
         shape = (cfg.levels, len(a))  # [K, B]
         t = random.integers(BINS - 1, shape)
@@ -76,17 +84,17 @@ class Consistency(Denoising):
         start, near, end = (sigma(place / (BINS - 1)) for place in (t, t + 1, later))
         least = torch.full_like(start, SIGMAS[0])
         x = a + wide(start) * random.normal((*shape, *a.shape[1:]))
-        closer = heun(state.teacher, s, x, start, near)
-        target = jump(state.model, s, closer, near, end, random)
-        target = jump(state.model, s, target, end, least, random)  # [K, B, T, A]
+        closer = heun(teacher, s, x, start, near)
+        target = jump(model, s, closer, near, end, random)
+        target = jump(model, s, target, end, least, random)  # [K, B, T, A]
         deviation = consistency_deviations(random, shape)
         noised = a + wide(deviation) * random.normal(x.shape)
 
-        def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            found = jump(model, s, x, start, end, random)
-            found = jump(state.model, s, found, end, least, random)
+        def policy_loss(learner) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            found = jump(learner.predict, s, x, start, end, random)
+            found = jump(model, s, found, end, least, random)
             ctm = self.mean(distance(found, target, None, cfg.distance), batch)
-            denoised = jump(model, s, noised, deviation, least, random)
+            denoised = jump(learner.predict, s, noised, deviation, least, random)
             weight = karras_weight(deviation)
             dsm = self.mean(distance(denoised, a, weight, cfg.distance), batch)
             return cfg.ctm_weight * ctm + cfg.dsm_weight * dsm, (ctm, dsm)

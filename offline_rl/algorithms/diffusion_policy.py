@@ -6,8 +6,9 @@ taken before it is asked again. Where demonstrations differ it commits to one wa
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
 Differs: from the authors' code (real-stanford/diffusion_policy) in that observations are
-         standardised, there scaled to [-1, 1], and that every row of the data is the present one
-         equally often, where theirs leaves out an episode's last ones.
+         standardised, there scaled to [-1, 1] (here `normalise_observations=min_max`), and that
+         every row of the data is the present one equally often, where theirs leaves out an
+         episode's last ones.
 """
 
 from __future__ import annotations

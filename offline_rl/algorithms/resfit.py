@@ -164,8 +164,7 @@ class CriticOfAll(nn.Module):
 
     def __init__(self, spec: Spec, cfg: SeeingConfig, **shape: Any) -> None:
         super().__init__()
-        encoder: dict[str, Any] = {"kind": cfg.encoder, "keypoints": cfg.keypoints}
-        self.eyes = None if spec.lone else Sees(spec.seen, **encoder, crop=cfg.crop)
+        self.eyes = None if spec.lone else Sees(spec.seen, **cfg.looking)
         size = spec.observation_dim if self.eyes is None else self.eyes.features
         self.base, hidden = spec.action_dim, shape.pop("hidden")
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)

@@ -7,7 +7,7 @@ every checkpoint. Scores are always computed from raw rewards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -15,20 +15,21 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Range
 from policies import channels
 from policies.channels import Normalisers
-from policies.normaliser import Normaliser
+from policies.normaliser import Kind, Normaliser
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 
 ActionClip = Annotated[float, Range(1e-3, 1)]
+Normalise = bool | Literal["min_max"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(Checked):
     """What a transform is made of; the defaults leave the data as it is."""
 
-    normalise_observations: bool = False  # z-score with the offline data's statistics
+    normalise_observations: Normalise = False  # z-score by the offline data; min_max: to [-1, 1]
     normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
     centre_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
     reward_scale: Number = 1.0  # rewards * scale + shift
@@ -82,7 +83,8 @@ class Transform:
         normaliser, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalise_observations:
             rows = slice(dataset.num_rows)
-            normaliser = channels.fit(channels.take(dataset.observations, rows))
+            seen = channels.take(dataset.observations, rows)
+            normaliser = channels.fit(seen, by_range=cfg.normalise_observations == "min_max")
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift
@@ -125,6 +127,7 @@ class Transform:
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""
         return {
+            "kind": channels.each(lambda part: part.kind, self.parts),
             "mean": channels.each(lambda part: part.mean.tolist(), self.parts),
             "scale": channels.each(lambda part: part.scale.tolist(), self.parts),
             "reward_scale": self.reward_scale,
@@ -135,10 +138,11 @@ class Transform:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Transform:
         """The inverse of `to_json`."""
+        kinds = channels.each(lambda _: "z-score", values["mean"])  # older ones do not say
 
-        def part(mean: list[Any], scale: list[Any]) -> Normaliser:
-            return Normaliser(np.asarray(mean, np.float32), np.asarray(scale, np.float32))
+        def part(mean: list[Any], scale: list[Any], kind: Kind) -> Normaliser:
+            return Normaliser(np.asarray(mean, np.float32), np.asarray(scale, np.float32), kind)
 
-        parts = channels.each(part, values["mean"], values["scale"])
+        parts = channels.each(part, values["mean"], values["scale"], values.get("kind", kinds))
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
         return cls(Normalisers(parts) if isinstance(parts, dict) else parts, **rest)

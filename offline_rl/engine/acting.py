@@ -56,8 +56,9 @@ class StackedPolicy:
         self.queue: Queue | None = None
         head: Any = module
         if hasattr(module, "plan"):
-            sizes = {"history": head.history, "executed": head.executed}
-            self.queue = Queue(self._plan, **sizes, noise_shape=tuple(head.noise_shape))
+            sizes: dict[str, Any] = {"history": head.history, "executed": head.executed}
+            sizes |= {"noise_shape": tuple(head.noise_shape)}
+            self.queue = Queue(self._plan, **sizes, blending=getattr(head, "blending", None))
         self.reset()
         seed_of, now = seeds.to(device), torch.tensor(0, device=device)
 

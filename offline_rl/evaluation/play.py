@@ -20,7 +20,7 @@ from offline_rl.utils.files import write_atomically
 from offline_rl.utils.optional import needed
 from offline_rl.utils.options import Checked, Count, Number, build
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies import Player
+from policies import Player, channels
 
 PACKAGES = {".mp4": "av", ".gif": "PIL"}  # what writes which kind of file
 RATE_HZ = 30.0  # of pictures, where the environment does not say how fast it goes
@@ -94,12 +94,18 @@ def episode(
     total, steps, reward, over = 0.0, 0, None, False
     yield picture(env)
     while not over:
-        action = player.step(np.asarray(observation, np.float32), reward)
+        action = player.step(channels.each(told, observation), reward)
         observation, reward, terminated, truncated, _ = env.step(action)
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:
             yield picture(env)
     lines.append(f"seed {seed}: return {total:.1f}, {steps:,} steps")
+
+
+def told(values: Any) -> np.ndarray:
+    """What an environment tells of a channel, as policies take it."""
+    array = np.asarray(values)
+    return array if channels.is_picture(array.shape) else array.astype(np.float32)
 
 
 def picture(env: Any) -> np.ndarray:

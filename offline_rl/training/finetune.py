@@ -193,7 +193,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     told |= {name: config[name] for name in KEPT if config.get(name) is not None}
     told.pop("batch_size", None)
     told |= {"name": f"from-{label(start.algorithm)}"}
-    names = {field.name for field in fields(student.Config)} & set(SHAPE)
+    names = {field.name for field in fields(student.Config)} & set(SHAPE) & hyper.keys()
     told |= {f"algorithm.{name}": hyper[name] for name in sorted(names) if hyper[name] is not None}
     for name in names:
         if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:

@@ -420,7 +420,8 @@ def bundled(
     """What leaves training of one seed. weights: of the network that acts."""
     module: Any = algorithm.modules[algorithm.policy]
     names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
-    spec = replace(algorithm.spec, **{name: getattr(module, name) for name in names})
+    told = {name: getattr(module, name) for name in names}
+    spec = replace(algorithm.spec, **told, blending=getattr(module, "blending", None))
     kind, arguments = type(module).__name__, module.arguments
     return Bundle(spec, kind, arguments, dict(weights), transform.parts, dict(provenance))
 

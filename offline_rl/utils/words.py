@@ -42,6 +42,7 @@ SYNONYMS = {  # what it is here -> what it is called elsewhere
     "expectile": "iql_tau quantile",
     "beta": "inverse_temperature iql_beta",
     "normalise_observations": "normalize normalize_states normalize_observations",
+    "blending": "temporal_ensemble_coeff temporal_ensembling temporal_agg",
     "normalise_returns": "normalize_reward normalize_rewards",
 }
 

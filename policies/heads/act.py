@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from policies.networks.act import Layer, fixed_places
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.mlp import MLP, LayerNorm
-from policies.networks.scaled import Scaled
+from policies.networks.scaled import Scaled, Seen
 
 
 class ActionChunkingTransformer(Scaled):
@@ -24,7 +25,7 @@ class ActionChunkingTransformer(Scaled):
 
     def __init__(
         self,
-        observations: int,
+        observations: Seen,
         actions: int,
         *,
         history: int = 1,
@@ -39,16 +40,20 @@ class ActionChunkingTransformer(Scaled):
         style: int = 32,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
+        encoder: Mapping[str, Any] | None = None,
+        blending: float | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
-        """window: actions of a chunk.  style: numbers in z.  hidden: units in each perceptron."""
-        super().__init__(actions, action_low, action_high)
+        """window: actions of a chunk.  style: numbers in z.  hidden: units in each perceptron.
+
+        observations, encoder: as of `heads.diffusion.DiffusionActor`.  blending: of `Planner`.
+        """
+        super().__init__(observations, actions, action_low, action_high, encoder)
         if size % heads or size % 2:
             raise ValueError(f"{heads} heads do not divide a size of {size}, which is to be even")
         if executed > window:
             raise ValueError(f"executed={executed} of a chunk of window={window} actions")
         self.arguments |= {
-            "observations": observations,
             "history": history,
             "window": window,
             "executed": executed,
@@ -61,8 +66,9 @@ class ActionChunkingTransformer(Scaled):
             "style": style,
         }
         self.history, self.horizon, self.executed = history, window, executed
+        self.blending = blending
         self.size, self.style, self.dropout_rate = size, style, dropout_rate
-        seen = observations * history
+        seen = self.features * history
 
         def stack(count: int, **kind: bool) -> nn.ModuleList:
             return nn.ModuleList(Layer(size, heads, hidden, **kind) for _ in range(count))
@@ -80,13 +86,13 @@ class ActionChunkingTransformer(Scaled):
         self.norm, self.answer = LayerNorm(size), MLP(size, actions, ())
 
     def forward(
-        self, observations: Tensor, chunk: Tensor, real: Tensor, random: Random
+        self, observations: Any, chunk: Tensor, real: Tensor, random: Random
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, history, *obs], demonstrated chunks [B, T, A] in [-1, 1], real [B, T] bool.
+        """[B, history, *obs] or channels, demonstrated chunks [B, T, A] in [-1, 1], real [B, T].
 
         Returns the chunk [B, T, A], and mean and log variance of z [B, style]. Under dropout.
         """
-        seen = observations.flatten(1)
+        seen = self.encode(observations, random).flatten(1)
         mean, log_variance = self.styles(seen, chunk, real, random)
         z = mean + (log_variance / 2).exp() * random.normal(mean.shape)
         return self.decode(seen, z, random), mean, log_variance
@@ -107,7 +113,7 @@ class ActionChunkingTransformer(Scaled):
         return mean, log_variance
 
     def decode(self, seen: Tensor, z: Tensor, random: Random | None = None) -> Tensor:
-        """[B, history * O], [B, style] -> the chunk [B, T, A] as the network sees it."""
+        """[B, history * F], [B, style] -> the chunk [B, T, A] as the network sees it."""
         drop = self._drop(random)
         x = torch.stack([self.embed_style(z), self.embed_observation(seen)], 1)
         everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
@@ -118,9 +124,9 @@ class ActionChunkingTransformer(Scaled):
             chunk = layer(chunk, self.queries, everything, drop, (x, self.place))
         return self.answer(self.norm(chunk))
 
-    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def plan(self, observations: Any, noise: Tensor) -> Tensor:
         """See `Planner`."""
-        seen = observations.flatten(1)
+        seen = self.encode(observations).flatten(1)
         chunk = self.decode(seen, seen.new_zeros(seen.shape[0], self.style))
         return self.raw(chunk.clip(-1, 1)).clip(-1, 1)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from policies.heads.schedules import Table, draws, sample
 from policies.networks.denoisers import Kind, denoiser
 from policies.networks.dropout import Random, hidden_dropout
-from policies.networks.scaled import Scaled
+from policies.networks.scaled import Scaled, Seen
 
 
 class DiffusionActor(Scaled):
@@ -29,7 +29,7 @@ class DiffusionActor(Scaled):
 
     def __init__(
         self,
-        observations: int,
+        observations: Seen,
         actions: int,
         *,
         network: Kind,
@@ -41,16 +41,19 @@ class DiffusionActor(Scaled):
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         until: float | None = None,
+        encoder: Mapping[str, Any] | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
         """options: of the network.  table: `heads.schedules`.  action_low, …: of the data, [A].
 
+        observations: numbers in the one vector, or the shape of each channel, whose pictures
+        are looked at by an `encoder`, options of `PictureEncoder`.
+
         until: the network is told a second time, that at which a jump ends; here, when it acts.
         """
-        super().__init__(actions, action_low, action_high)
+        super().__init__(observations, actions, action_low, action_high, encoder)
         self.table: Table = [[float(number) for number in row] for row in table]
         self.arguments |= {
-            "observations": observations,
             "network": network,
             "options": dict(options),
             "table": self.table,
@@ -68,13 +71,13 @@ class DiffusionActor(Scaled):
             )
         self.noise_shape = (draws(self.table), window, actions)
         self.dropout_rate = dropout_rate
-        self.until, sizes = until, (actions, window, history, observations)
+        self.until, sizes = until, (actions, window, history, self.features)
         times = 1 if until is None else 2
         self.network = denoiser(network, *sizes, times=times, **options)
 
     def forward(
         self,
-        observations: Tensor,
+        observations: Any,
         x: Tensor,
         times: Tensor,
         random: Random | None = None,
@@ -82,14 +85,11 @@ class DiffusionActor(Scaled):
     ) -> Tensor:
         """What the network answers to x [..., B, T, A] at `times` [..., B].
 
-        observations: [B, history, *obs], encoded once for all that lies before B. With `random`,
-        under dropout, as in training. until: [..., B], where it is told a second time.
+        observations: [B, history, *obs], or such channels, encoded once for all that lies before
+        B. With `random`, under dropout, as in training. until: [..., B], where it is told a second
+        time.
         """
-        return self.predict(self.encode(observations), x, times, random, until)
-
-    def encode(self, observations: Tensor) -> Tensor:
-        """[B, history, *obs] -> [B, history, F]."""
-        return observations.flatten(2)
+        return self.predict(self.encode(observations, random), x, times, random, until)
 
     def predict(
         self,
@@ -126,7 +126,7 @@ class DiffusionActor(Scaled):
         """The answer in a round of the table, that of `time`."""
         return self.predict(seen, x, x.new_full(x.shape[:1], time))
 
-    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def plan(self, observations: Any, noise: Tensor) -> Tensor:
         """See `Planner`."""
         seen = self.encode(observations)
 
@@ -168,6 +168,6 @@ class TunedActor(DiffusionActor):
         network = self.network if time in self.late else self.base
         return self.by(network, seen, x, x.new_full(x.shape[:1], time))
 
-    def before(self, observations: Tensor, x: Tensor, times: Tensor) -> Tensor:
+    def before(self, observations: Any, x: Tensor, times: Tensor) -> Tensor:
         """`forward` as it was before it was fine-tuned."""
         return self.by(self.base, self.encode(observations), x, times)

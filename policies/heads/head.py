@@ -50,6 +50,7 @@ class Planner(Protocol):
     history: int  # observations that it sees, the present one last
     horizon: int  # actions that it answers with
     executed: int  # of these, taken before it is asked again
+    # and maybe `blending: float | None`, of `policies.chunks.Queue`
     noise_shape: tuple[int, ...]  # standard normal numbers that a decision takes; () for none
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:

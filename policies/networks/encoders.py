@@ -11,22 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, group_norm, max_pool2d
 
 from policies.channels import is_picture
+from policies.networks.dropout import Random
 from policies.networks.init import torch_init
 
 Kind = Literal["conv", "resnet18"]
-
-
-class Random(Protocol):
-    """A source of random numbers."""
-
-    def integers(self, high: int, shape: Sequence[int]) -> Tensor: ...
 
 
 class Conv(nn.Module):
@@ -156,28 +151,20 @@ class PictureEncoder(nn.Module):
     def forward(self, pictures: Tensor, random: Random | None = None) -> Tensor:
         """[..., H, W, C] of uint8 -> [..., features]; with `random`, cut out as in training."""
         rows = pictures.reshape(-1, *pictures.shape[-3:])
-        x = cut(rows, *corners(rows, self.spare, random), self.piece)
+        if random is None:
+            (top, left), (height, width) = (room // 2 for room in self.spare), self.piece
+            x = rows[:, top : top + height, left : left + width]
+        else:
+            tops, lefts = (random.integers(room + 1, rows.shape[:1]) for room in self.spare)
+            x = cut(rows, tops, lefts, self.piece)
         x = x.permute(0, 3, 1, 2).float() / 127.5 - 1  # [P, C, h, w] in [-1, 1]
         places = keypoints(self.maps(self.backbone(x)))
         return places.reshape(*pictures.shape[:-3], self.features)
 
 
-def corners(
-    pictures: Tensor, spare: tuple[int, int], random: Random | None
-) -> tuple[Tensor, Tensor]:
-    """The top and the left of what is cut out of each picture, [P] each."""
-    count, sides = len(pictures), []
-    for room in spare:
-        if random is None:
-            sides.append(torch.full((count,), room // 2, device=pictures.device))
-        else:
-            sides.append(random.integers(room + 1, (count,)))
-    return sides[0], sides[1]
-
-
 def cut(pictures: Tensor, top: Tensor, left: Tensor, piece: tuple[int, int]) -> Tensor:
-    """[P, H, W, C] -> [P, *piece, C]."""
-    own = torch.arange(len(pictures), device=pictures.device)[:, None, None]
+    """[P, H, W, C], the pieces' corners [P] each -> [P, *piece, C]."""
+    own = torch.arange(pictures.shape[0], device=pictures.device)[:, None, None]
     rows = top[:, None] + torch.arange(piece[0], device=pictures.device)
     columns = left[:, None] + torch.arange(piece[1], device=pictures.device)
     return pictures[own, rows[:, :, None], columns[:, None, :]]

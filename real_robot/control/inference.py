@@ -60,7 +60,8 @@ class Inference:
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
         draws = getattr(policy, "noise_shape", ())
         made: Any = policy
-        self._queue = queue(made) if spec.history > 1 or draws else None
+        kept = spec.history > 1 or draws or spec.blending is not None
+        self._queue = queue(made) if kept else None
         self._sees_channels = sees_channels(spec, robot)
         self._rows = Reader(ticks)
         self._steps = max(1, min(spec.executed, int(spec.horizon * ASK_AGAIN)))

@@ -228,6 +228,7 @@ MORE = {
     "train algorithm=iql algorithm.expectile=0.2": "algorithm.expectile=0.2 is not at least 0.5",
     "train algorithm=diffusion_policy !algorithm.hidden algorithm.horizon=0": "algorithm.window",
     "train algorithm=diffusion_policy !algorithm.hidden algorithm.executed=99": "lie ahead",
+    "train algorithm=act !algorithm.hidden algorithm.blending=0.01": "needs executed=1, found ex",
     # data
     "train dataset=": "neorl2/DMSD: DMSD-high-100000-train.npz is not",
     "train dataset=.": ".: a folder that is no data set: LeRobot's would hold",

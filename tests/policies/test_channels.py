@@ -65,5 +65,5 @@ def test_each_vector_has_a_normaliser_of_its_own_and_pictures_pass_untouched() -
     np.testing.assert_allclose(seen["state"], (VECTOR - mean) / deviation, rtol=1e-6)
     assert isinstance(channels.fit(VECTOR), Normaliser)
     nothing = channels.identity(channels.shapes(BOTH))
-    assert nothing.is_identity
+    assert nothing.of["state"].kind == "identity"
     np.testing.assert_array_equal(nothing(BOTH)["state"], VECTOR)

@@ -1,9 +1,11 @@
 """The queue of policies that answer with chunks, and the noise that they are given."""
 
 import numpy as np
+import pytest
 
 from policies import noise
 from policies.chunks import Queue
+from policies.spec import Spec
 
 
 class Planner:
@@ -86,3 +88,43 @@ def test_a_user_who_decides_gets_the_whole_chunk_at_any_time():
     assert chunk.shape == (1, 5, 1)
     assert chunk[0, 0, 0] == 204
     assert made.decisions.tolist() == [0, 1]
+
+
+def by_hand(chunks: list[np.ndarray], m: float) -> np.ndarray:
+    """What all chunks of an episode, decided one a step, say of the last step: the oldest first."""
+    now = len(chunks) - 1
+    told = np.stack([chunk[now - k] for k, chunk in enumerate(chunks) if now - k < len(chunk)])
+    weights = np.exp(-m * np.arange(len(told)))
+    return (weights[:, None] * told).sum(0) / weights.sum()
+
+
+@pytest.mark.parametrize("m", [0.0, 0.01, 0.7])
+def test_blended_actions_are_weighted_means_of_all_that_was_decided_for_their_step(m: float):
+    """Two episodes of chunks of three; the second begins anew in its third step, and forgets."""
+    draw, told = np.random.default_rng(0), [list[np.ndarray](), list[np.ndarray]()]
+
+    def plan(observations, drawn, rows):
+        chunks = draw.normal(size=(len(rows), 3, 2)).astype(np.float32)
+        for row, chunk in zip(rows, chunks, strict=True):
+            told[row].append(chunk)
+        return chunks
+
+    made = queue(plan, history=1, executed=1, blending=m)
+    for step in range(6):
+        if step == 2:
+            made.reset(np.array([9]), np.array([1]))
+            told[1].clear()
+        rows = np.array([1]) if step == 4 else None  # the first waits
+        actions = made.step(np.zeros((2 if rows is None else 1, 1), np.float32), rows)
+        expected = [by_hand(told[k], m) for k in ([0, 1] if rows is None else rows)]
+        np.testing.assert_allclose(actions, expected, atol=1e-6)
+        assert actions.dtype == np.float32
+
+
+def test_chunks_are_blended_only_where_every_step_decides():
+    with pytest.raises(ValueError, match=r"blending=0.01.* one action of each chunk.*executed=2"):
+        Spec((3,), 2, horizon=4, executed=2, blending=0.01)
+    told = Spec((3,), 2, horizon=4, blending=0.01).to_json()
+    assert Spec.from_json(told).blending == 0.01
+    told.pop("blending")  # as in older bundles
+    assert Spec.from_json(told).blending is None

@@ -244,6 +244,48 @@ def test_every_head_of_chunks_is_exported(tmp_path: Path, kind: str) -> None:
     assert ours.act(SEEN[0])[0].shape == (7, 2)
 
 
+def seeing(kind: str) -> torch.nn.Module:
+    """A small head of chunks of seven actions, from two pictures and vectors."""
+    torch.manual_seed(2)
+    shapes: Any = {"state": [3], "picture": [12, 10, 3]}
+    own: Any = {"encoder": {"keypoints": 4}, "history": 2, "executed": 3}
+    if kind == "act":
+        small: Any = {"size": 16, "heads": 2, "hidden": 16, "layers": 1, "style_layers": 1}
+        return ActionChunkingTransformer(shapes, 2, window=7, **small, **own)
+    options, table = {"hidden": [16], "time_size": 8}, ddim(cosine_alphas(20), 4, "noise")
+    return DiffusionActor(shapes, 2, network="mlp", options=options, table=table, window=8, **own)
+
+
+@pytest.mark.parametrize("kind", ["sampler", pytest.param("act", marks=pytest.mark.slow)])
+def test_what_sees_pictures_is_exported_with_every_channel_by_name(
+    tmp_path: Path, kind: str
+) -> None:
+    """Of a sampler its encoder is a graph of its own, which takes pictures as they are kept."""
+    from policies.export import exported
+    from policies.runtimes.with_onnx import Graph
+
+    head, path = seeing(kind), tmp_path / "policy.bundle"
+    weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
+    spec = Spec({"state": (3,), "picture": (12, 10, 3)}, 2, history=2, horizon=7, executed=3)
+    same = {"state": Normaliser.fit(SEEN[:, :3])}
+    made = Bundle(spec, type(head).__name__, head.arguments, weights, same)
+    bundle.write(path, made)
+    whole, apart = exported(bundle.read(path))
+    assert apart < 1e-4
+    bundle.write(path, whole)
+    looks = Graph(whole.graphs["encoder" if kind == "sampler" else "policy"])
+    assert looks.inputs["observations/picture"][1:] == [2, 12, 10, 3]
+    draw = np.random.default_rng(0)
+    taken = []
+    pictures = draw.integers(0, 256, (5, 3, 12, 10, 3), np.uint8)
+    for runtime in ("onnx", "torch"):
+        player = Player(policies.load(path, runtime=runtime))
+        player.reset([4, 5, 6])
+        given = zip(SEEN[:15, :3].reshape(5, 3, 3), pictures, strict=True)
+        taken.append(np.stack([player.step({"state": s, "picture": p}) for s, p in given]))
+    np.testing.assert_allclose(taken[0], taken[1], atol=1e-4)
+
+
 # the player
 
 

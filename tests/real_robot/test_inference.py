@@ -104,6 +104,30 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     ]
 
 
+def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episode(tmp_path) -> None:
+    """Of two steps each, equally: the second step of one is the first of the next."""
+    robot, planner = robot_spec(), Planner(1)
+    planner.spec = replace(planner.spec, history=1, blending=0.0)
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 8)
+    made: Any = planner
+    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    for k, episode in enumerate((1, 1, 1, 2)):
+        row = ticks.record
+        row["state"], row["episode"], row["measured_ns"] = State.RUNNING, episode, k
+        ticks.push()
+        inference.look(10**9 + k * PERIOD_NS)
+    reader, found = Reader(chunks, from_start=True), list[list[float]]()
+    while reader.following():
+        found.append(chunk_of(reader.record).actions[:, 0].round(6).tolist())
+    assert found == [
+        [0.1] * 6,
+        [0.15] * 5 + [0.2],
+        [0.2] * 4 + [0.25, 0.3],
+        [0.4] * 6,
+    ]
+
+
 def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_none(
     tmp_path,
 ) -> None:

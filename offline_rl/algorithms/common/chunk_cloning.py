@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.base import Algorithm, State, soft_update
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Dropout, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
+from offline_rl.algorithms.common.seeing import SeeingConfig, sight
+from offline_rl.data.transform import Normalise
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.errors import UserError
@@ -30,7 +32,7 @@ PAPER = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}
 GROUPS = 8  # of a U-Net's channels, normalised together
 SHAPE = (  # what a student has of its teacher
     *("history", "window", "executed", "action_low", "action_high", "normalise_observations"),
-    *("network", "widths", "time_size", "heads"),
+    *("network", "widths", "time_size", "heads", "encoder", "keypoints", "crop"),
 )
 Ends = Annotated[tuple[float, ...], Range(-1, 1), BUILT]
 Built = Annotated[int, Range(1), BUILT]
@@ -46,11 +48,11 @@ class ChunkShape(BaseConfig):
     executed: Built = 8  # of these, from the present one on, taken before the next decision
     action_low: Ends | None = None  # of each action, scaled to -1; null: the data's least
     action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
-    normalise_observations: bool = True
+    normalise_observations: Normalise = True  # z-score; min_max: to [-1, 1], as the authors do
 
 
 @dataclass(frozen=True)
-class ChunkConfig(ChunkShape):
+class ChunkConfig(ChunkShape, SeeingConfig):
     """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
 
     mask_ends: bool = False  # learn nothing from actions repeated beyond an episode's ends
@@ -114,7 +116,7 @@ class DenoiserShape(ChunkShape):
     def actor(self, spec: Spec) -> dict[str, Any]:
         """What a head of these sizes is made of, but for its table."""
         names = ("history", "window", "executed", "network", "action_low", "action_high")
-        sizes = {"observations": spec.observation_dim, "actions": spec.action_dim}
+        sizes = sight(spec, self) | {"actions": spec.action_dim}
         return sizes | {"options": self.options()} | {name: getattr(self, name) for name in names}
 
     def options(self) -> dict[str, Any]:
@@ -140,6 +142,7 @@ class ChunkCloning(Algorithm):
 
     targets = {"policy": "model"}
     follows_card = False  # it clones
+    vector_only = False
     beside: ClassVar[Literal["oldest", "present"]] = "oldest"  # where a window's first action lies
 
     @classmethod

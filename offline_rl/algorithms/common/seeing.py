@@ -22,6 +22,11 @@ class SeeingConfig(BaseConfig):
     keypoints: Count = 32  # places in a picture that are told on
     crop: Annotated[Fraction, BUILT] = 0.875  # share of its sides cut out, at random while learning
 
+    @property
+    def looking(self) -> dict[str, Any]:
+        """The options of `PictureEncoder`."""
+        return {"kind": self.encoder, "keypoints": self.keypoints, "crop": self.crop}
+
 
 def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
     """`head` on the one vector, or on what `cfg`'s encoders make of all channels.
@@ -30,6 +35,15 @@ def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -
     """
     if spec.lone is not None:
         return head(spec.observation_dim, **arguments)
-    encoder = {"kind": cfg.encoder, "keypoints": cfg.keypoints, "crop": cfg.crop}
     kind = SeeingPlanner if hasattr(head, "plan") else Seeing
-    return kind(spec.seen, head.__name__, arguments, encoder)
+    return kind(spec.seen, head.__name__, arguments, cfg.looking)
+
+
+def sight(spec: Spec, cfg: Any) -> dict[str, Any]:
+    """What a head that encodes by itself is told: a size, or all channels and how.
+
+    cfg: a `SeeingConfig` where there is more to see than one vector.
+    """
+    if spec.lone is not None:
+        return {"observations": spec.observation_dim}
+    return {"observations": spec.seen, "encoder": cfg.looking}

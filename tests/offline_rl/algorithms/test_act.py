@@ -110,6 +110,13 @@ def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights(
         assert torch.equal(value, state.params["model"][name])
 
 
+def test_blending_needs_a_decision_at_every_step():
+    with pytest.raises(ValueError, match=r"blending=0.01 .* needs executed=1, found executed=100"):
+        Config(blending=0.01)
+    head = start(ACT, blending=0.01, **(SMALL | {"executed": 1})).algorithm.head()
+    assert head.blending == 0.01
+
+
 def test_a_size_that_heads_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="size=10 is no even multiple of heads=4"):
         Config(size=10, heads=4)

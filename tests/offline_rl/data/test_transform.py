@@ -87,12 +87,39 @@ def test_a_field_out_of_its_range_is_refused(name, field, value):
         build(algorithm_class(name).Config, {field: value})
 
 
-def test_it_survives_json_exactly():
-    cfg = Preprocessing(normalise_observations=True, normalise_returns=True, clip_actions=0.5)
+def test_ranges_become_minus_one_to_one_and_what_hardly_moves_is_only_shifted():
+    """Of vectors by name each; (x - 4) / 2 of numbers from 2 to 6."""
+    seen = {
+        "place": np.array([[2.0, 7.0], [6, 7.00001], [3, 7], [5, 7]], np.float32),
+        "eye": np.full((4, 2, 2, 3), 9, np.uint8),
+    }
+    rows = np.zeros((4, 1)), np.zeros(4), np.zeros(4, bool), np.arange(4) == 3
+    cfg = Preprocessing(normalise_observations="min_max")
+    data = Dataset.from_arrays(seen, *rows)
+    made = Transform.fit(cfg, data, {"place": (2,), "eye": (2, 2, 3)})
+    made = Transform.from_json(json.loads(json.dumps(made.to_json())))
+    assert made.parts["place"].kind == "min-max"
+    found = made.dataset(data).observations
+    np.testing.assert_allclose(found["place"][:, 0], [-1, 1, -0.5, 0.5])
+    np.testing.assert_allclose(found["place"][:, 1], 0, atol=2e-5)
+    np.testing.assert_array_equal(found["eye"], seen["eye"])
+    np.testing.assert_allclose(made.raw(made.dataset(data)).observations["place"], seen["place"])
+
+
+def test_a_transform_of_an_older_run_is_of_z_scores():
+    told = Transform.fit(Preprocessing(normalise_observations=True), dataset(), (3,)).to_json()
+    told.pop("kind")
+    assert Transform.from_json(told).normaliser.kind == "z-score"
+
+
+@pytest.mark.parametrize("how", [True, "min_max"])
+def test_it_survives_json_exactly(how):
+    cfg = Preprocessing(normalise_observations=how, normalise_returns=True, clip_actions=0.5)
     transform = Transform.fit(cfg, dataset(), (3,))
     again = Transform.from_json(json.loads(json.dumps(transform.to_json())))
     assert np.array_equal(again.normaliser.mean, transform.normaliser.mean)
     assert np.array_equal(again.normaliser.scale, transform.normaliser.scale)
+    assert again.normaliser.kind == transform.normaliser.kind
     assert again.to_json() == transform.to_json()
     assert np.abs(again.dataset(dataset()).actions).max() <= 0.5
 

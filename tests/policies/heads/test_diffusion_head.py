@@ -49,7 +49,7 @@ def test_several_noise_levels_of_an_observation_equal_separate_passes():
 def test_one_observation_is_encoded_once_for_all_its_noise_levels(monkeypatch):
     head, encoded = made(), []
     encode = head.encode
-    monkeypatch.setattr(head, "encode", lambda o: encoded.append(o.shape) or encode(o))
+    monkeypatch.setattr(head, "encode", lambda o, *_: encoded.append(o.shape) or encode(o))
     head(torch.randn(4, 3, 5), torch.randn(6, 4, 8, 2), torch.rand(6, 4))
     head.plan(torch.randn(4, 3, 5), torch.randn(4, *head.noise_shape))
     assert encoded == [(4, 3, 5)] * 2

@@ -1,0 +1,128 @@
+"""Algorithms of chunks that are shown pictures: what is encoded, what is taught, what stays."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_hand import Recorded, start
+from test_act import SMALL as ACT_SMALL
+from test_consistency import OWN
+from test_diffusion_policy import SMALL
+
+from offline_rl.algorithms.act import ACT
+from offline_rl.algorithms.common.base import Algorithm, State
+from offline_rl.algorithms.consistency import Consistency
+from offline_rl.algorithms.diffusion_policy import Config, DiffusionPolicy
+from offline_rl.algorithms.flow_policy import FlowPolicy
+from offline_rl.data import Dataset
+from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Batch
+from offline_rl.training.sources import offline_source
+from offline_rl.utils.trees import flatten
+from policies.networks.encoders import PictureEncoder
+from policies.spec import Spec
+
+SPEC = Spec({"state": (3,), "picture": (12, 12, 3)}, 2)
+EYES = {"keypoints": 4, "crop": 0.75}
+EDM = OWN | {"process": "edm", "rounds": 5}
+KINDS: list[Any] = [
+    (DiffusionPolicy, SMALL | {"levels": 3}),
+    (DiffusionPolicy, EDM | {"levels": 2}),
+    (FlowPolicy, OWN | {"levels": 2}),
+    (ACT, ACT_SMALL),
+    (Consistency, OWN | {"levels": 2}),
+]
+
+
+def batch(seed: int, size: int = 8) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    pictures = torch.randint(0, 256, (size, 2, 12, 12, 3), generator=draw, dtype=torch.uint8)
+    seen: Any = {"state": torch.randn(size, 2, 3, generator=draw), "picture": pictures}
+    actions, zeros = torch.rand(size, 4, 2, generator=draw) * 2 - 1, torch.zeros(size)
+    real = torch.ones(size, 4, dtype=torch.bool)
+    return Batch(seen, actions, zeros, zeros, seen, real=real)
+
+
+def begun(cls: type[Algorithm], own: dict[str, Any]) -> State:
+    how = {"lr": 1e-3, "warm_up_updates": 0, "weight_decay": 0.5, "decay_lr": False}
+    return start(cls, 20, SPEC, **(EYES | how | own))
+
+
+@pytest.mark.parametrize(("cls", "own"), KINDS)
+def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: Any) -> None:
+    """However many noise levels there are, and however many networks ask."""
+    state, encoded, forward = begun(cls, own), [], PictureEncoder.forward
+
+    def told(self: PictureEncoder, pictures: torch.Tensor, random: Any = None) -> torch.Tensor:
+        encoded.append((tuple(pictures.shape), random is not None))
+        return forward(self, pictures, random)
+
+    monkeypatch.setattr(PictureEncoder, "forward", told)
+    _, metrics = state.algorithm.update(state, batch(0), 0)
+    assert encoded == [((8, 2, 12, 12, 3), True)]
+    assert all(value.isfinite() for value in metrics.values())
+
+
+@pytest.mark.parametrize(("cls", "own"), KINDS[:4])
+def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, own: Any) -> None:
+    """By hand, of the same schedule as the rest: a copy twice, then 1 - n ** -0.75 of the old."""
+    state = begun(cls, own)
+    first = dict(state.params["model"])
+    slow = {k: v.clone() for k, v in first.items() if k.startswith("eyes.")}
+    assert slow
+    for k in range(4):
+        state = replace(state, done=torch.tensor(k), random=Recorded(k))
+        state, _ = state.algorithm.update(state, batch(k), 0)
+        decay = 0 if k < 2 or cls is ACT else 1 - k**-0.75
+        for name, value in slow.items():
+            value.mul_(decay).add_(state.params["model"][name], alpha=1 - decay)
+    for name, value in slow.items():
+        assert (state.params["policy"][name] - value).abs().max() < 1e-6
+        assert (state.params["model"][name] - first[name]).abs().max() > 1e-4
+
+
+def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are() -> None:
+    teacher = begun(DiffusionPolicy, EDM)
+    params = {k: v + 0.1 * torch.randn_like(v) for k, v in teacher.params["policy"].items()}
+    given = flatten({"params": {"policy": params}}) | {"counters/update": torch.tensor(7)}
+    state = begun(Consistency, OWN)
+    taken = state.algorithm.adopt(flatten(state.algorithm.initial()), given)
+    networks = {
+        network: {k: taken[f"params/{network}/{k}"] for k in state.params[network]}
+        for network in ("model", "policy", "teacher")
+    }
+    state = replace(state, params=networks)
+    for k in range(3):
+        state = replace(state, done=torch.tensor(k), random=Recorded(k))
+        state, _ = state.algorithm.update(state, batch(k), 0)
+    for network in ("model", "policy", "teacher"):
+        for name, value in params.items():
+            same = torch.equal(state.params[network][name], value)
+            if name.startswith("eyes."):
+                assert same, (network, name)
+            elif value.shape == state.params[network][name].shape:
+                assert same == (network == "teacher"), (network, name)
+
+
+def test_stacked_seeds_learn_from_histories_of_pictures_what_single_ones_learn() -> None:
+    draw, rows = np.random.default_rng(0), 40
+    ends = np.arange(rows) % 10 == 9
+    seen = {
+        "state": draw.normal(size=(rows, 3)).astype(np.float32),
+        "picture": draw.integers(0, 256, (rows, 12, 12, 3), np.uint8),
+    }
+    actions = draw.uniform(-1, 1, (rows, 2))
+    data = Dataset.from_arrays(seen, actions, np.zeros(rows), ends & False, ends)
+    cfg = DiffusionPolicy.complete(Config(warm_up_updates=1, **(SMALL | EYES)), data)
+
+    def trained(seeds: list[int]) -> Engine:
+        source = offline_source(DiffusionPolicy, cfg, data)
+        engine = Engine(lambda _: DiffusionPolicy(SPEC, cfg, 99), seeds, source, batch_size=8)
+        engine.run(3)
+        return engine
+
+    both, alone = trained([3, 5]), trained([5])
+    for name, value in alone.seed_state(0).items():
+        assert (value - both.seed_state(1)[name]).abs().max() < 2e-4

@@ -1,0 +1,131 @@
+"""Policies of chunks that see: trained, evaluated, played, distilled, loaded again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+import envs
+import policies
+from offline_rl import Dataset, train
+from offline_rl.evaluation import play as playing
+from offline_rl.evaluation.evaluate import evaluate
+from offline_rl.training.finetune import distill
+from policies import bundle, channels
+
+SIDE, STEPS = 24, 5
+
+
+class Spot(gymnasium.Env):
+    """A spot in a picture that the action moves; its row is told as a number too."""
+
+    observation_space = Dict(
+        picture=Box(0, 255, (SIDE, SIDE, 3), np.uint8), row=Box(-np.inf, np.inf, (1,), np.float32)
+    )
+    action_space = Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.place = render_mode, np.zeros(2)
+
+    def seen(self) -> dict[str, np.ndarray]:
+        picture = np.zeros((SIDE, SIDE, 3), np.uint8)
+        row, column = self.place.round().astype(int)
+        picture[row : row + 3, column : column + 3] = 255
+        return {"picture": picture, "row": self.place[:1].astype(np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        self.place = np.random.default_rng(seed).uniform(4, SIDE - 8, 2)
+        return self.seen(), {}
+
+    def step(self, action):
+        self.place = (self.place + action).clip(0, SIDE - 4)
+        return self.seen(), float(self.place.sum()), False, False, {}
+
+    def render(self):
+        return self.seen()["picture"]
+
+
+@pytest.fixture(scope="module")
+def spot() -> str:
+    if "spot" not in envs.names():
+        envs.register("spot", Spot, max_episode_steps=STEPS)
+    return "spot"
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    draw, env, rows = np.random.default_rng(0), Spot(), list[Any]()
+    actions = draw.uniform(-1, 1, (8 * STEPS, 2))
+    for k, action in enumerate(actions):
+        if k % STEPS == 0:
+            env.reset(seed=k)
+        rows.append(env.seen())
+        env.step(action)
+    over, seen = np.arange(len(rows)) % STEPS == STEPS - 1, channels.stack(rows)
+    return Dataset.from_arrays(seen, actions, np.zeros(len(rows)), over & False, over)
+
+
+SEES = {"keypoints": 4, "history": 2, "window": 4, "warm_up_updates": 1}
+DENOISES = {"network": "mlp", "widths": [16], "time_size": 8, "process": "edm", "rounds": 3}
+ACT = {"size": 8, "heads": 2, "hidden_units": 8, "layers": 1, "style_layers": 1, "style": 3}
+
+
+def learn(out: Path, task: str, data: Dataset, algorithm: str, own: dict[str, Any]) -> Any:
+    hyper = {f"algorithm.{name}": value for name, value in own.items()}
+    keys = {"task": task, "num_updates": 2, "batch_size": 8, "eval_episodes": 3, "seeds": 1}
+    keys |= {"compile": "never", "device": "cpu", "tracker": "none", "out": str(out)}
+    return train(algorithm=algorithm, dataset=data, show=False, **keys, **hyper)
+
+
+def returns(file: Path) -> np.ndarray:
+    """Of three episodes that `evaluate` plays."""
+    told = json.loads(evaluate(run=str(file), episodes=3, json=True))
+    return np.array(told["bundles"][0]["returns"])
+
+
+def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
+    tmp_path: Path, spot: str, data: Dataset
+) -> None:
+    pytest.importorskip("PIL")
+    own = SEES | DENOISES | {"executed": 2, "normalise_observations": "min_max"}
+    result = learn(tmp_path, spot, data, "diffusion_policy", own)
+    file = result.path / "seed_0" / "policy.bundle"
+    played = returns(file)
+    np.testing.assert_allclose(played, result.results[0]["returns"])
+    policy = policies.load(file)
+    assert policy.spec.seen == {"picture": (SIDE, SIDE, 3), "row": (1,)}
+    assert policy.bundle.normalisers.keys() == {"row"}
+    assert policy.bundle.normalisers["row"].kind == "min-max"
+    lines = playing.play(run=str(file), out=str(tmp_path / "x.gif"))
+    assert lines[0].endswith(f"return {played[0]:.1f}, {STEPS} steps")
+
+    keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": data}
+    keys |= {"compile": "never", "eval_episodes": 2}
+    student = distill(run=result.path, num_updates=2, **keys)
+    taught = policies.load(student.path / "seed_0" / "policy.bundle")
+    eyes = {k: v for k, v in policy.bundle.weights.items() if k.startswith("eyes.")}
+    assert eyes
+    for name, weight in eyes.items():
+        np.testing.assert_array_equal(taught.bundle.weights[name], weight)
+    assert taught.bundle.normalisers["row"].kind == "min-max"
+
+
+def test_what_blends_its_chunks_scores_by_itself_what_it_scored_in_training(
+    tmp_path: Path, spot: str, data: Dataset
+) -> None:
+    """Three episodes side by side, in the training's own queue and then in a player's."""
+    own = SEES | ACT | {"executed": 1, "blending": 0.1, "history": 1}
+    result = learn(tmp_path, spot, data, "act", own)
+    file = result.path / "seed_0" / "policy.bundle"
+    assert policies.load(file).spec.blending == 0.1
+    blended = returns(file)
+    np.testing.assert_allclose(blended, result.results[0]["returns"])
+    whole = bundle.read(file)
+    newest = replace(whole, spec=replace(whole.spec, blending=None))
+    bundle.write(tmp_path / "newest.bundle", newest)
+    assert (returns(tmp_path / "newest.bundle") != blended).all()
