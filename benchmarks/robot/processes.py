@@ -262,6 +262,8 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                     wrong.append("no reaction")
                 elif not row.goes_on and not _stands(hardware):
                     wrong.append("it does not stand")
+                elif not row.held and run.words["watchdog_fired"]:
+                    wrong.append("the machine stood still, and the watchdog held the robot")
             finally:
                 for name in run.pids:
                     run.go_on(name)
@@ -269,6 +271,8 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                 _mend(hardware)
             until_ns = at_ns if row.held else time.monotonic_ns()
             events = [e for e in hardware.events("goals") if begun_ns < e["t_ns"] <= until_ns]
+            if not row.held and run.words["watchdog_fired"]:
+                del events[-1]  # its one command, which is a step
             goals = [{key: e[key] for key in e if key.isdigit()} for e in events]
             broken += outside(goals, describe("desk").spec.limits, PERIOD_S)
             lost.append(run.ring.written - len(read(recording).rows))
