@@ -225,7 +225,9 @@ class Trainer:
 
     def _learn(self, number: int, phase: str, *, count: bool) -> int:
         """`number` updates; -> how many. count: shows them on the bar, and may end before."""
+        begun_s = time.monotonic()
         self.engine.programs(phase)  # their building is no part of the rate
+        self._told = self._told[0] + time.monotonic() - begun_s, self._told[1]
         period = self.engine.period(phase)
         started, done, piece = time.perf_counter(), 0, period
         while done < number and not (count and self._asked()):
