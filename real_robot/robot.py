@@ -7,7 +7,7 @@ apart by name; arrays over joints, [J], are float64 and in the order of `RobotSp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -66,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A box that every listed point of the robot stays in, by forward kinematics."""
+    """A box that every listed site of the robot, a sphere, stays in, by forward kinematics."""
 
     model: Path  # MJCF; its joints are found by the robot's names for them
     points: tuple[str, ...]  # sites of the model: tool, elbow, whatever may collide
@@ -161,9 +161,11 @@ class Robot(Protocol):
 
     def command(self, command: Command) -> Sent: ...
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str) -> Sequence[str]:
         """Goal := present, once, by whatever means still work; torque stays on. For a control
-        path that is gone: the loop itself decelerates by commands."""
+        path that is gone: the loop itself decelerates by commands.
+
+        Returns the names of the joints that it did not reach."""
 
     def disarm(self) -> None:
         """Torque off: an arm drops. Only for a person who asked, or where holding is the hazard."""

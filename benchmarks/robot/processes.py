@@ -269,10 +269,9 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                     run.go_on(name)
                 run.close()
                 _mend(hardware)
-            until_ns = at_ns if row.held else time.monotonic_ns()
-            events = [e for e in hardware.events("goals") if begun_ns < e["t_ns"] <= until_ns]
-            if not row.held and run.words["watchdog_fired"]:
-                del events[-1]  # its one command, which is a step
+            events = [e for e in hardware.events("goals") if begun_ns < e["t_ns"]]
+            if run.words["watchdog_fired"]:
+                events = events[:-1]  # its one command, which is a step, and the last of all
             goals = [{key: e[key] for key in e if key.isdigit()} for e in events]
             broken += outside(goals, describe("desk").spec.limits, PERIOD_S)
             lost.append(run.ring.written - len(read(recording).rows))

@@ -107,7 +107,8 @@ class Servos:
 
     def close(self) -> None: ...
 
-    def hold(self, reason: str) -> None: ...
+    def hold(self, reason: str) -> tuple[str, ...]:
+        return ()
 
     def disarm(self) -> None:
         self.torque = False

@@ -69,18 +69,18 @@ class Granted:
         return f"{how}, memory {'locked' if self.locked else 'not locked'}"
 
 
-def ask_for_real_time() -> Granted:
+def ask_for_real_time(priority: int = PRIORITY, *, whole: bool = False) -> Granted:
     """Real-time priority and locked memory, where the kernel grants them to this process.
 
-    Locked is what has been touched: the whole of the libraries would be 100 MB more, which take
-    10 ms to give back, and so long a process that was killed would live on.
+    whole: all of the memory, libraries included, not only what is touched. That is 100 MB more and
+    takes 10 ms to give back, for which a process that was killed would live on.
     """
-    fifo = True
+    fifo, flags = True, MCL_CURRENT | MCL_FUTURE | (0 if whole else MCL_ONFAULT)
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
     except OSError:
         fifo = False
-    locked = ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) == 0
+    locked = ctypes.CDLL(None).mlockall(flags) == 0
     return Granted(fifo, locked)
 
 

@@ -9,9 +9,10 @@ from real_robot.robot import RobotSpec
 
 
 def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | None:
-    """[J] -> [3N] m, of every point that the workspace names; None where there is no workspace.
+    """[J] -> [6N] m, of every site that the workspace names; None where there is no workspace.
 
-    The answer is a memory of the model's: it holds until the next call. Raises UserError where the
+    A site is a sphere of its size in the model: told are its least and its greatest x, y and z. The
+    answer is a memory of the model's: it holds until the next call. Raises UserError where the
     model lacks a joint or a site.
     """
     if spec.workspace is None:
@@ -35,14 +36,17 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
                 raise UserError(f"{spec.workspace.model} has no {what} {name!r}, {spec.name} has")
             found.append(number)
     places = [int(model.jnt_qposadr[i]) for i in places]
-    points = [0.0] * (3 * len(sites))
+    sizes = [float(model.site_size[i][0]) for i in sites]
+    points = [0.0] * (6 * len(sites))
 
     def points_at(q: Sequence[float]) -> Sequence[float]:
         for place, x in zip(places, q, strict=True):
             data.qpos[place] = x
         mujoco.mj_kinematics(model, data)
-        for i, site in enumerate(sites):
-            points[3 * i : 3 * i + 3] = data.site_xpos[site].tolist()
+        for i, (site, size) in enumerate(zip(sites, sizes, strict=True)):
+            x, y, z = data.site_xpos[site].tolist()
+            points[6 * i : 6 * i + 3] = x - size, y - size, z - size
+            points[6 * i + 3 : 6 * i + 6] = x + size, y + size, z + size
         return points
 
     return points_at

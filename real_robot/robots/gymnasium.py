@@ -104,8 +104,9 @@ class GymnasiumRobot:
         space = self.env.action_space
         return space.low + (q - low) / (high - low) * (space.high - space.low)
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str) -> Sequence[str]:
         """Nothing moves between steps."""
+        return ()
 
     def disarm(self) -> None: ...
 

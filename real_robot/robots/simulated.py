@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,9 +186,11 @@ class SimulatedRobot:
         self._order("goal", q=command.q)
         return Sent(Code.OK, now, command.q.copy())
 
-    def hold(self, reason: str) -> None:
-        if self._state is not None and self._look() is Code.OK:
-            self._order("goal", q=self._state.record["q"])
+    def hold(self, reason: str) -> Sequence[str]:
+        if self._state is None or self._look() is not Code.OK:
+            return self.spec.joints
+        self._order("goal", q=self._state.record["q"])
+        return ()
 
     def disarm(self) -> None:
         self._order("torque", on=0)

@@ -62,7 +62,7 @@ class Envelope:
     resolution: list[float]
     max_age_ns: int
     rules: Rules = field(default_factory=Rules)
-    # [3N] m from q: what the workspace's points are at; None where there is no workspace
+    # [6N] m from q: what the workspace's points reach to; None where there is no workspace
     points: Callable[[Sequence[float]], Sequence[float]] | None = None
     box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)

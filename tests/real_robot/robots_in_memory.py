@@ -158,8 +158,9 @@ class MemoryRobot:
         self.goal = q
         return Sent(Code.OK, command.time_ns, q)
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str) -> tuple[str, ...]:
         self.calls.append(f"hold {reason}")
+        return ()
 
     def disarm(self) -> None:
         self.calls.append("disarm")

@@ -244,11 +244,13 @@ class Held:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.reasons, self.owner_lived = pid, list[str](), False
+        self.deaf: list[list[str]] = []  # of each time, who does not hear it
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str) -> list[str]:
         self.reasons.append(reason)
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self.owner_lived = found is None
+        return self.deaf.pop(0) if self.deaf else []
 
 
 @pytest.fixture(autouse=True)
@@ -304,12 +306,64 @@ def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, o
     assert owner.wait(5) == -signal.SIGKILL
 
 
+def test_who_did_not_hear_the_watchdog_is_told_again_and_named(tmp_path, owner):
+    dog, held, words = watched(tmp_path, owner)
+    held.deaf = [["elbow", "wrist"], ["wrist"]]
+    owner.kill()
+    said = [dog.look(words["control_ns"])]
+    while said[-1] is None:
+        said[-1] = dog.look(words["control_ns"])
+    said += [dog.look(words["control_ns"]) for _ in range(4)]
+    why, seen = "the control process died", "did not answer: see whether it stands"
+    assert said == [f"{why}; elbow, wrist {seen}", f"{why}; wrist {seen}", why, None, None]
+
+
+def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
+    """It may have sent a goal after the first time."""
+    dog, _, words = watched(tmp_path, owner)
+    ends = iter([[], [], [], [(0, 1)], [(0, 1)]])  # of its handle: first as it is watched
+    dog.look(words["control_ns"])
+    dog._poll = SimpleNamespace(poll=lambda _: next(ends))
+    late = words["control_ns"] + 31_000_000
+    said = [dog.look(late) for _ in range(4)]
+    assert said == [
+        "the control process stands still",
+        None,
+        "the control process stands still",
+        None,
+    ]
+
+
+def test_the_line_is_silent_from_the_kill_on_before_it_is_used(tmp_path, owner, monkeypatch):
+    """Whatever the end took; nobody can have written later than the signal."""
+    dog, _, words = watched(tmp_path, owner)
+    now_ns, slept = [0], list[float]()
+    dog.look(words["control_ns"])
+
+    def kill(handle: int, how: int) -> None:
+        now_ns[0] += 7_000_000  # it was kept waiting before
+
+    def poll(_: int) -> list[tuple[int, int]]:
+        now_ns[0] += 2_000_000  # to end
+        return [(0, 1)]
+
+    monkeypatch.setattr(watchdog, "SILENCE_S", 0.005)
+    monkeypatch.setattr(watchdog.signal, "pidfd_send_signal", kill)
+    monkeypatch.setattr(watchdog.time, "monotonic_ns", lambda: now_ns[0])
+    monkeypatch.setattr(watchdog.time, "sleep", slept.append)
+    dog._poll = SimpleNamespace(poll=poll)
+    assert dog.fence()
+    assert slept == [pytest.approx(0.003)]
+
+
 def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(
     tmp_path, owner, monkeypatch
 ):
     """The console may see the death first, and tell everyone to end because of it."""
     session = SimpleNamespace(path=tmp_path, ended=lambda words: words["stop"])
-    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda: "")  # not for the tests' own process
+    monkeypatch.setattr(
+        watchdog, "ask_for_real_time", lambda *_, **__: ""
+    )  # not for the tests' own process
     _, held, words = watched(tmp_path, owner)
     owner.kill()
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
@@ -328,7 +382,7 @@ def test_the_watchdog_leaves_the_line_to_control_until_that_has_connected(tmp_pa
         words["control_beat"] = len(calls) == 3
         words["stop"] = 1 if words["control_beat"] else 0
 
-    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda: "")
+    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda *_, **__: "")
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     robot = SimpleNamespace(connect=lambda: calls.append("connect"), close=lambda: None)
     make, ended = (lambda: robot), (lambda words: bool(words["stop"]))

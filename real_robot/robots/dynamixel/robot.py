@@ -8,7 +8,7 @@ position. Its clock dates the answer, so that one from before the request is kno
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -398,18 +398,19 @@ class DynamixelRobot:
         code = self.bus.sync_write(self._ids, table.GOAL_POSITION.address, goals)
         return Sent(code, now, ticks * table.RAD)
 
-    def hold(self, reason: str) -> None:
+    def hold(self, reason: str) -> Sequence[str]:
         """reason: for a log; the servos need none."""
         present = table.PRESENT_POSITION
         waiting = list(self._ids)
         for _ in range(TRIES):
             answers = self.bus.sync_read(waiting, present.address, present.size)
             known = {i: a.data for i, a in zip(waiting, answers, strict=True) if not a.code}
-            if known:
-                self.bus.sync_write(list(known), table.GOAL_POSITION.address, list(known.values()))
-            waiting = [id_ for id_ in waiting if id_ not in known]
+            goals = list(known), table.GOAL_POSITION.address, list(known.values())
+            if known and self.bus.sync_write(*goals) is Code.OK:
+                waiting = [id_ for id_ in waiting if id_ not in known]
             if not waiting:
-                return
+                break
+        return [self._spec.joints[self._ids.index(id_)] for id_ in waiting]
 
     def disarm(self) -> None:
         for _ in range(TRIES):  # nobody answers a sync write

@@ -49,14 +49,15 @@ def inside_desk() -> Any:
 
 
 def test_no_part_of_the_desk_arm_is_in_the_table_where_it_is_in_its_workspace() -> None:
-    """By the links' lengths: heights of elbow, wrist and tip, between which all of it lies."""
+    """By the links' lengths and radii: how low elbow, wrist and tip reach."""
     limits, inside = describe("desk").spec.limits, inside_desk()
     rng, low = np.random.default_rng(0), 0
     for _ in range(2000):
         q = rng.uniform(limits.position_low, limits.position_high)
         heights = 0.12 + np.cumsum(np.cos(np.cumsum(q[1:4])) * [0.2, 0.2, 0.13])
-        low += heights[2] > 0.012 > heights.min()
-        assert not (inside(q.tolist()) and heights.min() < 0.012)
+        lowest = heights - [0.02, 0.018, 0.01]
+        low += lowest[2] > 0 > lowest.min()
+        assert not (inside(q.tolist()) and lowest.min() < 0)
     assert low >= 20  # though the tip is above it
 
 
