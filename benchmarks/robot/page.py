@@ -85,6 +85,7 @@ def _faults(found: Found) -> str:
         "commands outside limits": lambda row: str(row["commands_outside_limits"]),
         "rows lost": lambda row: "" if row.get("rows_lost") is None else str(row["rows_lost"]),
         "load": lambda row: str(row.get("load", "")),
+        "at": lambda row: (row.get("commit") or "")[:7],
     }
     parts = [FAULTS]
     for where, title in (("clock", CLOCK), ("processes", PROCESSES)):
@@ -213,7 +214,9 @@ PROCESSES = """### All processes, on this machine's clock
 
 A whole `offline-rl robot run` for each repeat. `rows lost`: at most, of those that the loop made,
 missing in the recording, which was readable each time. The watchdog's hold is one step, and not
-counted against the limits."""
+counted against the limits; a process that was killed takes some 7 ms to be gone, the line's silence
+5 and the hold 3. A machine that is shared or busy stands still at times: what came late then is
+counted like all else."""
 TIMING = """## Time
 
 `python -m benchmarks.robot timing`: {seconds:g} s of each loop at each rate, in turns, while the
