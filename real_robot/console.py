@@ -146,6 +146,8 @@ class Console:
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
             parts.append(Reason(int(row["latched"])).text + f"; type {RE_ARM}")
+        if self._words["starting"]:
+            parts.append("starts with the first plan")
         if self.said:
             parts.append(self.said)
         if self.typed:

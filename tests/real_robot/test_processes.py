@@ -124,6 +124,9 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     made.run(100)
     assert "RUNNING" in console.line(made.ring.record, 199.7)
     assert "199.7 Hz" in console.line(made.ring.record, 199.7)
+    assert "first plan" not in console.line(made.ring.record, 199.7)
+    console._words["starting"] = 1
+    assert "starts with the first plan" in console.line(made.ring.record, 199.7)
     made.inputs.dead, made.inputs.waiting = True, []
     made.run(300)
     line = console.line(made.ring.record, 200.0)
