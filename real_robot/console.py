@@ -90,7 +90,7 @@ class Console:
             self.quit = True
 
     def _stop(self) -> None:
-        self._words["estop"] = 1
+        self._words["estop"] += 1
         self.typed, self.said = "", "EMERGENCY STOP; type quit to end"
 
     def feed(self, characters: str) -> None:
@@ -112,7 +112,7 @@ class Console:
         if word == "quit":
             self.quit = True
         elif word == RE_ARM:
-            self._words["estop"] = 0
+            self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
             put_wish(self._wishes, Wish(typed=word))
         elif word in WORDS:

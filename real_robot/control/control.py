@@ -115,7 +115,7 @@ def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
 
 
 def _refuse_pressed(words: Words) -> None:
-    if words["estop"]:
+    if words.pressed:
         raise UserError("the emergency stop was pressed before the robot was armed: begin again")
 
 

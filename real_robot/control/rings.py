@@ -174,7 +174,9 @@ class Words:
         "starting",  # 1: a policy is wanted, and begins with its first plan
         "inference_beat",
         "writer_beat",
-        "estop",  # 1 once somebody pressed it, in whatever process
+        "estop",  # presses of the emergency stop
+        "estop_seen",  # of these, by the control loop
+        "estop_released",  # of those, by the person who typed re-arm
         "stop",  # 1: everyone ends
     )
 
@@ -195,6 +197,11 @@ class Words:
 
     def __setitem__(self, name: str, value: int) -> None:
         self._words[_WORD[name]] = value
+
+    @property
+    def pressed(self) -> bool:
+        """Whether an emergency stop is in force: one that nobody saw is not released, either."""
+        return self["estop"] != self["estop_released"]
 
 
 _WORD = {name: place for place, name in enumerate(Words.NAMES)}

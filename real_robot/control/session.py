@@ -254,7 +254,9 @@ class SharedInputs:
         return None
 
     def wish(self) -> Wish:
-        pressed = self._words["estop"]
+        seen = self._words["estop"]
+        pressed = self._words.pressed
+        self._words["estop_seen"] = seen  # what is pressed from now on is seen by the next tick
         if not self._wishes.following():
             return self._estop if pressed else self._nothing
         wish = wish_of(self._wishes.record)

@@ -11,6 +11,7 @@ import pytest
 from robots_in_memory import Bench, Clock, MemoryRobot, spec, workspace
 
 from offline_rl.utils.errors import UserError
+from real_robot.console import Console
 from real_robot.control import control
 from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
@@ -52,8 +53,28 @@ def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words)
     put_wish(wishes, Wish(limp=True))
     assert inputs.wish() == Wish(estop=True, limp=True)
     assert inputs.wish() == Wish(estop=True)
-    words["estop"] = 0
+    words["estop_released"] = 1
     assert inputs.wish() == Wish()  # nothing has waited for this moment
+
+
+def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
+    shared, words, monkeypatch
+):
+    """A loop that was late sees the press that a person has taken back already."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    inputs, wishes = shared
+    console = Console(words, wishes)
+    console.feed(" re-arm\n")
+    assert inputs.wish() == Wish(estop=True, typed="re-arm")
+    assert inputs.wish() == Wish(estop=True)
+    console.feed("re-arm\n")
+    assert inputs.wish() == Wish(typed="re-arm")
+    console.feed(" ")
+    inputs.wish()
+    console.feed("  re-arm\n")  # of three presses, one was seen
+    assert inputs.wish().estop
+    console.feed("re-arm\n")
+    assert not inputs.wish().estop
 
 
 def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
@@ -113,7 +134,7 @@ def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
     with pytest.raises(UserError, match="pressed before the robot was armed"):
         control._arm(guard, clock, words)
     assert "arm" not in robot.calls
-    words["estop"] = 0
+    words["estop_released"] = 1
     control._arm(guard, clock, words)
     assert guard.state is State.HOLD
 
