@@ -66,7 +66,7 @@ class Console:
     def __init__(self, words: Words, wishes: Ring) -> None:
         self._words, self._wishes = words, wishes
         self.typed = ""
-        self.quit = False
+        self.quit = self._gone = False
         self.said = ""  # about the last word
 
     @contextlib.contextmanager
@@ -126,14 +126,16 @@ class Console:
 
     def wait(self, handle: int | None) -> None:
         """Takes what is typed, for at most 10 ms; a terminal that is gone types `quit`."""
-        if handle is None:
+        self._words["console_beat"] += 1
+        if handle is None or self._gone:
             time.sleep(POLL_S)
         elif select.select([handle], [], [], POLL_S)[0]:
             try:
                 typed = os.read(handle, 64)
             except OSError:
                 typed = b""  # as a closed terminal answers too
-            self.quit = self.quit or not typed
+            self._gone = not typed
+            self.quit = self.quit or self._gone
             self.feed(typed.decode(errors="ignore"))
 
     def line(self, row: np.ndarray, rate_hz: float) -> str:

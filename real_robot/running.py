@@ -249,7 +249,7 @@ def conduct(
                 rows = _connected(processes, console, handle)
                 begun = _look_after(processes, console, rows, wishes, handle, seconds, start, last)
             finally:
-                processes.end()
+                processes.end(lambda: console.wait(handle))
                 show("")
         if not rows.newest() and not rows.next:
             raise UserError("it was ended before it began")

@@ -21,7 +21,7 @@ from real_robot.control.schedule import Chunk, Schedule
 from real_robot.recording.rows import Mode
 from real_robot.robot import Code, Reading
 from real_robot.safety.guard import Guard
-from real_robot.safety.states import ARMED, Event, Reason, Refused, State
+from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, State
 
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
@@ -59,6 +59,10 @@ class Inputs(Protocol):
         """Its last heartbeat; None where none is wanted."""
 
     def recorder_lost(self) -> bool: ...
+
+    def console_lost(self) -> bool:
+        """Whether nobody would hear a key; False where no terminal is wanted."""
+        return False
 
 
 class Loop:
@@ -143,6 +147,8 @@ class Loop:
         self._in_a_row = 0
         if self.inputs.recorder_lost():
             others |= 1 << Reason.RECORDER_LOST
+        if self.inputs.console_lost() and guard.state in MOVING:
+            others |= 1 << Reason.CONSOLE_LOST
         wish = self.inputs.wish()
         if wish.estop:
             others |= 1 << Reason.ESTOP_PRESSED

@@ -177,6 +177,7 @@ class Words:
         "estop",  # presses of the emergency stop
         "estop_seen",  # of these, by the control loop
         "estop_released",  # of those, by the person who typed re-arm
+        "console_beat",  # who hears the keys
         "stop",  # 1: everyone ends
     )
 

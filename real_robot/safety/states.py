@@ -104,6 +104,7 @@ class Reason(IntEnum):
     TELEOP_LOST = 17
     RECORDER_LOST = 18
     ESTOP_PRESSED = 19
+    CONSOLE_LOST = 20
 
     @property
     def text(self) -> str:
@@ -132,6 +133,7 @@ _TEXTS = {
     Reason.TELEOP_LOST: "the takeover device is silent",
     Reason.RECORDER_LOST: "the recorder is gone",
     Reason.ESTOP_PRESSED: "the emergency stop was pressed",
+    Reason.CONSOLE_LOST: "the terminal's process is silent: no key would stop the robot",
 }
 
 FAULTS = frozenset(

@@ -93,6 +93,17 @@ def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is
         assert seen == found
 
 
+def test_a_console_is_lost_half_a_second_after_its_last_beat(shared, words, monkeypatch):
+    inputs, _ = shared
+    now = [10**9]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    found = []
+    for ms, beat in ((0, 1), (490, 1), (510, 1), (600, 2), (1090, 2), (1110, 2)):
+        now[0], words["console_beat"] = 10**9 + ms * 10**6, beat
+        found.append(inputs.console_lost())
+    assert found == [False, False, True, False, False, True]
+
+
 def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, words, monkeypatch):
     assert not session.ended(words)
     words["stop"] = 1

@@ -165,6 +165,36 @@ def test_whatever_a_person_hits_to_end_a_program_stops_the_robot(console: Consol
     os.close(master)
 
 
+def test_the_space_bar_still_stops_while_a_run_ends(tmp_path, console: Console):
+    """The robot decelerates until control ends; by then nobody else looks for keys."""
+    master, slave = os.openpty()
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    console._words = processes.words
+    polls = iter(range(100))
+
+    def poll() -> int | None:
+        number = next(polls)
+        if number == 2:
+            os.write(master, b" ")
+        return 0 if processes.words.pressed else None
+
+    processes.children["control"] = SimpleNamespace(poll=poll)
+    with open(slave) as stream, keys(stream) as handle:
+        processes.end(lambda: console.wait(handle), patience_s=60.0)
+    os.close(master)
+    assert processes.words["stop"] == 1
+    assert processes.words.pressed
+    assert processes.words["console_beat"] > 1
+
+
+def test_who_does_not_end_in_time_is_ended(tmp_path):
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    processes.children["control"] = child
+    processes.end(lambda: time.sleep(0), patience_s=0.0)
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_the_end_of_what_is_typed_quits(console: Console):
     console.feed("sta\x04")
     assert console.quit
