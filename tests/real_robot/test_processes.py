@@ -413,7 +413,7 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
 
 def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, monkeypatch):
     told = list[str]()
-    monkeypatch.setattr(running, "check", lambda robot, bundle: told.append("checked"))
+    monkeypatch.setattr(running, "check", lambda robot, bundle, rate_hz: told.append("checked"))
     monkeypatch.setattr(running, "conduct", lambda session, **how: told.append("recorded"))
     monkeypatch.setattr(running, "new_folder", lambda: str(tmp_path))
     how = {"adapter": "simulated", "folder": str(tmp_path), "keyboard": False}
@@ -427,6 +427,44 @@ def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, mon
     with pytest.raises(UserError, match="nobody is at the terminal"):
         running.record("desk", tmp_path / "x.rec", ask=nobody, **how)
     assert len(told) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rate_hz": 49.0}, "rate_hz is 49, desk is made for 100 and may be run at 50 to 200"),
+        ({"rate_hz": 0.0}, "rate_hz is 0"),
+        ({"command_latency_s": -0.01}, "command_latency_s is -0.01, expected 0 to 0.5 s"),
+        ({"command_latency_s": 20.0}, "command_latency_s is 20,"),
+        ({"command_latency_s": np.nan}, "command_latency_s is nan"),
+        ({"offset": 1.5}, "offset is 1.5, expected at most the 1 steps"),
+        ({"offset": -1.5}, "offset is -1.5"),
+        ({"offset": np.nan}, "offset is nan"),
+    ],
+)
+def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, options, sentence: str
+):
+    monkeypatch.setattr(running, "check", lambda *_, **__: None)
+    file = write_desk_bundle(tmp_path / "b")
+    with pytest.raises(UserError, match=sentence):
+        run(file, "desk", adapter="simulated", record=str(tmp_path / "new" / "x.rec"), **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("verb", ["record", "replay"])
+def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
+    tmp_path, monkeypatch, verb: str
+):
+    found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
+    monkeypatch.setattr(running, "read", lambda path: found)
+    how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
+    with pytest.raises(UserError, match="rate_hz is 500, desk is made for 100"):
+        if verb == "record":
+            running.record("desk", tmp_path / "new" / "x.rec", **how)
+        else:
+            running.replay(tmp_path / "y.rec", "desk", record=str(tmp_path / "new" / "x"), **how)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
