@@ -46,7 +46,8 @@ class Outcome:
     @property
     def text(self) -> str:
         why = "finished" if self.latched is None else self.latched.text
-        told = f"{why}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
+        ended = f"{why}; it ended in {self.state.name}"
+        told = f"{ended}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
         return told if self.recording is None else f"{told}\n{self.recording}"
 
 

@@ -167,6 +167,7 @@ class Words:
         "control_beat",  # counts the control loop's ticks
         "control_ns",  # when that was, monotonic
         "period_ns",
+        "end_ns",  # in which control brings the robot to rest once all are told to end
         "armed",  # 1 from arm to disarm
         "watchdog_beat",
         "watchdog_ns",

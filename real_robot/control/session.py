@@ -208,6 +208,8 @@ class Processes:
     def end(self, listen: Callable[[], object], patience_s: float = 5.0) -> None:
         """Asks all to end, control first to stand still, then insists.
 
+        patience_s: with each, and with control beyond the time that it says its robot needs.
+
         listen: hears the keys for a moment, over and over: a robot that still moves is stopped.
         """
         self.words["stop"] = 1
@@ -215,7 +217,8 @@ class Processes:
             child = self.children.get(name)
             if child is None:
                 continue
-            end = time.monotonic() + patience_s
+            needs_s = self.words["end_ns"] * 1e-9 if name == "control" else 0.0
+            end = time.monotonic() + needs_s + patience_s
             while child.poll() is None and time.monotonic() < end:
                 listen()
             if child.poll() is None:

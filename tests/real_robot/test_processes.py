@@ -195,6 +195,22 @@ def test_who_does_not_end_in_time_is_ended(tmp_path):
     assert child.returncode == -signal.SIGKILL
 
 
+def test_control_is_given_the_time_that_its_robot_needs_to_stop(tmp_path, monkeypatch):
+    now, killed = [0.0], list[float]()
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: now[0])
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    processes.words["end_ns"] = 8_000_000_000
+    processes.children["control"] = SimpleNamespace(
+        poll=lambda: None, kill=lambda: killed.append(now[0]), wait=lambda: None
+    )
+
+    def listen() -> None:
+        now[0] += 0.125
+
+    processes.end(listen, patience_s=2.0)
+    assert killed == [10.0]
+
+
 def test_the_end_of_what_is_typed_quits(console: Console):
     console.feed("sta\x04")
     assert console.quit
@@ -452,18 +468,22 @@ def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_wr
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize("verb", ["record", "replay"])
+def test_the_outcome_says_in_which_state_a_run_ended():
+    told = running.Outcome(State.SOFT_STOP, None, 12.0, 3, "as granted", None).text
+    assert told == "finished; it ended in SOFT_STOP; 12.0 s, 3 deadlines missed; as granted"
+
+
 def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
-    tmp_path, monkeypatch, verb: str
+    tmp_path, monkeypatch
 ):
     found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
     monkeypatch.setattr(running, "read", lambda path: found)
     how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
-    with pytest.raises(UserError, match="rate_hz is 500, desk is made for 100"):
-        if verb == "record":
-            running.record("desk", tmp_path / "new" / "x.rec", **how)
-        else:
-            running.replay(tmp_path / "y.rec", "desk", record=str(tmp_path / "new" / "x"), **how)
+    sentence, file = "rate_hz is 500, desk is made for 100", str(tmp_path / "new" / "x.rec")
+    with pytest.raises(UserError, match=sentence):
+        running.record("desk", file, **how)
+    with pytest.raises(UserError, match=sentence):
+        running.replay(tmp_path / "y.rec", "desk", record=file, **how)
     assert list(tmp_path.iterdir()) == []
 
 
