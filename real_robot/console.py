@@ -109,6 +109,8 @@ class Console:
                 self.typed += character
 
     def _word(self, word: str) -> None:
+        if self.quit:
+            return  # while a run ends, nothing but the emergency stop is heard
         if word == "quit":
             self.quit = True
         elif word == RE_ARM:

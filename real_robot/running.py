@@ -264,6 +264,7 @@ def conduct(
                 rows = _connected(processes, console, handle)
                 begun = _look_after(processes, console, rows, wishes, handle, seconds, start, last)
             finally:
+                console.quit = True
                 processes.end(lambda: console.wait(handle))
                 show("")
         if not rows.newest() and not rows.next:

@@ -209,7 +209,6 @@ class Processes:
         """Asks all to end, control first to stand still, then insists.
 
         patience_s: with each, and with control beyond the time that it says its robot needs.
-
         listen: hears the keys for a moment, over and over: a robot that still moves is stopped.
         """
         self.words["stop"] = 1

@@ -217,6 +217,13 @@ def test_the_end_of_what_is_typed_quits(console: Console):
     assert wishes(console) == []
 
 
+def test_once_a_run_ends_words_move_nothing_and_the_space_bar_still_stops(console: Console):
+    console.feed("quit\nstart\narm\nlimp\nre-arm\n")
+    assert wishes(console) == []
+    console.feed(" ")
+    assert console._words.pressed
+
+
 @pytest.mark.parametrize(
     ("sent", "stops"),
     [(s, True) for s in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)]
