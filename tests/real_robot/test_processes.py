@@ -575,6 +575,7 @@ PTY = (
         ("hangup", State.HOLD),
         ("SIGHUP", State.HOLD),
         ("SIGKILL", State.HOLD),
+        ("SIGSTOP", State.HOLD),
     ],
 )
 def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process_is_left(
@@ -609,6 +610,13 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
             open_ = False
         else:
             os.kill(pid, getattr(signal, how))
+        if how == "SIGSTOP":
+            time.sleep(1.5)
+            os.kill(pid, signal.SIGCONT)
+            while Reason.CONSOLE_LOST.text.encode() not in shown:
+                assert time.monotonic() < deadline, shown[-2000:]
+                shown += _said(terminal)
+            os.write(terminal, b"quit\n")
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             assert time.monotonic() < deadline, "the console does not end"
             if open_:
