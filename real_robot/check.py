@@ -55,6 +55,7 @@ def check(
         lines.append(Line(name, found))
 
     spec = robot.spec
+    control_hz = control_rate(spec, rate_hz)
     merged = limits_of(spec, limits or {})
     say("limits", f"{len(spec.joints)} joints, all declared; stops at least as hard as motion")
     forward(spec)
@@ -70,8 +71,8 @@ def check(
         say("names", f"{', '.join(spec.joints)}; {count} measurements")
         _units(policy.spec, spec, merged)
         say("units", "actions lie in the robot's range, in rad and m")
-        rate = _rate(policy.spec, rate_hz or spec.rate_hz)
-        say("rates", f"policy {rate:g} Hz, control {rate_hz or spec.rate_hz:g} Hz")
+        rate = _rate(policy.spec, control_hz)
+        say("rates", f"policy {rate:g} Hz, control {control_hz:g} Hz")
         say("answer", _answer(policy))
     if connect:
         robot.connect()
@@ -80,6 +81,24 @@ def check(
         finally:
             robot.close()
     return lines
+
+
+def control_rate(spec: RobotSpec, rate_hz: float | None) -> float:
+    """Of the loop, the robot's own where none is asked for. Raises UserError."""
+    rate_hz = spec.rate_hz if rate_hz is None else rate_hz
+    low, high = spec.rate_hz / 2, 2 * spec.rate_hz
+    if not low <= rate_hz <= high:
+        raise UserError(
+            f"rate_hz is {rate_hz:g}, {spec.name} is made for {spec.rate_hz:g} and may be run at "
+            f"{low:g} to {high:g}: choose one of these, or leave rate_hz away"
+        )
+    if 1 / rate_hz > spec.max_reading_age_s:
+        raise UserError(
+            f"rate_hz is {rate_hz:g}, a period of {1e3 / rate_hz:.1f} ms; readings of {spec.name} "
+            f"may be {spec.max_reading_age_s * 1e3:g} ms old, so every tick's would be too old: "
+            "raise rate_hz"
+        )
+    return rate_hz
 
 
 def limits_of(spec: RobotSpec, own: Mapping[str, Mapping[str, float]]) -> Limits:

@@ -66,7 +66,7 @@ class Console:
     def __init__(self, words: Words, wishes: Ring) -> None:
         self._words, self._wishes = words, wishes
         self.typed = ""
-        self.quit = False
+        self.quit = self._gone = False
         self.said = ""  # about the last word
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class Console:
             self.quit = True
 
     def _stop(self) -> None:
-        self._words["estop"] = 1
+        self._words["estop"] += 1
         self.typed, self.said = "", "EMERGENCY STOP; type quit to end"
 
     def feed(self, characters: str) -> None:
@@ -109,10 +109,12 @@ class Console:
                 self.typed += character
 
     def _word(self, word: str) -> None:
+        if self.quit:
+            return  # while a run ends, nothing but the emergency stop is heard
         if word == "quit":
             self.quit = True
         elif word == RE_ARM:
-            self._words["estop"] = 0
+            self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
             put_wish(self._wishes, Wish(typed=word))
         elif word in WORDS:
@@ -126,14 +128,16 @@ class Console:
 
     def wait(self, handle: int | None) -> None:
         """Takes what is typed, for at most 10 ms; a terminal that is gone types `quit`."""
-        if handle is None:
+        self._words["console_beat"] += 1
+        if handle is None or self._gone:
             time.sleep(POLL_S)
         elif select.select([handle], [], [], POLL_S)[0]:
             try:
                 typed = os.read(handle, 64)
             except OSError:
                 typed = b""  # as a closed terminal answers too
-            self.quit = self.quit or not typed
+            self._gone = not typed
+            self.quit = self.quit or self._gone
             self.feed(typed.decode(errors="ignore"))
 
     def line(self, row: np.ndarray, rate_hz: float) -> str:
@@ -146,6 +150,8 @@ class Console:
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
             parts.append(Reason(int(row["latched"])).text + f"; type {RE_ARM}")
+        if self._words["starting"]:
+            parts.append("starts with the first plan")
         if self.said:
             parts.append(self.said)
         if self.typed:

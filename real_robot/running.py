@@ -16,7 +16,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder
 from offline_rl.utils.options import build, coerce
 from policies.bundle import read as read_bundle
-from real_robot.check import check
+from real_robot.check import check, control_rate
 from real_robot.console import Console, keys, show
 from real_robot.control.loop import Wish
 from real_robot.control.observing import offset
@@ -29,6 +29,7 @@ from real_robot.safety.states import Reason, State
 
 LINE_S = 0.2
 START_S = 60.0  # in which control connects
+LATENCY_S = 0.5  # at most, from a command to the motion
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Outcome:
     @property
     def text(self) -> str:
         why = "finished" if self.latched is None else self.latched.text
-        told = f"{why}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
+        ended = f"{why}; it ended in {self.state.name}"
+        told = f"{ended}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
         return told if self.recording is None else f"{told}\n{self.recording}"
 
 
@@ -77,11 +79,24 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     own: dict[str, Any] = {k: coerce(v, hints[k], k) for k, v in options.items() if k in hints}
     chosen = RunOptions(robot=robot, bundle=str(bundle), **own)
     changes = {k: v for k, v in options.items() if k not in hints}
+    latency_s = chosen.command_latency_s
+    if not 0 <= latency_s <= LATENCY_S:
+        raise UserError(
+            f"command_latency_s is {latency_s:g}, expected 0 to {LATENCY_S:g} s: measure the time "
+            "from a command to the motion, in seconds"
+        )
     limits, rules = own_limits(chosen.limits)
     machine = make(robot, adapter=chosen.adapter, **changes)
-    rate_hz = chosen.rate_hz or machine.spec.rate_hz
+    rate_hz = control_rate(machine.spec, chosen.rate_hz)
     check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=chosen.runtime)
-    policy, file = read_bundle(bundle).spec, _new_file(chosen.record)
+    policy = read_bundle(bundle).spec
+    steps = offset(policy) if chosen.offset is None else chosen.offset
+    if steps is not None and not abs(steps) <= policy.horizon:
+        raise UserError(
+            f"offset is {steps:g}, expected at most the {policy.horizon} steps of a chunk of this "
+            "bundle, forwards or back: leave offset away to take the bundle's own"
+        )
+    file = _new_file(chosen.record)
     session = Session(
         folder=new_folder(),
         robot=robot,
@@ -94,8 +109,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
         horizon=policy.horizon,
-        offset=offset(policy) if chosen.offset is None else chosen.offset,
-        command_latency_s=chosen.command_latency_s,
+        offset=steps,
+        command_latency_s=latency_s,
         recording=file,
         recorder_needed=chosen.recorder_needed,
     )
@@ -135,7 +150,7 @@ def record(
     ask: returns once a person holds the arm, which would drop: it may hold since an earlier run.
     """
     machine = make(robot, adapter=adapter, **changes)
-    check(machine, None)
+    check(machine, None, rate_hz=rate_hz)
     file = _new_file(str(out))
     try:
         ask(f"Hold {machine.spec.name}: its torque goes off, and it may drop. Then press Enter. ")
@@ -144,7 +159,7 @@ def record(
     session = Session(
         folder=new_folder(),
         robot=robot,
-        rate_hz=rate_hz or machine.spec.rate_hz,
+        rate_hz=control_rate(machine.spec, rate_hz),
         adapter=adapter,
         changes=changes,
         armed=False,
@@ -168,13 +183,13 @@ def replay(
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
     found, (own, rules) = read(recording), own_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
-    check(machine, None, limits=own)
+    check(machine, None, rate_hz=rate_hz, limits=own)
     if list(found.about["joints"]) != list(machine.spec.joints):
         raise UserError(
             f"{recording} is of joints {', '.join(found.about['joints'])}; {robot} has "
             f"{', '.join(machine.spec.joints)}"
         )
-    rate_hz = rate_hz or machine.spec.rate_hz
+    rate_hz = control_rate(machine.spec, rate_hz)
     plan = goals_of(found.rows, min(rate_hz, 25.0))
     if len(plan) < 2:
         raise UserError(f"{recording} holds no motion to play back")
@@ -249,7 +264,8 @@ def conduct(
                 rows = _connected(processes, console, handle)
                 begun = _look_after(processes, console, rows, wishes, handle, seconds, start, last)
             finally:
-                processes.end()
+                console.quit = True
+                processes.end(lambda: console.wait(handle))
                 show("")
         if not rows.newest() and not rows.next:
             raise UserError("it was ended before it began")

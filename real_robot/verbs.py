@@ -22,7 +22,7 @@ def robot(arguments: Sequence[str]) -> None:
 
       robot=     a name in configs/robot, or a file of your own; see docs/robot.md
       adapter=   another than the file's: dynamixel, simulated; and the adapter's own keys: port=…
-      rate_hz=   of the control loop; default: the robot's
+      rate_hz=   of the control loop; default: the robot's, of which half to twice is taken
       runtime=   that runs the bundle: torch, onnx, numpy; default: the first that can
       limits=    a file of tighter ones, such as velocity: {waist: 0.5}, in rad, m, s and A, and of
                  rules: {trip_after_s: 1.0}; real_robot/safety/limits.py has them
@@ -31,7 +31,7 @@ def robot(arguments: Sequence[str]) -> None:
       seconds=         default: until it is finished, stopped, or you type quit
       record=          every tick, to this file; recorder_needed=false: a full disk does not stop it
       offset=          steps from an observation to when its first action is reached
-      command_latency_s=0   from a command to the motion, as measured
+      command_latency_s=0   from a command to the motion, as measured; up to 0.5
 
     While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp quit.
     The robot holds when a run ends. The space bar does not replace a switch that cuts the power.

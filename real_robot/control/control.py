@@ -38,7 +38,7 @@ from real_robot.safety.limits import Rules, envelope, faults, limits_from, tight
 from real_robot.safety.states import MOVING, Refused, State
 
 ARM_S = 1.0  # in which a robot must give one good reading
-END_S = 5.0  # in which the robot comes to rest, when the run is to end
+END_MARGIN_S = 4.0  # that a stop may take longer, when the run is to end: ticks are missed
 
 
 def guard_of(session: Session, robot: Robot) -> Guard:
@@ -115,7 +115,7 @@ def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
 
 
 def _refuse_pressed(words: Words) -> None:
-    if words["estop"]:
+    if words.pressed:
         raise UserError("the emergency stop was pressed before the robot was armed: begin again")
 
 
@@ -133,8 +133,10 @@ def _arm(guard: Guard, clock: Clock, words: Words) -> None:
 
 
 def _loop(loop: Loop, session: Session, words: Words, said: Ring) -> None:
-    """Until the run is to end and the robot stands, or does not within `END_S`."""
+    """Until the run is to end and the robot stands, or does not in the time of its longest stop."""
     guard, ended_ns = loop.guard, 0
+    end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
+    words["end_ns"] = end_ns
     while True:
         loop.step()
         now = loop.clock.now_ns()
@@ -151,7 +153,7 @@ def _loop(loop: Loop, session: Session, words: Words, said: Ring) -> None:
         with contextlib.suppress(Refused):  # nobody moves it
             loop.finish(now)
         stops = guard.state in MOVING or guard.state is State.SOFT_STOP
-        if now - ended_ns > END_S * 1e9 or (guard.motion.stands() and not stops):
+        if now - ended_ns > end_ns or (guard.motion.stands() and not stops):
             return
 
 

@@ -21,13 +21,14 @@ from real_robot.control.schedule import Chunk, Schedule
 from real_robot.recording.rows import Mode
 from real_robot.robot import Code, Reading
 from real_robot.safety.guard import Guard
-from real_robot.safety.states import ARMED, Event, Reason, Refused, State
+from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, State
 
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
 TELEOP_AGE_S = 0.1  # an older target of a person's is none
+STARTING_S = 2.0  # in which the first plan comes: nobody expects a robot to move later
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Inputs(Protocol):
 
     def recorder_lost(self) -> bool: ...
 
+    def console_lost(self) -> bool:
+        """Whether nobody would hear a key; False where no terminal is wanted."""
+        return False
+
 
 class Loop:
     """Ticks. Made by the control process; tests give it a clock of their own."""
@@ -84,6 +89,7 @@ class Loop:
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
         self.starting = False  # a person wants the policy to begin; it does with its first plan
+        self._asked_ns = 0  # when that was said
         self._taken_ns, self._from = 0, [0.0] * count
         self._mixed = [0.0] * count
         self._end_ns = self._start_ns
@@ -141,13 +147,15 @@ class Loop:
         self._in_a_row = 0
         if self.inputs.recorder_lost():
             others |= 1 << Reason.RECORDER_LOST
+        if self.inputs.console_lost() and guard.state in MOVING:
+            others |= 1 << Reason.CONSOLE_LOST
         wish = self.inputs.wish()
         if wish.estop:
             others |= 1 << Reason.ESTOP_PRESSED
         if self._obey(wish, reading, now):
             return  # newly armed: the next tick is the first
         chunk = self.inputs.chunk()
-        self.starting = self.starting and guard.state is State.HOLD
+        self._expect_a_plan(now)
         if chunk is not None and (self.starting or guard.state in PLANNED):
             taken = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
             if taken and self.starting:
@@ -176,9 +184,8 @@ class Loop:
                 return True
             if wish.limp:
                 guard.limp(now)
-            if wish.start and not self.starting:
-                guard.machine.after(Event.START, now)
-                self.starting, self.episode = True, self.episode + 1
+            if wish.start:
+                self._ask_to_start(now)
             if wish.take:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
@@ -198,6 +205,20 @@ class Loop:
         self.guard.passed(now)
         self.guard.arm(now)
         self.begin()
+
+    def _ask_to_start(self, now: int) -> None:
+        if self.starting:
+            raise Refused("start is asked for already: it begins with the first plan")
+        self.guard.machine.after(Event.START, now)
+        self.starting, self._asked_ns, self.episode = True, now, self.episode + 1
+
+    def _expect_a_plan(self, now: int) -> None:
+        """Forgets the wish to start where the robot no longer holds, or no plan has come in time:
+        by then a hand may be in its way."""
+        self.starting = self.starting and self.guard.state is State.HOLD
+        if self.starting and now - self._asked_ns > STARTING_S * 1e9:
+            self.starting = False
+            self.refused = f"no plan came within {STARTING_S:.0f} s: type start again"
 
     def finish(self, now: int) -> None:
         """Whoever moves the robot, or is about to, brings it to rest. Raises Refused where nobody

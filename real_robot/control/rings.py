@@ -167,6 +167,7 @@ class Words:
         "control_beat",  # counts the control loop's ticks
         "control_ns",  # when that was, monotonic
         "period_ns",
+        "end_ns",  # in which control brings the robot to rest once all are told to end
         "armed",  # 1 from arm to disarm
         "watchdog_beat",
         "watchdog_ns",
@@ -174,7 +175,10 @@ class Words:
         "starting",  # 1: a policy is wanted, and begins with its first plan
         "inference_beat",
         "writer_beat",
-        "estop",  # 1 once somebody pressed it, in whatever process
+        "estop",  # presses of the emergency stop
+        "estop_seen",  # of these, by the control loop
+        "estop_released",  # of those, by the person who typed re-arm
+        "console_beat",  # who hears the keys
         "stop",  # 1: everyone ends
     )
 
@@ -195,6 +199,11 @@ class Words:
 
     def __setitem__(self, name: str, value: int) -> None:
         self._words[_WORD[name]] = value
+
+    @property
+    def pressed(self) -> bool:
+        """Whether an emergency stop is in force: one that nobody saw is not released, either."""
+        return self["estop"] != self["estop_released"]
 
 
 _WORD = {name: place for place, name in enumerate(Words.NAMES)}

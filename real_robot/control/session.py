@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from real_robot.robot import Robot
 MEMORY = Path("/dev/shm")
 TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
 RECORDER_AGE_NS = 1_000_000_000
+CONSOLE_AGE_NS = 500_000_000
 HELD_S = 1.0  # in which the watchdog has held the robot of a dead control process
 # what a terminal sends is for the console alone: whoever moves the robot ends when it stands
 CONSOLES = (
@@ -204,16 +205,22 @@ class Processes:
             time.sleep(0.005)
         return ""
 
-    def end(self, patience_s: float = 5.0) -> None:
-        """Asks all to end, control first to stand still, then insists."""
+    def end(self, listen: Callable[[], object], patience_s: float = 5.0) -> None:
+        """Asks all to end, control first to stand still, then insists.
+
+        patience_s: with each, and with control beyond the time that it says its robot needs.
+        listen: hears the keys for a moment, over and over: a robot that still moves is stopped.
+        """
         self.words["stop"] = 1
         for name in ("control", *(n for n in self.children if n != "control")):
             child = self.children.get(name)
             if child is None:
                 continue
-            try:
-                child.wait(patience_s)
-            except subprocess.TimeoutExpired:
+            needs_s = self.words["end_ns"] * 1e-9 if name == "control" else 0.0
+            end = time.monotonic() + needs_s + patience_s
+            while child.poll() is None and time.monotonic() < end:
+                listen()
+            if child.poll() is None:
                 child.kill()
                 child.wait()
 
@@ -235,6 +242,21 @@ def pin(last_core: bool) -> None:
         os.sched_setaffinity(0, cores[-1:] if last_core else cores[:-1])
 
 
+class Beat:
+    """Whether a word that another process counts up has stood still for longer than `age_ns`."""
+
+    def __init__(self, words: Words, name: str, age_ns: int) -> None:
+        self._words, self._name, self._age_ns = words, name, age_ns
+        self._last, self._since_ns = -1, 0
+
+    def lost(self) -> bool:
+        """Asked in every tick."""
+        now, beat = time.monotonic_ns(), self._words[self._name]
+        if beat != self._last:
+            self._last, self._since_ns = beat, now
+        return now - self._since_ns > self._age_ns
+
+
 class SharedInputs:
     """The loop's inputs, from shared memory."""
 
@@ -243,7 +265,8 @@ class SharedInputs:
         self.plan: Playback | None = None  # instead of inference
         self._chunks = Reader(chunks) if chunks is not None else None
         self._wishes = Reader(wishes, from_start=True)
-        self._beat, self._beat_ns = -1, 0
+        self._writer = Beat(words, "writer_beat", RECORDER_AGE_NS)
+        self._console = Beat(words, "console_beat", CONSOLE_AGE_NS)
         self._nothing, self._estop = Wish(), Wish(estop=True)
 
     def chunk(self) -> Chunk | None:
@@ -254,7 +277,9 @@ class SharedInputs:
         return None
 
     def wish(self) -> Wish:
-        pressed = self._words["estop"]
+        seen = self._words["estop"]
+        pressed = self._words.pressed
+        self._words["estop_seen"] = seen  # what is pressed from now on is seen by the next tick
         if not self._wishes.following():
             return self._estop if pressed else self._nothing
         wish = wish_of(self._wishes.record)
@@ -267,10 +292,11 @@ class SharedInputs:
         """The writer's beat has stood still for a second: it syncs a disk in between."""
         if self._session.recording is None or not self._session.recorder_needed:
             return False
-        now, beat = time.monotonic_ns(), self._words["writer_beat"]
-        if beat != self._beat:
-            self._beat, self._beat_ns = beat, now
-        return now - self._beat_ns > RECORDER_AGE_NS
+        return self._writer.lost()
+
+    def console_lost(self) -> bool:
+        """Its beat has stood still for half a second: it looks for keys in between."""
+        return self._console.lost()
 
 
 def main_folder(arguments: Sequence[str]) -> Session:

@@ -47,6 +47,7 @@ class Guard:
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
+        self._status = np.zeros(count, int)  # as read last
 
     @property
     def state(self) -> State:
@@ -124,7 +125,22 @@ class Guard:
         before the robot stands."""
         if self.state in STOPPING and not self.motion.stands():
             raise Refused("the robot still moves: re-arm when it stands")
-        self.machine.re_arm(typed, cause_gone=self.motion.reasons == 0, now_ns=now_ns)
+        self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
+
+    def _still_there(self) -> list[Reason]:
+        """The last tick's reasons, but for those that arming mends or looks at itself.
+
+        After a fault or an e-stop, a joint without torque says so, sinks, and may lie outside its
+        limits.
+        """
+        reasons = self.motion.reasons
+        if self.state in (State.FAULT, State.ESTOP):
+            status = int(np.bitwise_or.reduce(self._status))
+            if not status & ~(MENDED | Status.MISSING):
+                reasons &= ~(1 << Reason.SERVO_ERROR)
+            if self._mute or status & Status.TORQUE_OFF:
+                reasons &= ~(1 << Reason.TRACKING_ERROR | 1 << Reason.POSITION_MEASURED)
+        return [reason for reason in Reason if reasons >> reason & 1]
 
     def limp(self, now_ns: int) -> None:
         """Torque off, because a person asked: the arm drops."""
@@ -161,7 +177,7 @@ class Guard:
             and machine.pending is Reason.PLAN_EXHAUSTED
         ):
             machine.fire(Event.FRESH_PLAN, now_ns)
-        before, after = self.motion, self._other
+        before, after, self._status = self.motion, self._other, reading.status
         check(
             self.envelope,
             before,

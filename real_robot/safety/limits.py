@@ -10,6 +10,7 @@ import numpy as np
 
 from offline_rl.utils.options import Checked, Range
 from real_robot.robot import Limits, RobotSpec
+from real_robot.safety.stopping import duration_s
 
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
@@ -74,6 +75,13 @@ class Envelope:
         # from the greatest velocity, with the acceleration still to be taken back and then turned
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
+
+    @property
+    def longest_stop_s(self) -> float:
+        """The hardest stop of the slowest joint, from full velocity and acceleration."""
+        motion = (self.velocity, self.acceleration)
+        stops = (self.stop_acceleration, self.stop_jerk)
+        return max(duration_s(*each) for each in zip(*motion, *stops, strict=True))
 
     def inside(self, q: Sequence[float]) -> bool:
         """Whether every point of the robot at `q` lies in the workspace."""

@@ -6,6 +6,7 @@ until a person says so: no timer, no reconnection and no default argument clears
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -104,6 +105,7 @@ class Reason(IntEnum):
     TELEOP_LOST = 17
     RECORDER_LOST = 18
     ESTOP_PRESSED = 19
+    CONSOLE_LOST = 20
 
     @property
     def text(self) -> str:
@@ -132,6 +134,7 @@ _TEXTS = {
     Reason.TELEOP_LOST: "the takeover device is silent",
     Reason.RECORDER_LOST: "the recorder is gone",
     Reason.ESTOP_PRESSED: "the emergency stop was pressed",
+    Reason.CONSOLE_LOST: "the terminal's process is silent: no key would stop the robot",
 }
 
 FAULTS = frozenset(
@@ -208,18 +211,18 @@ class Machine:
         self.state = after
         return after
 
-    def re_arm(self, typed: str, *, cause_gone: bool, now_ns: int) -> State:
+    def re_arm(self, typed: str, *, there: Sequence[Reason], now_ns: int) -> State:
         """A person clears the latched reason, in HOLD, FAULT or ESTOP. Raises Refused.
 
-        typed: must be `RE_ARM`, from a person's hand.
+        typed: must be `RE_ARM`, from a person's hand. there: what would stop the robot right now.
         """
         after = TRANSITIONS.get((self.state, Event.RE_ARM))
         if after is None:
             raise Refused(f"re-arming is refused while {self.state.name}")
         if typed != RE_ARM:
             raise Refused(f"to re-arm, type {RE_ARM!r}")
-        if not cause_gone:
-            raise Refused(f"{self.latched.text if self.latched is not None else ''}: still so")
+        if there:
+            raise Refused(f"{'; '.join(reason.text for reason in there)}: still so")
         self.latched, self.state = None, after
         self.checked_ns = 0
         return after

@@ -184,7 +184,7 @@ class Script(Inputs):
         self.seq, self.waiting = 0, list[Chunk]()
         self.dead = False  # inference answers no more
         self.watched = True
-        self.recorder_dead = False
+        self.recorder_dead = self.console_dead = False
         self.wishes: dict[int, Wish] = {}  # by the number of the call
         self.calls = 0
         self.standing = Wish()  # where none is scripted
@@ -211,6 +211,9 @@ class Script(Inputs):
 
     def recorder_lost(self) -> bool:
         return self.recorder_dead
+
+    def console_lost(self) -> bool:
+        return self.console_dead
 
 
 RATE_HZ = 200.0

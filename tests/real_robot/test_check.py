@@ -107,6 +107,32 @@ def test_a_bundle_that_does_not_fit_is_refused_before_anything_is_connected(
     assert machine.calls == []
 
 
+@pytest.mark.parametrize(
+    ("rate_hz", "sentence"),
+    [
+        (999.0, "rate_hz is 999, two links is made for 2000 and may be run at 1000 to 4000"),
+        (4001.0, "rate_hz is 4001"),
+        (0.0, "rate_hz is 0,"),
+        (np.nan, "rate_hz is nan"),
+    ],
+)
+def test_a_rate_that_the_robot_is_not_made_for_is_refused(rate_hz: float, sentence: str):
+    machine = robot()
+    with pytest.raises(UserError, match=sentence):
+        check(machine, None, rate_hz=rate_hz)
+    assert machine.calls == []
+    assert module.control_rate(machine.spec, 1000.0) == 1000.0
+    assert module.control_rate(machine.spec, 4000.0) == 4000.0
+
+
+def test_a_period_that_is_longer_than_readings_may_be_old_is_refused():
+    machine = robot(rate_hz=50.0)  # whose readings may be 30 ms old
+    with pytest.raises(UserError, match=r"rate_hz is 30, a period of 33\.3 ms; .* 30 ms old"):
+        check(machine, None, rate_hz=30.0)
+    assert machine.calls == []
+    assert module.control_rate(machine.spec, None) == 50.0
+
+
 def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
     """Its first action is the elbow's, the robot's first joint is the shoulder."""
     machine = robot()

@@ -11,6 +11,7 @@ import pytest
 from robots_in_memory import Bench, Clock, MemoryRobot, spec, workspace
 
 from offline_rl.utils.errors import UserError
+from real_robot.console import Console
 from real_robot.control import control
 from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
@@ -52,8 +53,28 @@ def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words)
     put_wish(wishes, Wish(limp=True))
     assert inputs.wish() == Wish(estop=True, limp=True)
     assert inputs.wish() == Wish(estop=True)
-    words["estop"] = 0
+    words["estop_released"] = 1
     assert inputs.wish() == Wish()  # nothing has waited for this moment
+
+
+def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
+    shared, words, monkeypatch
+):
+    """A loop that was late sees the press that a person has taken back already."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    inputs, wishes = shared
+    console = Console(words, wishes)
+    console.feed(" re-arm\n")
+    assert inputs.wish() == Wish(estop=True, typed="re-arm")
+    assert inputs.wish() == Wish(estop=True)
+    console.feed("re-arm\n")
+    assert inputs.wish() == Wish(typed="re-arm")
+    console.feed(" ")
+    inputs.wish()
+    console.feed("  re-arm\n")  # of three presses, one was seen
+    assert inputs.wish().estop
+    console.feed("re-arm\n")
+    assert not inputs.wish().estop
 
 
 def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
@@ -70,6 +91,17 @@ def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is
             words["writer_beat"] = beat
             seen.append(inputs.recorder_lost())
         assert seen == found
+
+
+def test_a_console_is_lost_half_a_second_after_its_last_beat(shared, words, monkeypatch):
+    inputs, _ = shared
+    now = [10**9]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    found = []
+    for ms, beat in ((0, 1), (490, 1), (510, 1), (600, 2), (1090, 2), (1110, 2)):
+        now[0], words["console_beat"] = 10**9 + ms * 10**6, beat
+        found.append(inputs.console_lost())
+    assert found == [False, False, True, False, False, True]
 
 
 def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, words, monkeypatch):
@@ -113,7 +145,7 @@ def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
     with pytest.raises(UserError, match="pressed before the robot was armed"):
         control._arm(guard, clock, words)
     assert "arm" not in robot.calls
-    words["estop"] = 0
+    words["estop_released"] = 1
     control._arm(guard, clock, words)
     assert guard.state is State.HOLD
 
@@ -190,6 +222,28 @@ def test_a_run_that_ends_brings_the_robot_to_rest_and_its_last_row_says_so(
     assert State(int(rows["state"][-1])) is State.HOLD
     assert rows["latched"][-1] == -1
     assert bench.guard.motion.stands()
+    bench.assert_within_limits()
+
+
+def test_an_axis_that_needs_six_seconds_to_stop_is_given_them(session, words) -> None:
+    """From 0.3 rad/s at 0.05 rad/s²; whoever ends control waits for as long."""
+
+    def forwards(t: float) -> np.ndarray:
+        times = t + 0.05 * np.arange(8)[:, None]
+        return np.repeat(-1.9 + 0.045 / 2 * times**2, 2, 1)
+
+    slow = {"velocity": 0.4, "acceleration": 0.05, "stop_acceleration": 0.05, "jerk": 5.0}
+    start = np.full(2, -1.9)
+    bench = Ended(session, words, {}, act=forwards, q0=start, **slow)
+    bench.run(1380)
+    speed = bench.guard.motion.v[0]
+    assert speed > 0.29
+    bench.ticks, bench.at = 0, {1: quit_}
+    rows = bench.go()
+    assert len(rows) * bench.guard.envelope.period_s > speed / 0.05
+    assert bench.guard.motion.stands()
+    assert State(int(rows["state"][-1])) is State.HOLD
+    assert words["end_ns"] * 1e-9 > 0.4 / 0.05
     bench.assert_within_limits()
 
 

@@ -274,6 +274,26 @@ def test_a_silent_watchdog_or_recorder_stops_the_robot(tmp_path, seed: int):
     made.assert_within_limits()
 
 
+def test_a_console_that_hangs_stops_what_moves_and_is_no_hindrance_once_it_is_back(tmp_path):
+    made = bench(tmp_path, 0)
+    made.inputs.console_dead = True
+    assert made.until(lambda: made.guard.state is State.SOFT_STOP) == 1
+    made.until(lambda: stopped(made, Reason.CONSOLE_LOST))
+    made.inputs.console_dead = False
+    made.inputs.standing = Wish(typed="re-arm")
+    made.run(1)
+    made.inputs.standing = Wish(start=True)
+    made.until(lambda: made.guard.state is State.RUNNING)
+    made.assert_within_limits()
+
+
+def test_a_console_that_hangs_is_no_reason_while_nothing_moves(tmp_path):
+    made = Bench(tmp_path)
+    made.inputs.console_dead, made.inputs.wishes = True, {}
+    made.run(50)
+    assert made.guard.machine.latched is None
+
+
 @pytest.mark.parametrize("seed", REPEATS)
 def test_the_emergency_stop_acts_in_the_same_tick(tmp_path, seed: int):
     made = bench(tmp_path, seed)

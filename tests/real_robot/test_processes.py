@@ -95,7 +95,7 @@ def wishes(console: Console) -> list[Wish]:
 @pytest.mark.parametrize("before", ["", "star", "re-ar", "anything at al"])
 def test_the_space_bar_stops_whatever_is_being_typed(console: Console, before: str):
     console.feed(before + " ")
-    assert console._words["estop"] == 1
+    assert console._words.pressed
     assert console.typed == ""
     assert wishes(console) == []
 
@@ -112,10 +112,11 @@ def test_only_the_whole_word_re_arms(console: Console, monkeypatch):
     console.feed(" ")
     console.feed("re-ar\n")
     console.feed("\n\n")
-    assert console._words["estop"] == 1
+    assert console._words.pressed
     assert wishes(console) == []
+    console._words["estop_seen"] = 1
     console.feed("re-arm\n")
-    assert console._words["estop"] == 0
+    assert not console._words.pressed
     assert wishes(console) == [Wish(typed="re-arm")]
 
 
@@ -124,6 +125,9 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     made.run(100)
     assert "RUNNING" in console.line(made.ring.record, 199.7)
     assert "199.7 Hz" in console.line(made.ring.record, 199.7)
+    assert "first plan" not in console.line(made.ring.record, 199.7)
+    console._words["starting"] = 1
+    assert "starts with the first plan" in console.line(made.ring.record, 199.7)
     made.inputs.dead, made.inputs.waiting = True, []
     made.run(300)
     line = console.line(made.ring.record, 200.0)
@@ -161,10 +165,63 @@ def test_whatever_a_person_hits_to_end_a_program_stops_the_robot(console: Consol
     os.close(master)
 
 
+def test_the_space_bar_still_stops_while_a_run_ends(tmp_path, console: Console):
+    """The robot decelerates until control ends; by then nobody else looks for keys."""
+    master, slave = os.openpty()
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    console._words = processes.words
+    polls = iter(range(100))
+
+    def poll() -> int | None:
+        number = next(polls)
+        if number == 2:
+            os.write(master, b" ")
+        return 0 if processes.words.pressed else None
+
+    processes.children["control"] = SimpleNamespace(poll=poll)
+    with open(slave) as stream, keys(stream) as handle:
+        processes.end(lambda: console.wait(handle), patience_s=60.0)
+    os.close(master)
+    assert processes.words["stop"] == 1
+    assert processes.words.pressed
+    assert processes.words["console_beat"] > 1
+
+
+def test_who_does_not_end_in_time_is_ended(tmp_path):
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    processes.children["control"] = child
+    processes.end(lambda: time.sleep(0), patience_s=0.0)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_control_is_given_the_time_that_its_robot_needs_to_stop(tmp_path, monkeypatch):
+    now, killed = [0.0], list[float]()
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: now[0])
+    processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
+    processes.words["end_ns"] = 8_000_000_000
+    processes.children["control"] = SimpleNamespace(
+        poll=lambda: None, kill=lambda: killed.append(now[0]), wait=lambda: None
+    )
+
+    def listen() -> None:
+        now[0] += 0.125
+
+    processes.end(listen, patience_s=2.0)
+    assert killed == [10.0]
+
+
 def test_the_end_of_what_is_typed_quits(console: Console):
     console.feed("sta\x04")
     assert console.quit
     assert wishes(console) == []
+
+
+def test_once_a_run_ends_words_move_nothing_and_the_space_bar_still_stops(console: Console):
+    console.feed("quit\nstart\narm\nlimp\nre-arm\n")
+    assert wishes(console) == []
+    console.feed(" ")
+    assert console._words.pressed
 
 
 @pytest.mark.parametrize(
@@ -433,7 +490,7 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
 
 def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, monkeypatch):
     told = list[str]()
-    monkeypatch.setattr(running, "check", lambda robot, bundle: told.append("checked"))
+    monkeypatch.setattr(running, "check", lambda robot, bundle, rate_hz: told.append("checked"))
     monkeypatch.setattr(running, "conduct", lambda session, **how: told.append("recorded"))
     monkeypatch.setattr(running, "new_folder", lambda: str(tmp_path))
     how = {"adapter": "simulated", "folder": str(tmp_path), "keyboard": False}
@@ -447,6 +504,48 @@ def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, mon
     with pytest.raises(UserError, match="nobody is at the terminal"):
         running.record("desk", tmp_path / "x.rec", ask=nobody, **how)
     assert len(told) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rate_hz": 49.0}, "rate_hz is 49, desk is made for 100 and may be run at 50 to 200"),
+        ({"rate_hz": 0.0}, "rate_hz is 0"),
+        ({"command_latency_s": -0.01}, "command_latency_s is -0.01, expected 0 to 0.5 s"),
+        ({"command_latency_s": 20.0}, "command_latency_s is 20,"),
+        ({"command_latency_s": np.nan}, "command_latency_s is nan"),
+        ({"offset": 1.5}, "offset is 1.5, expected at most the 1 steps"),
+        ({"offset": -1.5}, "offset is -1.5"),
+        ({"offset": np.nan}, "offset is nan"),
+    ],
+)
+def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, options, sentence: str
+):
+    monkeypatch.setattr(running, "check", lambda *_, **__: None)
+    file = write_desk_bundle(tmp_path / "b")
+    with pytest.raises(UserError, match=sentence):
+        run(file, "desk", adapter="simulated", record=str(tmp_path / "new" / "x.rec"), **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_the_outcome_says_in_which_state_a_run_ended():
+    told = running.Outcome(State.SOFT_STOP, None, 12.0, 3, "as granted", None).text
+    assert told == "finished; it ended in SOFT_STOP; 12.0 s, 3 deadlines missed; as granted"
+
+
+def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
+    tmp_path, monkeypatch
+):
+    found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
+    monkeypatch.setattr(running, "read", lambda path: found)
+    how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
+    sentence, file = "rate_hz is 500, desk is made for 100", str(tmp_path / "new" / "x.rec")
+    with pytest.raises(UserError, match=sentence):
+        running.record("desk", file, **how)
+    with pytest.raises(UserError, match=sentence):
+        running.replay(tmp_path / "y.rec", "desk", record=file, **how)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -530,6 +629,7 @@ PTY = (
         ("hangup", State.HOLD),
         ("SIGHUP", State.HOLD),
         ("SIGKILL", State.HOLD),
+        ("SIGSTOP", State.HOLD),
     ],
 )
 def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process_is_left(
@@ -564,6 +664,13 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
             open_ = False
         else:
             os.kill(pid, getattr(signal, how))
+        if how == "SIGSTOP":
+            time.sleep(1.5)
+            os.kill(pid, signal.SIGCONT)
+            while Reason.CONSOLE_LOST.text.encode() not in shown:
+                assert time.monotonic() < deadline, shown[-2000:]
+                shown += _said(terminal)
+            os.write(terminal, b"quit\n")
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             assert time.monotonic() < deadline, "the console does not end"
             if open_:

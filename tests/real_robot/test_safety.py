@@ -654,6 +654,60 @@ def test_a_robot_that_holds_since_a_fault_or_an_earlier_run_is_let_go():
     assert guard.state is State.CONNECTED
 
 
+def test_an_arm_that_sank_after_an_emergency_stop_is_armed_again_where_it_lies():
+    guard, robot, clock = armed()
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    guard.limp(clock.now)
+    robot.torque = False
+    for step in np.linspace(0, 0.5, 100):  # further than a goal may be away from a joint
+        robot.q[0] = step
+        go(guard, clock, None)
+    assert guard.motion.reasons == 1 << Reason.TRACKING_ERROR
+    guard.re_arm("re-arm", clock.now)
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    go(guard, clock, None, 5)
+    assert (guard.state, guard.machine.latched) == (State.HOLD, None)
+
+
+def test_an_arm_that_sank_out_of_its_limits_is_moved_inside_before_it_is_armed():
+    guard, robot, clock = armed(position_high=0.2)
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    guard.limp(clock.now)
+    for step in np.linspace(0, 0.5, 100):
+        robot.q[0] = step
+        go(guard, clock, None)
+    guard.re_arm("re-arm", clock.now)
+    with pytest.raises(Refused, match="move it inside by hand"):
+        guard.passed(clock.now)
+
+
+@pytest.mark.parametrize("mended", [Status.TORQUE_OFF, Status.WATCHDOG])
+def test_a_servo_that_rebooted_is_re_armed_and_one_that_is_hot_is_not(mended: Status):
+    guard, robot, clock = armed()
+    robot.status[0] = mended | Status.OVER_TEMPERATURE
+    go(guard, clock, None, 20)
+    assert guard.machine.latched is Reason.SERVO_ERROR
+    with pytest.raises(Refused, match=f"^{Reason.SERVO_ERROR.text}: still so"):
+        guard.re_arm("re-arm", clock.now)
+    robot.status[0] = mended
+    go(guard, clock, None, 20)
+    guard.re_arm("re-arm", clock.now)
+    guard.passed(clock.now)
+    guard.arm(clock.now)
+    assert guard.state is State.HOLD
+
+
+def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
+    """It presses against what is in its way; the answer says so, not that a key is pressed."""
+    guard, robot, clock = armed()
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    robot.offset[0] = 0.5
+    go(guard, clock, None, 20)
+    with pytest.raises(Refused, match=f"^{Reason.TRACKING_ERROR.text}: still so"):
+        guard.re_arm("re-arm", clock.now)
+
+
 def test_nothing_is_sent_before_arming_and_a_goal_on_every_tick_after():
     clock = Clock()
     robot = MemoryRobot(clock, spec())

@@ -51,6 +51,26 @@ def test_finishing_before_the_first_plan_cancels_the_start(tmp_path):
     assert made.guard.state is State.HOLD
 
 
+def test_a_start_is_forgotten_when_no_plan_comes_within_two_seconds(tmp_path):
+    """Else the robot would move whenever the plan comes, minutes later."""
+    made = Bench(tmp_path)
+    made.inputs.dead, made.inputs.wishes = True, {}
+    tell(made, start=True)
+    asked_ns = made.clock.now
+    tell(made, start=True)
+    assert made.loop.refused == "start is asked for already: it begins with the first plan"
+    made.loop.refused = None
+    made.until(lambda: not made.loop.starting)
+    assert 2.0 < (made.clock.now - asked_ns) * 1e-9 < 2.02
+    assert made.loop.refused == "no plan came within 2 s: type start again"
+    made.inputs.dead, made.inputs.latency_ns, made.inputs.next_ns = False, 0, 0
+    made.run(100)
+    assert made.guard.state is State.HOLD
+    tell(made, start=True)
+    made.run(50)
+    assert made.guard.state is State.RUNNING
+
+
 def test_finishing_lets_a_person_who_has_taken_over_go(tmp_path):
     made = Bench(tmp_path)
     made.run(100)

@@ -120,6 +120,9 @@ class Inputs:
     def recorder_lost(self) -> bool:
         return False
 
+    def console_lost(self) -> bool:
+        return False
+
 
 def towards(target: np.ndarray, path: Path) -> Path:
     """A quarter of the way to the angles of the target at each step: a network of one layer."""
