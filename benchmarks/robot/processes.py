@@ -221,6 +221,7 @@ ROWS = (
         _signal("console", "killed"),
         _at_rest,
     ),
+    Row("20", "console stalls", "SOFT_STOP", 0.55, _signal("console", "stalls"), _left),
     Row("21", "watchdog killed", "SOFT_STOP", 0.1, _signal("watchdog", "killed"), _left),
     Row("21", "watchdog stalls", "SOFT_STOP", 0.1, _signal("watchdog", "stalls"), _left),
     Row("21", "recorder killed", "SOFT_STOP", 0.1, _signal("writer", "killed"), _left),

@@ -73,7 +73,7 @@ class Clipped(NamedTuple):
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, clip: float | Tensor) -> Clipped:
     """Eq. 7 of arXiv:1707.06347, negative; all [B], or one clip for all."""
     ratio = log_ratio.exp()
-    bounded = ratio.clamp(1 - clip, 1 + clip)
+    bounded = ratio.clamp(1 - clip, 1 + clip)  # type: ignore[arg-type]  # each kind alone is known
     loss = torch.maximum(-advantages * ratio, -advantages * bounded).mean()
     beyond = ((ratio - 1).abs() > clip).float().mean()
     return Clipped(loss, (ratio - 1 - log_ratio).mean(), beyond)
