@@ -216,7 +216,8 @@ A whole `offline-rl robot run` for each repeat. `rows lost`: at most, of those t
 missing in the recording, which was readable each time. The watchdog's hold is one step, and not
 counted against the limits; a process that was killed takes some 7 ms to be gone, the line's silence
 5 and the hold 3. A machine that is shared or busy stands still at times: what came late then is
-counted like all else."""
+counted like all else. `at`: the commit; a row without one was measured before the watchdog's last
+changes."""
 TIMING = """## Time
 
 `python -m benchmarks.robot timing`: {seconds:g} s of each loop at each rate, in turns, while the
