@@ -25,9 +25,8 @@ from offline_rl.utils.files import checksum, make_folder, write_json, write_text
 from offline_rl.utils.hardware import description
 from offline_rl.utils.options import parse
 from offline_rl.utils.text import table, wrapped
-from policies import Spec
+from policies import Spec, channels
 from policies.bundle import read
-from policies.channels import is_picture
 from policies.policy import BundlePolicy
 
 RUNTIMES = ("torch", "onnx")
@@ -63,10 +62,8 @@ def decisions(made: Mapping[tuple[str, str], BundlePolicy], seconds: float) -> l
 
 def nothing(spec: Spec) -> Any:
     """An observation of zeros."""
-    if spec.lone is not None:
-        return np.zeros(spec.observation_shape, np.float32)
-    kinds = {c.name: np.uint8 if is_picture(c.shape) else np.float32 for c in spec.channels}
-    return {c.name: np.zeros(c.shape, kinds[c.name]) for c in spec.channels}
+    shapes = spec.observation_shape if spec.lone is not None else spec.seen
+    return channels.each(lambda shape: np.zeros(shape, channels.dtype(shape)), shapes)
 
 
 def loaded(bundles: Mapping[str, str], runtimes: Sequence[str]) -> dict[tuple[str, str], Any]:

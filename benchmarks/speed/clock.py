@@ -42,6 +42,15 @@ class Clock:
         self.wanted, self.done, self.started = int(command), 0, time.perf_counter()
 
 
+def waiting(device: str) -> Callable[[], object]:
+    """The call that waits for the device."""
+    if device != "cuda":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
 def arrays() -> dict[str, np.ndarray]:
     """Random transitions of the usual locomotion sizes; episodes of 1,000 steps, none terminates.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.speed.clock import ACT, OBS, Clock, arrays
+from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
 
 HISTORY, WINDOW, LEVELS = 2, 16, 100
 # a GPU takes the paper's; a CPU what it learns with in minutes
@@ -147,7 +147,7 @@ def looped(clock: Clock, learner: Any, device: str) -> None:
     """Its training, until the harness ends it."""
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
     windows = Windows(data, SIZES[device][1])
-    wait: Any = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = waiting(device)
     while True:
         learner.train(windows.sample())
         clock.tick(1, wait)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.speed import diffusion
-from benchmarks.speed.clock import ACT, OBS, Clock, arrays
+from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
 from benchmarks.speed.eager import BASELINES, Buffer
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
@@ -18,11 +18,6 @@ from offline_rl.utils import hardware
 from policies import Spec
 
 DIFFUSION = "diffusion_policy"
-
-
-def waiting(device: str) -> Any:
-    """The call that waits for the device."""
-    return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
 def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:

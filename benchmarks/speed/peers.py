@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays
+from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays, waiting
 
 
 def stand_in(name: str, **attributes: Any) -> types.ModuleType:
@@ -76,10 +76,8 @@ def stand_ins() -> None:
 
 def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
     """CORL's own training loop; it calls wandb.log after every update."""
-    import torch
-
     stand_ins()
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = waiting(device)
     sys.modules["wandb"].log = lambda *_, **__: clock.tick(1, wait)  # type: ignore[attr-defined]
     stand_in("pyrallis", wrap=lambda: lambda function: function)
     names = runpy.run_path(str(Path(checkout) / "algorithms/offline" / f"{algorithm}.py"), {}, "it")
@@ -177,10 +175,8 @@ def d3rlpy_learner(
 
 def d3rlpy(clock: Clock, algorithm: str, device: str) -> None:
     """d3rlpy's own `fit`."""
-    import torch
-
     data = arrays()
     keys = ("observations", "actions", "rewards", "dones", "timeouts")
     _, fit = d3rlpy_learner(algorithm, device, tuple(data[key] for key in keys))
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = waiting(device)
     fit(10**9, callback=lambda *_: clock.tick(1, wait))

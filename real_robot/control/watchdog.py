@@ -63,13 +63,11 @@ class Watchdog:
 
     def fence(self) -> bool:
         """Ends the owner and lets the line fall silent; whether the owner was seen to end."""
-        if self._handle < 0:
-            ended, begun_ns = True, time.monotonic_ns()
-        else:
+        if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):  # it is gone already
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            begun_ns = time.monotonic_ns()  # from here on it writes nothing more
-            ended = bool(self._poll.poll(DEATH_MS))
+        begun_ns = time.monotonic_ns()  # from here on it writes nothing more
+        ended = self._handle < 0 or bool(self._poll.poll(DEATH_MS))
         time.sleep(max(0.0, SILENCE_S - (time.monotonic_ns() - begun_ns) * 1e-9))
         return ended
 
