@@ -20,7 +20,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm, Network
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.transform import Transform
-from offline_rl.evaluation.evaluate import play
+from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.training.run_folder import SeedFolder, common_checkpoint
 from offline_rl.training.trainer import bundled
@@ -129,10 +129,7 @@ class Trained:
         if episodes < 1:
             raise UserError(f"episodes={episodes}: at least 1 is needed")
         try:
-            found = envs.task(task or self.config["task"])
-            if found.name == self.config["task"]:
-                known = (self.config.get(k) for k in ("max_episode_steps", "observation_keys"))
-                found = found.adapted(*known)
+            found = adapted(task or self.config["task"], self.config)
             env = envs.make_vector(found, episodes, num_threads=min(cores(), 8))
             played = play(self.policy, env)
         except ValueError as error:

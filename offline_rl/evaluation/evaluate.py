@@ -60,8 +60,12 @@ def bundles(run: Path) -> list[Path]:
 
 def task_of(name: str | None, paths: Sequence[Path]) -> Task:
     """The task to play, as the bundles' runs had it. name: default, what they learnt from."""
-    known = bundle.read(paths[0]).provenance
-    task = envs.task(name or trained_on(paths))
+    return adapted(name or trained_on(paths), bundle.read(paths[0]).provenance)
+
+
+def adapted(name: str, known: Mapping[str, Any]) -> Task:
+    """The task of that name, as the run that `known` tells of had it where it is its own."""
+    task = envs.task(name)
     if task.name != known.get("task"):
         return task
     return task.adapted(known.get("max_episode_steps"), known.get("observation_keys"))
