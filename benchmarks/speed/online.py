@@ -56,7 +56,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
     rows = data(env)
     env.close()
     shares = dict.fromkeys(("simulator", "acting", "learner", "waiting"), 0.0)
-    begin, total = Collector.begin, {"since": 0.0}
+    begin, total = Collector.begin, {"since": 0.0}  # without the turns of others
 
     def ticking(collector: Collector) -> None:
         if collector.steps == WARM_UP + 20:
@@ -65,7 +65,9 @@ def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
         if collector.steps > WARM_UP + 20:
             whole = time.perf_counter() - total["since"]
             clock.facts["shares"] = {k: round(v / whole, 4) for k, v in shares.items()}
+            held = time.perf_counter()
             clock.tick(1)
+            total["since"] += time.perf_counter() - held
         begin(collector)
 
     timed(Collector, "_stepped", shares, "simulator")
