@@ -54,19 +54,22 @@ class Base:
 class LeRobotAct:
     """The same round LeRobot's ACT, of a folder that LeRobot wrote; it has to be installed."""
 
-    folder = "act"
+    folder, largest = "act", 2.0  # the action, in LeRobot's units, that is 1 in the environment
 
     def __init__(self) -> None:
         from lerobot.policies.act.modeling_act import ACTPolicy
+        from lerobot.policies.factory import make_pre_post_processors
 
         self.policy = ACTPolicy.from_pretrained(self.folder).eval()
+        self.before, self.after = make_pre_post_processors(self.policy.config, self.folder)
         self.executed = self.policy.config.n_action_steps
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """[B, O], normalised as it learnt -> chunks [B, horizon, A] in [-1, 1]."""
+        """[B, O], in LeRobot's units -> chunks [B, horizon, A] in [-1, 1]."""
         seen = torch.from_numpy(observations)
-        batch = {"observation.state": seen, "observation.environment_state": seen}
-        return self.policy.predict_action_chunk(batch).clamp(-1, 1).numpy()
+        batch = self.before({"observation.state": seen, "observation.environment_state": seen})
+        chunk = self.after(self.policy.predict_action_chunk(batch))
+        return (chunk / self.largest).clamp(-1, 1).numpy()
 
 
 def demonstrations(episodes: int) -> dict[str, np.ndarray]:
@@ -106,4 +109,5 @@ if __name__ == "__main__":
     alone, corrected = (json.loads(line)["eval/return"] for line in (lines[0], lines[-1]))
     print(f"mean return of the base      {alone:.0f}")
     print(f"mean return, corrected       {corrected:.0f}")
-    print(f"both in one file             {result.path / 'seed_0' / 'policy.bundle'}")
+    print(f"the correction alone         {result.path / 'seed_0' / 'policy.bundle'}")
+    print(f"to play both                 evaluate run={result.path} base={__file__}:Base")

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 import envs
+from envs import VectorEnv
 from offline_rl.algorithms.common.base import Algorithm, Network
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.rollout import Episodes
+from offline_rl.online.with_base import attached
 from offline_rl.training.run_folder import SeedFolder, common_checkpoint
 from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
@@ -88,7 +90,21 @@ class Trained:
         """As that of a bundle: raw observations in, actions in [-1, 1] out."""
         weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
         made = bundled(self.algorithm, weights, self.transform, {})
-        return BundlePolicy(made, network(made, "torch"))
+        policy = BundlePolicy(made, network(made, "torch"))
+        if not self.algorithm.corrects:
+            return policy
+        env = self._world(1, None)
+        whole = attached(policy, self.config["base"], env)
+        env.close()
+        return whole
+
+    def _world(self, count: int, task: str | None) -> VectorEnv:
+        """So many environments, of the run's own task by default. Raises UserError."""
+        try:
+            found = adapted(task or self.config["task"], self.config)
+            return envs.make_vector(found, count, num_threads=min(cores(), 8))
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.
@@ -108,6 +124,9 @@ class Trained:
         """
         if "critic" not in self.parameters:
             raise UserError(f"{self.config['algorithm']} learns no values of actions")
+        if self.algorithm.spec.lone is None:
+            seen = ", ".join(channel.name for channel in self.algorithm.spec.channels)
+            raise UserError(f"values are asked of one vector, and {self.path} learnt from {seen}")
         s, a = np.asarray(observations), np.asarray(actions, np.float32)
         spec = self.algorithm.spec
         single = s.shape == spec.observation_shape and a.ndim == 1
@@ -128,9 +147,8 @@ class Trained:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
         if episodes < 1:
             raise UserError(f"episodes={episodes}: at least 1 is needed")
+        env = self._world(episodes, task)
         try:
-            found = adapted(task or self.config["task"], self.config)
-            env = envs.make_vector(found, episodes, num_threads=min(cores(), 8))
             played = play(self.policy, env)
         except ValueError as error:
             raise UserError(str(error)) from None

@@ -140,9 +140,17 @@ def identity(shapes: Any) -> Normaliser | Normalisers:
     return Normalisers({name: Normaliser.identity(shape) for name, shape in vectors.items()})
 
 
-def fit(observations: Observations, *, by_range: bool = False) -> Normaliser | Normalisers:
-    """Of observations [N, …], by `Normaliser.fit` or `fit_range`; an action stays as it is."""
-    one = Normaliser.fit_range if by_range else Normaliser.fit
+def fit(
+    observations: Observations, *, by_range: bool = False, least: float | None = None
+) -> Normaliser | Normalisers:
+    """Of observations [N, …], by `Normaliser.fit` or `fit_range`; an action stays as it is.
+
+    least: see `Normaliser.fit`.
+    """
+
+    def one(x: Any) -> Normaliser:
+        return Normaliser.fit_range(x) if by_range else Normaliser.fit(x, least=least)
+
     if not isinstance(observations, Mapping):
         return one(observations)
     vectors = {name: x for name, x in observations.items() if not is_picture(x.shape[1:])}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.bundle import Bundle, BundleError
-from policies.golden import TOLERANCE, answered
+from policies.golden import TOLERANCE, answered, compared
 from policies.policy import BundlePolicy
 from policies.runtimes import with_onnx as onnx
 
@@ -32,7 +32,7 @@ def exported(bundle: Bundle) -> tuple[Bundle, float]:
 
     Compared on the golden answer's rows, together and one by one. Of a residual the base as well.
     """
-    plain, golden = answered(bundle, "torch")
+    plain, golden = compared(bundle, "torch")
     if plain.network.remembers:
         raise BundleError(
             f"a {bundle.kind} remembers its episode, and what is exported is a network of one "

@@ -31,14 +31,7 @@ def opened(
     """
     for name in arguments.keys() - bundle.arguments.keys():
         raise BundleError(f"a {bundle.kind} has no {name}")
-    policy, found = answered(bundle, runtime)
-    if (golden := bundle.golden) is not None:
-        apart = np.abs(found.chunk - fitting(golden.chunk, bundle, "its golden answer")).max()
-        if not apart <= TOLERANCE:
-            raise BundleError(
-                f"the golden answer does not come out: what it answers is {apart:.2g} off, of "
-                f"which {TOLERANCE:g} are allowed"
-            )
+    policy, _ = compared(bundle, runtime)
     if arguments:
         changed = replace(bundle, arguments={**bundle.arguments, **arguments})
         policy, _ = answered(changed, runtime)
@@ -68,6 +61,19 @@ def unfit(correction: BundlePolicy, base: BundlePolicy) -> str | None:
 def answer(bundle: Bundle) -> Golden:
     """The golden answer, by torch where it is installed. Raises BundleError."""
     return answered(replace(bundle, golden=None), "auto")[1]
+
+
+def compared(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
+    """As `answered`. Raises BundleError where the bundle holds another answer."""
+    policy, found = answered(bundle, runtime)
+    if (golden := bundle.golden) is not None:
+        apart = np.abs(found.chunk - fitting(golden.chunk, bundle, "its golden answer")).max()
+        if not apart <= TOLERANCE:
+            raise BundleError(
+                f"the golden answer does not come out: what it answers is {apart:.2g} off, of "
+                f"which {TOLERANCE:g} are allowed"
+            )
+    return policy, found
 
 
 def answered(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:

@@ -34,10 +34,16 @@ class Normaliser:
         return cls(np.zeros(shape, np.float32), np.ones(shape, np.float32), "identity")
 
     @classmethod
-    def fit(cls, observations: np.ndarray, epsilon: float = 1e-3) -> Normaliser:
-        """observations: [N, *obs]. z-score, `epsilon` added to the deviation (TD3+BC, eq. 6)."""
+    def fit(
+        cls, observations: np.ndarray, epsilon: float = 1e-3, least: float | None = None
+    ) -> Normaliser:
+        """observations: [N, *obs]. z-score, `epsilon` added to the deviation (TD3+BC, eq. 6).
+
+        least: of the deviation, to which nothing is added then.
+        """
         mean = observations.mean(0, dtype=np.float64)
-        scale = observations.std(0, dtype=np.float64) + epsilon
+        deviation = observations.std(0, dtype=np.float64)
+        scale = deviation + epsilon if least is None else deviation.clip(least)
         return cls(mean.astype(np.float32), scale.astype(np.float32))
 
     @classmethod

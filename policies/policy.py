@@ -63,7 +63,10 @@ class BundlePolicy:
         told = self.bundle.provenance
         learnt = f" of {told['algorithm']} on {told['task']}" if "algorithm" in told else ""
         seen = ", ".join(f"{c.name} {list(c.shape)}" for c in self.spec.channels)
-        return f"<{self.bundle.kind}{learnt}: {seen} -> {self.spec.action_dim} actions>"
+        spec, more = self.spec, ""
+        if spec.history > 1 or spec.horizon > 1:
+            more = f"; history {spec.history}, chunks of {spec.horizon}, executed {spec.executed}"
+        return f"<{self.bundle.kind}{learnt}: {seen} -> {spec.action_dim} actions{more}>"
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
@@ -153,11 +156,13 @@ class BundlePolicy:
         for channel in self.spec.channels:
             array, what = arrays[channel.name], "" if lone else f" {channel.name}"
             if array.shape[1 + more :] != channel.shape or array.ndim != channel.ndim + 1 + more:
+                expected = ", ".join(map(str, channel.shape))
+                last = " (colours last)" if channel.kind == "picture" else ""
                 raise ValueError(
-                    f"observation{what} of shape {array.shape}, expected [B, *{channel.shape}]"
+                    f"observation{what} of shape {array.shape}, expected [B, {expected}]{last}"
                 )
             if channel.kind == "picture" and array.dtype != np.uint8:
-                raise ValueError(f"the picture{what} is of {array.dtype}, uint8 is expected")
+                raise ValueError(f"observation{what} is of {array.dtype}, uint8 is expected")
             if channel.kind == "vector" and not np.isfinite(array).all():
                 raise ValueError(f"the observation{what} holds NaN or infinite numbers")
         if len({len(array) for array in arrays.values()}) > 1:

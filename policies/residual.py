@@ -7,7 +7,7 @@ observes; the base plans by its own horizon, from its own history.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,13 @@ class ResidualPolicy(BundlePolicy):
     """A base and its correction; what is observed is the base's."""
 
     def __init__(
-        self, correction: BundlePolicy, base: BundlePolicy, *, units: bool = False
+        self,
+        correction: BundlePolicy,
+        base: BundlePolicy | Callable[[], Queue | Corrected],
+        *,
+        units: bool = False,
     ) -> None:
+        """base: a policy, or what makes the queue of new episodes of one that is no bundle."""
         super().__init__(correction.bundle, correction.network, units=units)
         self.correction, self.base = correction, base
         seen = tuple(c for c in correction.spec.channels if c.name != BASE_ACTION)
@@ -80,7 +85,7 @@ class Corrected:
 
     def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
         """See `Queue.step`."""
-        base = self.queue.step(observations, rows)
+        base = self.queue.step(observations, rows).clip(-1, 1)
         seen = {k: x[:, None] for k, x in beside(observations, base).items()}
         actions = self.policy.correction.chunk(seen)[:, 0]
         return self.policy.spec.in_units(actions) if self.policy.units else actions
@@ -96,4 +101,5 @@ def corrected(policy: ResidualPolicy) -> Corrected:
     """Of episodes that have not begun."""
     from policies.player import episodes
 
-    return Corrected(episodes(policy.base), policy)
+    base = policy.base
+    return Corrected(episodes(base) if isinstance(base, BundlePolicy) else base(), policy)

@@ -209,7 +209,14 @@ class Spec:
                 mine, theirs = getattr(self, name), getattr(other, name)
                 what = "observation_shape" if name == "seen" else name
                 return f"{what}: the policy has {mine}, here it is {theirs}"
+        if not self.same_rate(other):
+            return f"rate_hz: the policy has {self.rate_hz:g}, here it is {other.rate_hz:g}"
         return None
+
+    def same_rate(self, other: Spec) -> bool:
+        """Whether their rates are alike, to a hundredth; also where one of them says none."""
+        both = self.rate_hz and other.rate_hz
+        return not both or abs(other.rate_hz / self.rate_hz - 1) <= 0.01  # type: ignore[operator]
 
     @property
     def seen(self) -> Any:

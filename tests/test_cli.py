@@ -139,6 +139,10 @@ def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
     assert "algorithm.expectile=0.9 0.5 is the data's average action, towards 1 its best" in found
     assert "(a number, at least 0.5 and below 1; default 0.7)" in found
     assert "algorithm.batch_size=256 transitions in an update" in found
+    main(["train", "algorithm=diffusion_policy", "task=push/standard-expert", "--help"])
+    found = " ".join(capsys.readouterr().out.split())
+    assert "(a list, at least 1; default null)" in found  # of widths
+    assert "(true or false or min_max)" in found
     assert main(["train", "algorithm=iq", "--help"]) == 2
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import envs
 from offline_rl.online.with_base import base_of
@@ -40,6 +41,7 @@ def test_lerobots_act_is_a_base(tmp_path: Path) -> None:
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.factory import make_pre_post_processors
 
     seen, done = (PolicyFeature(k, (n,)) for k, n in ((FeatureType.STATE, 3), (FeatureType.ENV, 3)))
     action = PolicyFeature(FeatureType.ACTION, (1,))
@@ -47,12 +49,20 @@ def test_lerobots_act_is_a_base(tmp_path: Path) -> None:
     small = {"chunk_size": 6, "n_action_steps": 4, "dim_model": 16, "n_heads": 2}
     small |= {"pretrained_backbone_weights": None}
     cfg = ACTConfig(input_features=inputs, output_features={"action": action}, **small)
-    ACTPolicy(cfg).save_pretrained(tmp_path / "act")
+    policy = ACTPolicy(cfg).eval()
+    policy.save_pretrained(tmp_path / "act")
+    told = {"observation.state": {"mean": torch.full((3,), 0.5), "std": torch.full((3,), 2.0)}}
+    told |= {"action": {"mean": torch.tensor([0.25]), "std": torch.tensor([0.5])}}
+    for pipeline in make_pre_post_processors(cfg, dataset_stats=told):
+        pipeline.save_pretrained(tmp_path / "act")
     base = base_of(f"{EXAMPLES / 'own_base.py'}:LeRobotAct", envs.make_vector("env:Pendulum-v1", 2))
     queue = base.made()
     queue.reset(np.arange(2))
     seen = base.observe(queue, np.zeros((2, 3), np.float32), np.arange(2))
-    assert seen["base_action"].shape == (2, 1)
+    normalised = dict(zip(inputs, (torch.full((2, 3), -0.25), torch.zeros(2, 3)), strict=True))
+    with torch.no_grad():
+        expected = 0.25 + 0.5 * policy.predict_action_chunk(normalised)[:, 0]
+    assert np.abs(seen["base_action"] - expected.numpy() / 2).max() < 1e-6
 
 
 @pytest.mark.slow

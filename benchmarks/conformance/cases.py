@@ -142,6 +142,17 @@ CASES = (
         aims=("actions",),
     ),
     Case(
+        "diffusion_policy",
+        "consistency",
+        "consistency_policy/teacher/edm_policy.py",
+        ("deviation", "noise"),
+        {"process": "edm", "history": 2, "window": 4, "executed": 2, "warm_up_updates": 3}
+        | {"widths": [16], "time_size": 4},
+        adapted=("dropout in its middle, which no setting reaches -> none",),
+        aims=("actions",),
+        updates=4,
+    ),
+    Case(
         "act",
         "lerobot",
         "src/lerobot/policies/act/modeling_act.py",

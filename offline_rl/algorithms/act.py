@@ -7,8 +7,9 @@ error is absolute, and actions beyond an episode's end do not count.
 Paper:   Zhao et al., RSS 2023, arXiv:2304.13705.
 Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose settings and single
          decoder layer are used, in that actions are scaled to their range, there standardised; and
-         in that all that is seen is one token, pictures as the places of keypoints, and told to the
-         encoder of styles too, there a token for each place of a map, of which styles know nothing.
+         in that all that is seen is one token, pictures as the places of keypoints in pieces cut
+         out of them, and told to the encoder of styles too, there a token for each place of a whole
+         picture's map, of which styles know nothing.
 """
 
 from __future__ import annotations

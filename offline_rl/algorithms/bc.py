@@ -79,7 +79,7 @@ class BC(Algorithm):
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
-        check_length(cfg, dataset)
+        check_length(cfg.window, dataset)
         return cfg
 
     @classmethod

@@ -8,10 +8,11 @@ each batch is data, and an episode is learnt from when it has ended, with its re
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses share one set of
          samples (there each draws its own), that the last row of an episode that was cut counts in
-         its return where the file has it; and with `tail=failures` in that an episode which only
-         failed and then *terminated* keeps its plain return, and one cut while failing fails for
-         ever after, whatever it had reached before. There such cannot be: the binary hands'
-         episodes end with their last success, here success does not end them.
+         its return where the file has it, that updates come beside an episode's steps, there as
+         many after its end, so that one policy took them all; and with `tail=failures` in that an
+         episode which only failed and then *terminated* keeps its plain return, and one cut while
+         failing fails for ever after, whatever it had reached before. There such cannot be: the
+         binary hands' episodes end with their last success, here success does not end them.
 """
 
 from __future__ import annotations

@@ -8,15 +8,18 @@ Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, 
 Differs: from the authors' code (Aaditya-Prasad/consistency-policy) in that a path's second point is
          always the next bin and jumps end after it, where a part of theirs ends where it begins and
          teaches nothing; that those of a batch are noised alike by their parity, not their half;
-         and in the bins of three steps, which their default takes for deviations. As there the
-         target is the student itself, and what is noise at first has deviation 1 (`unit`).
-         Pictures are seen by the teacher's encoder, once an update; the student never changes it.
+         in the bins of three steps, which their default takes for deviations; that what acts, and
+         what teaches, is a moving average, there the last weights (`ema_max=0`); and that
+         `dropout` is that of all blocks, where their middle's is always 0.2. As there the target is
+         the student itself, and what is noise at first has deviation 1 (`unit`). Pictures are seen
+         by the teacher's encoder, once an update; the student never changes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -35,16 +38,16 @@ from offline_rl.algorithms.common.noising.edm import (
     wide,
 )
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative
+from offline_rl.utils.options import Count, NonNegative, Range
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sigma
 
 
 @dataclass(frozen=True)
 class Config(DenoisingConfig):
-    """Defaults: the authors'."""
+    """Defaults: the authors', but that a moving average acts."""
 
-    rounds: Count = 1  # jumps from noise to a chunk; at most 80
+    rounds: Annotated[int, Range(1, BINS)] = 1  # jumps from noise to a chunk
     unit: bool = True  # begins with noise of deviation 1 instead of 80
     ctm_weight: NonNegative = 1.0  # of consistency along the teacher's path
     dsm_weight: NonNegative = 1.0  # of denoising the data
@@ -106,7 +109,8 @@ class Consistency(Denoising):
     def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The other's acting policy is the teacher, and where the student begins.
 
-        What the student is told besides, a jump's end, has no weight at first.
+        What the student is told besides, a jump's end, has no weight at first. In a transformer it
+        is one token more, which all others attend to, so that it begins near its teacher only.
         """
         taken = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():

@@ -42,7 +42,7 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, drawn
+from offline_rl.algorithms.common.critics import Critic, drawn, some
 from offline_rl.algorithms.common.entropy import temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -158,8 +158,8 @@ class CQL(Algorithm):
         """What the critics regress on, [B]; one next action, or the best of `samples`."""
         s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
-        q, best = drawn(state, q, self.cfg.subset).amin(0).max(0)  # [B]
+        few = some(state, self.cfg.critics, self.cfg.subset)
+        q, best = state.critic_target(s.expand(count, *s.shape), pi, few).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q

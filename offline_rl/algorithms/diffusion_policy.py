@@ -6,9 +6,13 @@ taken before it is asked again. Where demonstrations differ it commits to one wa
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
 Differs: from the authors' code (real-stanford/diffusion_policy) in that observations are
-         standardised, there scaled to [-1, 1] (here `normalise_observations=min_max`), and that
-         every row of the data is the present one equally often, where theirs leaves out an
-         episode's last ones.
+         standardised, there scaled to [-1, 1] (here `normalise_observations=min_max`); that every
+         row of the data is the present one equally often, where theirs leaves out an episode's last
+         ones; and that keypoints of pictures are told on as they are, there through a linear layer
+         and ReLUs, and a transformer's encoder decays as it does, there by 1e-6. process=edm learns
+         as the teacher of Aaditya-Prasad/consistency-policy, less the dropout in its middle, always
+         0.2; it acts by `rounds` Euler steps from noise of deviation 80, theirs by 79 of Heun's
+         from 1.
 """
 
 from __future__ import annotations
@@ -40,19 +44,19 @@ class Config(DenoisingConfig):
 
     process: Literal["ddpm", "edm"] = "ddpm"  # the noise; edm: Karras et al., a teacher for distill
     noise_levels: Count = 100  # of ddpm's cosine schedule
-    predicts: Literal["noise", "action"] = "noise"  # what ddpm's network tells
+    predicts: Literal["noise", "action"] = "noise"  # what ddpm's network tells; edm's is between
     sampler: Literal["ddpm", "ddim"] = "ddpm"  # where process=ddpm; ddim needs fewer rounds
-    rounds: Count = 100  # from noise to a chunk; at most noise_levels
+    rounds: Count = 100  # from noise to a chunk; ddpm's are at most noise_levels
     eta: Share = 0.0  # of ddim: 0 adds no noise on the way, 1 as much as ddpm
     distance: Distance = "elements"  # of edm's loss: their code's, or the norm of the paper
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.process == "edm":
+            self.refuse_unread("process", "noise_levels", "eta")  # tables set predicts and sampler
+            return
         if self.rounds > self.noise_levels:
             raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
-        if self.process == "edm":
-            self.refuse_unread("process", "noise_levels", "predicts", "eta")
-            return
         self.refuse_unread("process", "distance")
         if self.sampler == "ddpm":
             self.refuse_unread("sampler", "eta")

@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from offline_rl.algorithms.common.base import Metrics, State
+from offline_rl.algorithms.common.base import Metrics, State, kept
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import clip_range, kept, standardised
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import NonNegative, Positive, Share

@@ -5,8 +5,9 @@ was seen before. From noise alone it follows the directions in a few steps of on
 
 Paper:   Lipman et al., ICLR 2023, arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
 Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies/multi_task_dit),
-         whose loss and times these are, in the network, Diffusion Policy's, and that times are told
-         to it times 1,000, of which sinusoids are made; there they take 100 steps.
+         whose loss and times these are, in the network, optimiser and moving average, Diffusion
+         Policy's; that times are told to it times 1,000, of which sinusoids are made; and that
+         every row is the present one, there not an episode's last. There they take 100 steps.
 """
 
 from __future__ import annotations

@@ -5,11 +5,14 @@ clones the data's actions weighted by exp(beta * advantage). No unseen action is
 
 Paper:   Kostrikov, Nair, Levine, ICLR 2022, arXiv:2110.06169. Equation numbers are the paper's;
          the order of the steps, eq. 6 and eq. 7 are in common/in_sample.py.
-Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:learner.py).
-         `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py); online it explores with a
-         deviation of 0.1, there 0.03. `critics`, `subset` and `squashed` are zhouzypaul/wsrl's
-         (wsrl/agents/iql.py), as WSRL goes on from, but that its policy is not squashed there:
-         algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true algorithm.layer_norm=true.
+Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:learner.py). Online it
+         begins with a policy whose rate fell to 0 and learns at the whole rate again; there
+         (train_finetune.py) it never fell; rewards are scaled as the data's, there raw in
+         locomotion. `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py); online it
+         explores with a deviation of 0.1, there 0.03. `critics`, `subset` and `squashed` are
+         zhouzypaul/wsrl's (wsrl/agents/iql.py), as WSRL goes on from, but that its policy is not
+         squashed there: algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true
+         algorithm.layer_norm=true.
 """
 
 from __future__ import annotations

@@ -12,7 +12,11 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl) in that t
          there they end; what is stored is the clipped action; the critics' error is squared before
          it is averaged over them (`mean_first` for the code's); the critics share no layer, there
          one that compresses pictures; each of actor and critics has its own encoder of pictures,
-         there one, which the critics train. Layer normalisation precedes ReLUs in both.
+         there one, which the critics train; actions are in [-1, 1], there in the data's range,
+         (1 + scale) times as wide; weights begin as torch's, there orthogonal; no experience is
+         forgotten, there all but the last 200,000 steps; the warm-up's steps count; values are
+         numbers, where the code can also learn distributions (C51, HL-Gauss). Layer normalisation
+         precedes ReLUs in both.
 """
 
 from __future__ import annotations
@@ -21,12 +25,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import ActorLast, Metrics, State, minimise, soft_update
+from offline_rl.algorithms.common.base import ActorLast, Metrics, State, kept, minimise, soft_update
 from offline_rl.algorithms.common.config import (
     BUILT,
     Discount,
@@ -37,10 +39,13 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, different
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
+from offline_rl.data import Dataset
+from offline_rl.data.transform import Normalise, Transform
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive
 from policies.channels import BASE_ACTION, Observations
 from policies.heads.residual import ResidualActor
@@ -52,6 +57,8 @@ from policies.spec import Spec
 class Config(SeeingConfig):
     """Defaults: the paper's."""
 
+    normalise_observations: Normalise = True  # not what the base sees, nor its action
+    least_deviation: Positive | None = 0.1  # of a z-score; null: deviations as they are + 0.001
     scale: Fraction = 0.1  # the largest correction, in an action's [-1, 1]
     noise: Annotated[NonNegative, BUILT] = 0.05  # deviation of the exploration's, and the target's
     noise_clip: NonNegative = 0.3  # and the latter's largest size
@@ -88,9 +95,13 @@ class Online(schedule.HalfAndHalf):
         noise = random.uniform(-self.base_noise, self.base_noise, size)
         return (observations[BASE_ACTION] + noise).clip(-1, 1)
 
+    def alone(self, period: int) -> int:
+        """Updates of the critics alone: whole periods."""
+        return -(-self.critic_updates // period) * period
+
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         begun = env_steps > max(self.warm_up, batch_size)
-        first = -(-self.critic_updates // period) * period if begun else 0
+        first = self.alone(period) if begun else 0
         return first + super().due(env_steps, batch_size, period)
 
 
@@ -99,6 +110,20 @@ class ResFiT(ActorLast):
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     online, follows_card, vector_only, corrects = True, False, False, True
+
+    @classmethod
+    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+        """As it is. Raises UserError where targets would be clipped to less than rewards are."""
+        if cfg.clip_target:
+            transform = Transform.fit(replace(cfg, normalise_observations=False), dataset, ())
+            rewards = transform.rewards(dataset.rewards)
+            if not 0 <= rewards.min() <= rewards.max() <= 1:
+                raise UserError(
+                    f"clip_target=true holds targets in [0, 1], and {dataset.path or dataset.name} "
+                    f"has rewards from {rewards.min():g} to {rewards.max():g}: leave it out, or "
+                    "give rewards of success alone"
+                )
+        return cfg
 
     def networks(self) -> dict[str, nn.Module]:
         cfg, act = self.cfg, self.spec.action_dim
@@ -119,7 +144,7 @@ class ResFiT(ActorLast):
         """Critics and their target; in the last place also the actor and its own."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         online: Any = self.interaction.online
-        both = state.done >= online.critic_updates  # the actor learns too
+        both = state.done >= online.alone(self.period)  # the actor learns too
         y = self.target(state, batch, both)  # [B]
 
         def critic_loss(critic):  # [E, B] - [B]
@@ -135,17 +160,13 @@ class ResFiT(ActorLast):
         def policy_loss(policy):  # the mean over all critics
             return -state.critic(s, policy(s, state.random), state.random).mean()
 
-        old = state
+        base = (s if self.spec.lone else s[BASE_ACTION])[..., -self.spec.action_dim :]
+        correction = (state.policy(s) - base).abs().mean().detach()
+        before = state
         state, policy_value = minimise(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
-        own = {name: state.params[name] for name in ("policy", "policy_target")}
-        learnt = (own, state.optimiser["policy"])
-        before = ({name: old.params[name] for name in own}, old.optimiser["policy"])
-        own, adam = tree_map(lambda new, was: torch.where(both, new, was), learnt, before)
-        state = replace(
-            state, params={**state.params, **own}, optimiser={**state.optimiser, "policy": adam}
-        )
-        return state, metrics | {"policy_loss": policy_value}
+        state = kept(before, state, ~both)
+        return state, metrics | {"policy_loss": policy_value, "correction": correction}
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
         """r + discount * least of a few Q_i(s', a'); a': the noise is the correction's; [B]."""
@@ -153,9 +174,9 @@ class ResFiT(ActorLast):
         noise = cfg.noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip) * noisy * cfg.target_noise
         next_a = state.policy_target(s2, state.random, noise)
-        q = state.critic_target(s2, next_a, state.random)  # [E, B]
-        drawn = state.random.uniform((cfg.critics,)).topk(cfg.subset).indices
-        y = batch.rewards + batch.discount * q.index_select(0, drawn).amin(0)  # different ones
+        few = different(state, cfg.critics, cfg.subset)
+        q = state.critic_target(s2, next_a, state.random, few)  # [subset, B]
+        y = batch.rewards + batch.discount * q.amin(0)
         return y.clamp(0, 1) if cfg.clip_target else y
 
 
@@ -169,7 +190,13 @@ class CriticOfAll(nn.Module):
         self.base, hidden = spec.action_dim, shape.pop("hidden")
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
 
-    def forward(self, observations: Any, actions: Tensor, random: Any = None) -> Tensor:
-        """[..., O] or channels, the base's action last, and [..., A] -> [E, ...]."""
+    def forward(
+        self,
+        observations: Any,
+        actions: Tensor,
+        random: Any = None,
+        members: Tensor | None = None,
+    ) -> Tensor:
+        """[..., O] or channels, the base's action last, and [..., A] -> [E, ...], as a Critic."""
         seen = observations if self.eyes is None else self.eyes(observations, random)
-        return self.net(seen[..., : -self.base], actions)
+        return self.net(seen[..., : -self.base], actions, members)

@@ -10,12 +10,15 @@ Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/co
          vectors for what it sees, without its encoder and its losses. Around them, denoising steps
          are drawn in minibatches from all decisions, there each decision's are taken one after
          another, and V learns once for them, its values and gradient cut; later imitation goes on
-         from where the policy stands; rates and clips do not fall; both policies are scored from
-         the same starts and rejected weights are put back, as the paper has it; a last round ends
-         without noise but for `sampling_floor`, there at the least noisy level, and noise is cut
-         at `noise_max`; chunks are judged as they are taken, in their range; targets follow every
-         update, there each second; the model's weights do not decay, and it tells no rewards; the
-         head is told the policy's first time. Its flows' transitions are `dppo`'s.
+         from where the policy stands, by Adam and a moving average of one rate, there by AdamW and
+         one that slows down; a batch has one size, there 256 rows of data and 512 in improvement;
+         phases are shorter, there 8,000 times 10 updates with a gate after each 50 times; online
+         V's optimiser goes on, there it begins anew; rates and clips do not fall; both policies are
+         scored from the same starts and rejected weights are put back, as the paper has it; a last
+         round ends without noise but for `sampling_floor`, there at the least noisy level, and
+         noise is cut at `noise_max`; chunks are judged as they are taken, in their range; targets
+         follow every update, there each second; the model's weights do not decay, and it tells no
+         rewards; the head is told the policy's first time. Its flows' transitions are `dppo`'s.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, kept
 from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
 from offline_rl.algorithms.common.on_policy.offline import JudgeConfig, Judged
-from offline_rl.algorithms.common.on_policy.ppo import kept, standardised
+from offline_rl.algorithms.common.on_policy.ppo import standardised
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -42,7 +45,10 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share
 
 @dataclass(frozen=True)
 class Config(JudgeConfig, ImitationConfig):
-    """Defaults: the authors' for single actions; the policy's own numbers are its run's."""
+    """Defaults: the authors' for single actions, but for the numbers of updates in phases.
+
+    The policy's own numbers are its run's.
+    """
 
     iterations: Count = 3  # of critics, improvement, new episodes and imitation
     judge_updates: Count = 10_000  # of critics and transition model, in each

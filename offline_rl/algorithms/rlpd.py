@@ -7,7 +7,8 @@ Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 
 Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py) in that every
          critic update draws a batch of its own, half and half, where there one of `utd` times the
          size is cut into as many, half and half; both are uniform draws with replacement. Layer
-         normalisation has torch's eps (1e-5, there 1e-6).
+         normalisation has torch's eps (1e-5, there 1e-6); the data's actions are as they are, there
+         clipped to +-0.99999.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from offline_rl.algorithms.common.base import (
     soft_update,
 )
 from offline_rl.algorithms.common.config import Ensemble
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, different
 from offline_rl.algorithms.common.entropy import soft_optimisers
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -111,9 +112,8 @@ class RLPD(ActorLast):
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """r + discount * (least of a few Q_i(s', a'), less alpha log pi(a'|s')), a' ~ pi; [B]."""
         pi, log_pi = state.policy.sample(batch.next_observations, state.random)
-        q = state.critic_target(batch.next_observations, pi)  # [E, B]
-        drawn = state.random.uniform((self.cfg.critics,)).topk(self.cfg.subset).indices
-        least = q.index_select(0, drawn).amin(0)  # different ones
+        few = different(state, self.cfg.critics, self.cfg.subset)
+        least = state.critic_target(batch.next_observations, pi, few).amin(0)  # [B]
         if self.cfg.backup_entropy:
             least = least - alpha * log_pi
         return batch.rewards + batch.discount * least

@@ -11,13 +11,14 @@ Differs: from the authors' code (BattleWen/RO2O:algorithms/offline) in that weig
          "adversarial" is the worst of n uniform draws, the same n for the whole batch, not an
          attack by gradient. Online the losses are the paper's; the authors' code (algorithms/
          finetune) leaves all but SAC's and the cloning out: online.q_smoothness=0
-         online.policy_smoothness=0 online.uncertainty=0 are its. Its buffer begins empty; one that
-         begins with the data is online.mixing=rows.
+         online.policy_smoothness=0 online.uncertainty=0 are its; in mazes the cloning's weight is 1
+         or 10 there whatever it was, and rewards are 4 (r - 1/2), here both are the offline ones.
+         Its buffer begins empty; one that begins with the data is online.mixing=rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -25,8 +26,9 @@ from torch.nn.functional import mse_loss
 
 from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Metrics, Network, State
+from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State
 from offline_rl.algorithms.common.entropy import least, soft_q
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, NonNegative, Share
@@ -63,6 +65,14 @@ class RO2O(sac_n.SACN):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     online = True
+
+    def at(self, phase: str) -> Algorithm:
+        """Online Q is lowered as at the end, however far offline came; unless told otherwise."""
+        now = super().at(phase)
+        if phase == ONLINE and "pessimism" not in now.settled:
+            now.cfg = replace(now.cfg, pessimism=0.0)  # below min_pessimism, which is the end
+            now.settled |= {"pessimism"}
+        return now
 
     def policy_loss(
         self, policy: Network, state: State, batch: Batch, alpha: Tensor

@@ -14,7 +14,8 @@ Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py) in that the
          actor's step takes the last of a block's batches, there all; networks that a step leaves
          out stay as they are, there Adam's momentum carries them on; every critic has an output
          layer of its own, there all share one; layer normalisation has torch's eps (1e-5, there
-         1e-6). After IQL, which has none, the temperature is new.
+         1e-6); the binary hands' episodes do not end with success. After IQL, which has none, the
+         temperature is new.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from offline_rl.algorithms.common.config import (
     Sizes,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, drawn
+from offline_rl.algorithms.common.critics import Critic, some
 from offline_rl.algorithms.common.entropy import least
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive
@@ -101,8 +102,8 @@ class WSRL(rlpd.RLPD):
         cfg, s = self.cfg, batch.next_observations
         count = cfg.samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        q = state.critic_target(s.expand(count, *s.shape), pi)  # [E, N, B]
-        q = least(drawn(state, q, cfg.subset))
+        few = some(state, cfg.critics, cfg.subset)
+        q = least(state.critic_target(s.expand(count, *s.shape), pi, few))  # [N, B]
         q = q - alpha * log_pi if cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)
 

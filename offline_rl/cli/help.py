@@ -57,7 +57,7 @@ def keys(
         value, more = option.default, [kind(option)]
         if values and option.name in values:
             value = values[option.name]
-            more.append(f"default {spelt(option.default)}")
+            more.append(f"default {spelt(option.default) or 'null'}")
         key = f"  {prefix}{option.name}={spelt(value)}"
         told = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
         text = textwrap.wrap(told, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)

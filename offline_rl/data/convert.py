@@ -67,7 +67,8 @@ def convert(
     elif form == "lerobot":
         if data.spec is None or data.spec.rate_hz is None:
             raise UserError(
-                f"{source} does not say how many steps a second; LeRobot's layout does."
+                f"{source} does not say how many steps a second; LeRobot's layout does. A "
+                "script's sets are written so by offline-rl generate … format=lerobot."
             )
         write_lerobot(data, target, fps=round(data.spec.rate_hz, 6), task=data.name)
         if data.extras:

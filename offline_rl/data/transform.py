@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Checked, Number, Range
+from offline_rl.utils.options import Checked, Number, Positive, Range
 from policies import channels
 from policies.channels import Normalisers
 from policies.normaliser import Kind, Normaliser
@@ -30,6 +30,7 @@ class Preprocessing(Checked):
     """What a transform is made of; the defaults leave the data as it is."""
 
     normalise_observations: Normalise = False  # z-score by the offline data; min_max: to [-1, 1]
+    least_deviation: Positive | None = None  # of a z-score; null: deviations as they are + 0.001
     normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
     centre_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
     reward_scale: Number = 1.0  # rewards * scale + shift
@@ -84,7 +85,8 @@ class Transform:
         if dataset is not None and cfg.normalise_observations:
             rows = slice(dataset.num_rows)
             seen = channels.take(dataset.observations, rows)
-            normaliser = channels.fit(seen, by_range=cfg.normalise_observations == "min_max")
+            by_range = cfg.normalise_observations == "min_max"
+            normaliser = channels.fit(seen, by_range=by_range, least=cfg.least_deviation)
         if dataset is not None and cfg.normalise_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift

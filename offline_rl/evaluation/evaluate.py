@@ -16,6 +16,7 @@ from envs import Task, VectorEnv
 from offline_rl.data.meaning import spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout
+from offline_rl.online.with_base import attached
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build
@@ -23,7 +24,7 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Player, bundle, channels
-from policies.channels import Observations
+from policies.channels import BASE_ACTION, Observations
 from policies.policy import BundlePolicy
 
 HEADER = ["bundle", "score", "return", "success %", "cost"]
@@ -38,7 +39,7 @@ def evaluate(**keys: Any) -> str:
         env = envs.make_vector(task, options.episodes, num_threads=min(cores(), 8))
         target = options.target_return
         given = {} if target is None else {"target_return": target}
-        loaded = {path: load(path, task, env, given) for path in paths}
+        loaded = {path: load(path, task, env, given, options.base) for path in paths}
         played = {path: play(policy, env) for path, policy in loaded.items()}
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
@@ -79,12 +80,24 @@ def trained_on(paths: Sequence[Path]) -> str:
     return tasks[0]
 
 
-def load(path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any]) -> BundlePolicy:
-    """The policy, built with arguments `given` in place of its own; it fits the task. UserError."""
+def load(
+    path: Path, task: Task, env: VectorEnv, given: Mapping[str, Any], base: str | None = None
+) -> BundlePolicy:
+    """The policy, built with arguments `given` in place of its own; it fits the task. UserError.
+
+    base: what its actions are added to, where its bundle does not hold that.
+    """
     try:
         policy = policies.load(path, **given)
     except policies.BundleError as error:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
+    alone = any(channel.name == BASE_ACTION for channel in policy.spec.channels)
+    if alone and base is None:
+        learnt = policy.bundle.provenance.get("base", "module:function")
+        raise UserError(f"{path} corrects a base that it does not hold: add base={learnt}")
+    if base is not None and not alone:
+        raise UserError(f"base={base}: {path} is whole without one; leave it out")
+    policy = policy if base is None else attached(policy, base, env)
     problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
         raise UserError(f"{path} does not fit task {task.name}: {problem}")

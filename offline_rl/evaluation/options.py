@@ -15,4 +15,5 @@ class EvaluateOptions(Checked):
     task: str | None = None  # default: the one the policy was trained on
     episodes: Count = 100  # of each bundle; episode k always starts from the same seed
     target_return: Number | None = None  # for policies that aim at one; default: the bundle's
+    base: str | None = None  # module:function, where a bundle corrects what it does not hold
     json: bool = False  # numbers for machines instead of a table

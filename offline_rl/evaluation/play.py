@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import envs
+from envs import faults
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
@@ -36,6 +37,7 @@ class PlayOptions(Checked):
     episodes: Count = 1  # one after the other; those that `evaluate` begins with
     out: str | None = None  # a file .mp4 or .gif; default: play.mp4, else play.gif, by the bundle
     target_return: Number | None = None  # for policies that aim at one; default: the bundle's
+    base: str | None = None  # module:function, where a bundle corrects what it does not hold
 
 
 def play(**keys: Any) -> list[str]:
@@ -52,7 +54,7 @@ def play(**keys: Any) -> list[str]:
         task = task_of(options.task, [bundle])
         vector = envs.make_vector(task, 1)
         given = {} if options.target_return is None else {"target_return": options.target_return}
-        policy = load(bundle, task, vector, given)
+        policy = load(bundle, task, vector, given, options.base)
         rate_hz = min(vector.rate_hz or RATE_HZ, MOST_HZ)
         every = max(1, round((vector.rate_hz or RATE_HZ) / rate_hz))
         vector.close()
@@ -89,17 +91,25 @@ def episode(
     env: Any, player: Player, seed: int, every: int, lines: list[str]
 ) -> Iterator[np.ndarray]:
     """Pictures of each `every`-th step; what it came to is added to `lines`."""
-    observation, _ = env.reset(seed=seed)
+    observation, _ = asked(env, "reset", seed=seed)
     player.reset(seed)
     total, steps, reward, over = 0.0, 0, None, False
     yield picture(env)
     while not over:
         action = player.step(channels.each(told, observation), reward)
-        observation, reward, terminated, truncated, _ = env.step(action)
+        observation, reward, terminated, truncated, _ = asked(env, "step", action)
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:
             yield picture(env)
     lines.append(f"seed {seed}: return {total:.1f}, {steps:,} steps")
+
+
+def asked(env: Any, what: str, *arguments: Any, **keys: Any) -> Any:
+    """The environment's answer. Raises UserError, naming its own line, for whatever it raises."""
+    try:
+        return getattr(env, what)(*arguments, **keys)
+    except Exception as error:  # of somebody's own environment
+        raise UserError(f"the environment broke in {what}: {faults.told(error)}") from error
 
 
 def told(values: Any) -> np.ndarray:

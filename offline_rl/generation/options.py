@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from offline_rl.utils.options import Checked, Count
+
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
+class GenerateOptions(Checked):
     """What `offline-rl generate` takes."""
 
     recipe: str  # a file of configs/recipe, or one of yours (.yaml)
@@ -16,3 +18,4 @@ class GenerateOptions:
     format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: a LeRobotDataset v3, of a script's sets
     video: bool = False  # with format=lerobot: pictures as videos instead of images
     qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
+    rows: Count | None = None  # steps in each of a script's sets; default: as many as it says

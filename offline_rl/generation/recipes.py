@@ -15,7 +15,7 @@ recorded, and gives the rewards of the transitions that the learner kept.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +93,10 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         raise UserError(f"format=lerobot is for demonstrations, and {recipe} trains an agent")
     if options.video and options.format != "lerobot":
         raise UserError("video=true means something with format=lerobot only")
+    if options.rows is not None:
+        if not isinstance(plan, Script):
+            raise UserError(f"rows= is for demonstrations, and {recipe} trains an agent")
+        plan = replace(plan, rows=options.rows, rows_of={})
     suite = plan.suite if isinstance(plan, Script) else "gym"
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)

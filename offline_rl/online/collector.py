@@ -74,7 +74,10 @@ class Collector:
 
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
-        channels.put(self._observations, [s], self.envs[s].reset([seed]))
+        first = self.envs[s].reset([seed])
+        if not all(np.isfinite(x).all() for x in channels.parts(first)):
+            raise Broken("reset answers an observation that is no number")
+        channels.put(self._observations, [s], first)
         self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s] = self.lengths[s] = 0
 

@@ -97,9 +97,21 @@ class RolloutCollector:
             s = row // self.each
             self._number[row] = self.episodes[s]
             self.episodes[s] += 1
-        self._reset(rows)
         self._decisions[rows] = self._lengths[rows] = 0
         self._returns[rows] = 0
+        self._start(rows)
+
+    def _start(self, rows: np.ndarray) -> None:
+        """Their first observations; the next episode where one breaks at once."""
+        try:
+            self._reset(rows)
+        except Broken as error:
+            if len(rows) == 1:
+                self._mishap(int(rows[0]), error)
+                self._begin(rows)
+                return
+            for row in rows:  # which of them is it that breaks?
+                self._start(np.array([row]))
 
     def _reset(self, rows: np.ndarray) -> None:
         self._seeds[rows] = [
@@ -107,6 +119,8 @@ class RolloutCollector:
             for row in rows
         ]
         first = self.transform.normaliser(self.env.reset(self._seeds[rows].tolist(), rows))
+        if not np.isfinite(first).all():
+            raise Broken("reset answers an observation that is no number")
         self._seen[rows] = first[:, None]
         self._watched[rows, 0] = first
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -33,10 +34,13 @@ from policies import Bundle, Channel, Spec, channels, noise
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
 from policies.player import episodes
-from policies.residual import Corrected, beside
+from policies.policy import BundlePolicy
+from policies.residual import Corrected, ResidualPolicy, beside
 
+BUNDLE = "policy.bundle"  # what a run's folder calls it
 EPISODES = 256  # of demonstrations that are labelled side by side
 FIRST = np.zeros(1, np.int64)  # one episode, one seed
+MOST = 1 + 1e-3  # of an action's size: what is beyond is in other units
 
 
 class BaseFault(UserError):
@@ -48,7 +52,7 @@ class Base:
     """A frozen policy, ready to act in any number of episodes."""
 
     name: str  # as it was given
-    sha256: str  # of its file
+    sha256: str  # of its file, and of its name in it
     made: Callable[[], Queue | Corrected]  # the queue of new episodes
     action_dim: int
     bundle: Bundle | None = None  # where it is one
@@ -58,6 +62,12 @@ class Base:
         self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
     ) -> dict[str, Any]:
         """What is observed in episodes `rows` [R], with what the base would do. BaseFault."""
+        return beside(observations, self.answer(queue, observations, rows).clip(-1, 1))
+
+    def answer(
+        self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
+    ) -> np.ndarray:
+        """Actions [R, A] as the base gives them. BaseFault."""
         try:
             with self.lock:
                 actions = np.asarray(queue.step(observations, rows), np.float32)
@@ -70,7 +80,7 @@ class Base:
             )
         if not np.isfinite(actions).all():
             raise BaseFault(f"base={self.name} answers NaN or infinite numbers")
-        return beside(observations, actions.clip(-1, 1))
+        return actions
 
 
 class WithBase(VectorEnv):
@@ -82,7 +92,7 @@ class WithBase(VectorEnv):
         self._queue.reset(np.zeros(env.num_envs, np.int64))
         for name in ("action_dim", "max_episode_steps", "rate_hz"):
             setattr(self, name, getattr(env, name))
-        for name in ("action_names", "action_units", "action_low", "action_high"):
+        for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
             setattr(self, name, getattr(env, name))
         self.observation_shape = beside(env.observation_shape, (env.action_dim,))  # type: ignore[arg-type]
 
@@ -95,7 +105,12 @@ class WithBase(VectorEnv):
     def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
         rows = self._all if indices is None else np.asarray(indices)
         step = self.env.step(actions, indices)
-        return step._replace(observations=self.base.observe(self._queue, step.observations, rows))
+        going = np.flatnonzero(~step.terminated)  # what is seen of an end bootstraps nothing
+        shown = np.zeros((len(rows), self.action_dim), np.float32)
+        if len(going):
+            seen = channels.take(step.observations, going)
+            shown[going] = self.base.observe(self._queue, seen, rows[going])[BASE_ACTION]
+        return step._replace(observations=beside(step.observations, shown))
 
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
@@ -111,12 +126,14 @@ class WithBase(VectorEnv):
 
 
 def labelled(data: Dataset, base: Base) -> Dataset:
-    """`data` as `base` sees it: every episode from its beginning, what follows its end included.
+    """`data` as `base` sees it: every episode from its beginning, what a time-out leaves included.
 
     Raises BaseFault.
     """
     actions = np.zeros((channels.size(data.observations), base.action_dim), np.float32)
+    beyond = np.zeros(len(actions), bool)
     after = data.next_index[data.episode_ends]
+    goes_on = (after >= data.num_rows) & ~data.terminated[data.episode_ends]
     starts, lengths = data.episode_starts, data.episode_lengths()
     for first in range(0, data.num_episodes, EPISODES):
         every = np.arange(first, min(first + EPISODES, data.num_episodes))
@@ -125,15 +142,19 @@ def labelled(data: Dataset, base: Base) -> Dataset:
         rows = np.arange(len(every))
         for t in range(int(lengths[every].max()) + 1):
             last = t == lengths[every[rows]]  # what was seen after the last row, where it is known
-            rows = rows[~last | (after[every[rows]] >= data.num_rows)]
+            rows = rows[~last | goes_on[every[rows]]]
             own, over = every[rows], t == lengths[every[rows]]
             at = np.where(over, after[own], starts[own] + t)
             if len(rows):
                 seen = channels.take(data.observations, at)
-                actions[at] = base.observe(running, seen, rows)[BASE_ACTION]
+                found = base.answer(running, seen, rows)
+                actions[at], beyond[at] = found.clip(-1, 1), (np.abs(found) > MOST).any(1)
             rows = rows[~over]
-    seen = beside(data.observations, actions)
-    return replace(data, observations=seen, spec=data.spec and with_base(data.spec))
+    seen, notes = beside(data.observations, actions), data.notes
+    if share := float(beyond[: data.num_rows].mean()):
+        notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")
+    spec = data.spec and with_base(data.spec)
+    return replace(data, observations=seen, spec=spec, notes=notes)
 
 
 def with_base(spec: Spec) -> Spec:
@@ -150,16 +171,27 @@ def base_of(source: str, env: VectorEnv) -> Base:
     as `policies.heads.head.Planner` says. It may have the attributes `history`, `executed` and
     `noise_shape`. All actions are in [-1, 1].
     """
+    if source.endswith(".py"):
+        raise UserError(f"base={source}: say which function or class of it, as base={source}:Base")
     code = source.rpartition(":")[2].isidentifier() and ":" in source
     base = of_code(source, env) if code else of_bundle(source, env)
     running = base.made()
     running.reset(FIRST)
-    base.observe(running, env.reset([0], FIRST), FIRST)  # refuses what answers no numbers
+    first = base.answer(running, env.reset([0], FIRST), FIRST)  # refuses what is no number
+    if (most := np.abs(first).max()) > MOST:
+        raise UserError(
+            f"base={source} answers {most:g} to a first observation: actions are in [-1, 1], so "
+            "divide what is in other units by its range"
+        )
     return base
 
 
 def of_bundle(source: str, env: VectorEnv) -> Base:
     """The policy of a bundle. Raises UserError."""
+    if Path(source).is_dir():
+        found = sorted(Path(source).rglob(BUNDLE))
+        remedy = f"give the bundle, as base={found[0]}" if found else f"it holds no {BUNDLE}"
+        raise UserError(f"base={source} is a folder: {remedy}")
     try:
         policy = policies.load(source)
     except policies.BundleError as error:
@@ -170,6 +202,8 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
             "base is not given; take a policy that acts on what it observes"
         )
     own, here = policy.spec, spec_of(env)
+    if any(channel.name == BASE_ACTION for channel in own.channels):
+        raise UserError(f"base={source} corrects a base that it does not hold, and can be none")
     if (problem := differs(own, here)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
     return Base(
@@ -181,8 +215,6 @@ def differs(own: Spec, here: Spec) -> str | None:
     """Which field of a base's specification contradicts that of the environment."""
     if (problem := own.mismatch(here)) is not None:
         return problem
-    if own.rate_hz and here.rate_hz and abs(own.rate_hz / here.rate_hz - 1) > 0.01:
-        return f"rate_hz: the policy has {own.rate_hz:g}, here it is {here.rate_hz:g}"
     for name in ("action_names", "each_action_unit", "observation_units"):
         mine, theirs = getattr(own, name), getattr(here, name)
         if mine and theirs and mine != theirs:
@@ -199,11 +231,15 @@ def of_code(source: str, env: VectorEnv) -> Base:
     module, _, name = source.rpartition(":")
     try:
         loaded = imported(Path(module)) if module.endswith(".py") else import_module(module)
+        if not hasattr(loaded, name):
+            raise UserError(f"base={source}: there is no {name} in {module}")
         own: Any = getattr(loaded, name)
         own = own() if isinstance(own, type) else own
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"base={source}: {type(error).__name__}: {error}") from error
-    history, shape = int(getattr(own, "history", 1)), tuple(getattr(own, "noise_shape", ()))
+    history, shape = number(source, own, "history"), tuple(getattr(own, "noise_shape", ()))
 
     def answer(observations: Observations, noise: np.ndarray) -> np.ndarray:
         """Chunks [R, horizon, A]."""
@@ -229,14 +265,31 @@ def of_code(source: str, env: VectorEnv) -> Base:
             raise ValueError(f"an answer of {list(chunk.shape)}, not {[len(rows), *found[1:]]}")
         return chunk
 
-    executed = min(int(getattr(own, "executed", None) or found[1]), found[1])
+    executed = number(source, own, "executed", found[1])
+    if executed > found[1]:
+        raise UserError(f"base={source}: executed={executed}, but a chunk has {found[1]} actions")
     file = Path(inspect.getfile(loaded))
     return Base(
         source,
-        checksum(file),
+        sha256(f"{checksum(file)}:{name}".encode()).hexdigest(),
         lambda: Queue(plan, history=history, executed=executed, noise_shape=shape),
         env.action_dim,
     )
+
+
+def number(source: str, own: Any, name: str, default: int = 1) -> int:
+    """The attribute `name` of a base, which may be missing. Raises UserError."""
+    found = getattr(own, name, None)
+    if found is None:
+        return default
+    if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < 1:
+        raise UserError(f"base={source}: {name}={found!r} is no whole number of at least 1")
+    return int(found)
+
+
+def attached(correction: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
+    """The policy whose bundle holds a correction alone, with its base. Raises UserError."""
+    return ResidualPolicy(correction, base_of(source, env).made)
 
 
 def imported(path: Path) -> ModuleType:

@@ -52,4 +52,4 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     p, z = successes / trials, NORMAL
     centre = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
-    return centre - half, centre + half
+    return max(centre - half, 0.0), min(centre + half, 1.0)  # rounded, an end passes 0 or 1

@@ -105,9 +105,12 @@ class Cell:
 
     def done(self) -> int:
         """How much of `total` the seed has that is furthest behind, about."""
-        rows = [folder.rows("metrics") for folder in self.folders]
-        now = [min(r[-1]["updates"], self.updates) + r[-1]["env_steps"] if r else 0 for r in rows]
-        return min(min(now), self.total)
+        done = []
+        for folder in self.folders:
+            last = (folder.rows("metrics") or [{"updates": 0, "env_steps": 0}])[-1]
+            own = max(last["updates"] - folder.began, 0)
+            done.append(min(own, self.updates) + last["env_steps"])
+        return min(*done, self.total)
 
 
 def read_suite(name: str) -> Suite:

@@ -78,7 +78,7 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
         return Choices(engine.precision, False, threads, f"not compiling: {missing}")
     pays = compiling_pays(seconds, updates)
     why = (
-        f"{size}, {1000 * seconds:.2g} ms by rule; {updates:,} of them "
+        f"{size}, {1000 * seconds:,.3g} ms by rule; {updates:,} of them "
         f"{'repay' if pays else 'do not repay'} a compilation of {COMPILE_SECONDS:.0f} s"
     )
     return Choices(engine.precision, pays, threads, why)

@@ -56,21 +56,20 @@ class Evaluator:
         return self._running[0] if self._running else None
 
     def begin(self, moment: Moment) -> None:
-        """Plays with a copy of the policies as they are now."""
+        """Plays with a copy of the policies as they are now; not beside, when it is finished."""
         self._policies.snapshot()
         if self.beside:
             self._running = moment, self._thread.submit(self._play).result
         else:
-            done = self._play()
-            self._running = moment, lambda: done
+            self._running = moment, self._play
 
     def finish(self) -> Evaluation | None:
-        """Waits for the one under way, if any."""
+        """Waits for the one under way, if any. What it raised is raised, once."""
         if self._running is None:
             return None
         moment, result = self._running
-        everything, broken = result()
         self._running, count = None, self.episodes
+        everything, broken = result()
         seeds = [everything.part(s * count, (s + 1) * count) for s in range(self.groups)]
         for s in broken:  # a diverged policy has no score, and must not stop its neighbours
             seeds[s].returns[:] = np.nan

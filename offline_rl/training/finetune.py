@@ -29,7 +29,7 @@ from offline_rl.utils.options import signature
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
     *("episodes", "max_episode_steps"),
-    *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size", "precision"),
+    *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
 )
 
@@ -161,6 +161,11 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
             raise UserError("finetune: say where the base is corrected, with task=…")
         return train(show=show, **{"algorithm": "resfit", "num_updates": 0, **keys})
     start, config = start_of(run, keys.get("seeds"))
+    if config.get("base"):
+        raise UserError(
+            f"run={run} corrects a base, and its experience is its own: a longer one begins anew, "
+            f"as finetune base={config['base']} name=… num_env_steps=…"
+        )
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
     if not algorithm_class(told["algorithm"]).online:
         able = [name for name in algorithm_names() if algorithm_class(name).online]
@@ -185,9 +190,10 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     start, config = start_of(run, seeds)
     hyper = config["hyper"]
     if hyper.get("process") != "edm":
+        how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
-            f"run={run}, of {start.algorithm}, is no teacher: {keys['algorithm']} is taught by "
-            f"{student.distils}"
+            f"run={run}, of {start.algorithm}{how}, is no teacher: {keys['algorithm']} is taught "
+            f"by {student.distils}"
         )
     told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     told |= {name: config[name] for name in KEPT if config.get(name) is not None}

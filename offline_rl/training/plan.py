@@ -24,7 +24,7 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.meaning import spec_of
 from offline_rl.data.transform import centre_of, range_of_returns
-from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled
+from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -121,9 +121,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     how = chosen.interaction
     if options.num_updates or (options.num_env_steps and how.online.mixing):
         if options.dataset is None and chosen.task.card is None:
+            wanted = {"num_updates": options.num_updates, "online.mixing": how.online.mixing}
+            alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
-                + (", or num_updates=0 to learn online alone" if options.num_env_steps else "")
+                + (f", or {alone} to learn online alone" if options.num_env_steps else "")
             )
         dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
         if options.episodes is not None:
@@ -155,19 +157,19 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 )
             centre_of(dataset)  # refuses where episodes terminate
         if base is not None:
+            specification(chosen.task, env, dataset)  # refuses data of another task
             dataset = beside(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
-    world = env if env is None or base is None else WithBase(env, base)
-    spec = specification(chosen.task, world, dataset, expert)
+    spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
     if env is not None:
         env.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
+        fewer = "leave pictures out of observation_keys=, or " * bool(options.observation_keys)
         raise UserError(
             f"{options.algorithm} sees one vector only, and what is observed here is "
-            f"{seen(spec)}: choose vectors with observation_keys=, or take "
-            f"{' or '.join(able) or 'another algorithm'}"
+            f"{seen(spec)}: {fewer}take {' or '.join(able) or 'another algorithm'}"
         )
     learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
@@ -252,11 +254,6 @@ def frozen(
 
 def beside(data: Dataset, base: Base, scale: float) -> Dataset:
     """`data` with what the base would have done, and a note where that is too far away."""
-    if (found := described(data)).action_dim != base.action_dim:
-        raise UserError(
-            f"{data.path or data.name} has {found.action_dim} actions, base={base.name} has "
-            f"{base.action_dim}: data of another task?"
-        )
     try:
         made = labelled(data, base)
     except BaseFault as error:
@@ -295,9 +292,16 @@ def first_episodes(data: Dataset, count: int) -> Dataset:
 
 
 def specification(
-    task: Task, env: envs.VectorEnv | None, dataset: Dataset | None, expert: Dataset | None = None
+    task: Task,
+    env: envs.VectorEnv | None,
+    dataset: Dataset | None,
+    expert: Dataset | None = None,
+    *,
+    corrects: bool = False,
 ) -> Spec:
     """The policy's spec: what data and environment say of themselves, the environment first.
+
+    corrects: a base's action is observed besides; in the data it is already.
 
     Raises UserError where they contradict each other.
     """
@@ -306,7 +310,8 @@ def specification(
         if data is not None:
             told.append((f"{data.path or data.name}", described(data)))
     if env is not None:
-        told.append((f"task {task.name}", spec_of(env)))
+        here = spec_of(env)
+        told.append((f"task {task.name}", with_base(here) if corrects else here))
     first, spec = told[0]
     if spec.lone is not None and len(spec.observation_shape) != 1:
         raise UserError(
@@ -319,9 +324,9 @@ def specification(
             raise UserError(
                 f"{first} has observations {seen(spec)} and {spec.action_dim} actions, {name} has "
                 f"{seen(own)} and {own.action_dim}: data of another "
-                "task? Use its own task, or task=none to train only"
+                f"task? Use its own task, or task=none to train only{left_out(dataset, expert)}"
             )
-        if spec.rate_hz and own.rate_hz and abs(own.rate_hz / spec.rate_hz - 1) > 0.01:
+        if not spec.same_rate(own):
             raise UserError(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
                 "policy learnt from the one is not at home in the other; give data of that rate, "
@@ -329,6 +334,13 @@ def specification(
             )
         spec = own.over(spec)
     return spec
+
+
+def left_out(*every: Dataset | None) -> str:
+    """What their files hold besides, and how it is observed."""
+    notes = [note for data in every if data is not None for note in data.notes]
+    found = [note for note in notes if note.startswith("not observed: ")]
+    return f"; {found[0]}, which observation_keys= would add" if found else ""
 
 
 def described(data: Dataset) -> Spec:
@@ -415,6 +427,11 @@ def headline(plan: Plan) -> str:
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    if plan.base is not None and plan.base.bundle is None:
+        notes += (
+            f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
+            "correction alone, and evaluate and play are to be given base= as well"
+        )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
 
 

@@ -115,6 +115,8 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         for name in ("max_episode_steps", "observation_keys"):  # what its environment was made with
             if (value := getattr(o, name)) is not None:
                 told[name] = value
+        if plan.base is not None and plan.base.bundle is None:  # it is not in the bundle
+            told |= {"base": plan.base.name, "base_sha256": plan.base.sha256}
         policy = trainer.policy(s, told)
         policy = policy if plan.base is None else replace(policy, base=plan.base.bundle)
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))

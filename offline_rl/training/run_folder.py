@@ -30,7 +30,11 @@ from offline_rl.utils.trees import flatten, plain
 
 BUNDLE = "policy.bundle"
 KEPT = 2  # checkpoints
-CHECKSUMS = {"data": "other data", "expert_data": "another expert's data"}  # which tell no one much
+CHECKSUMS = {  # which tell no one much
+    "data": "other data",
+    "expert_data": "another expert's data",
+    "base_sha256": "another base",
+}
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
 METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
 
@@ -70,6 +74,12 @@ class SeedFolder:
     @property
     def finished(self) -> bool:
         return self.result.is_file()
+
+    @property
+    def began(self) -> int:
+        """Updates of the run that it goes on from; 0 where there is none."""
+        start = read_object(self.config).get("start") if self.config.is_file() else None
+        return int(start["updates"]) if start else 0
 
     @property
     def state(self) -> str:
@@ -222,7 +232,8 @@ class SeedFolder:
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
-                then = f"{key}={before.get(key)!r}, now it is {after.get(key)!r}"
+                typed = re.sub("^hyper[.]", "algorithm.", key)
+                then = f"{typed}={before.get(key)!r}, now it is {after.get(key)!r}"
                 then = CHECKSUMS.get(key, then)
                 raise UserError(
                     f"{self.path} was begun with {then}; give the new run another name=…"

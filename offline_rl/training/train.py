@@ -335,13 +335,19 @@ def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
     """The transform of the run that is gone on from. Raises UserError where it does not fit."""
     _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
     transform = Transform.from_json(progress["transform"])
-    if fits(transform, spec):
-        return transform
-    learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
-    raise UserError(
-        f"{start.run} learnt from observations {learnt}, the task has "
-        f"{channels.each(list, spec.seen)}: fine-tune it on its own task"
-    )
+    if not fits(transform, spec):
+        learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
+        raise UserError(
+            f"{start.run} learnt from observations {learnt}, the task has "
+            f"{channels.each(list, spec.seen)}: fine-tune it on its own task"
+        )
+    own = Spec.from_json(progress["spec"]) if "spec" in progress else spec  # older ones say none
+    if (problem := own.mismatch(spec)) is not None:
+        raise UserError(
+            f"{start.run} cannot go on with this data or task: {problem}; give it what its own are "
+            "like"
+        )
+    return transform
 
 
 def fits(transform: Transform, spec: Spec) -> bool:

@@ -23,9 +23,10 @@ from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interac
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.online.collector import Collector
+from offline_rl.online.collector import MISHAPS, Collector
 from offline_rl.online.rollouts import RolloutCollector
-from offline_rl.training.evaluator import Evaluator
+from offline_rl.online.with_base import BaseFault
+from offline_rl.training.evaluator import Evaluator, Moment
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
@@ -83,6 +84,7 @@ class Trainer:
         self.last: list[Episodes] = []
         self._told = (0.0, 0)  # when the last line was told, and at which clock
         self._asked: Callable[[], bool] = lambda: False  # whether to end
+        self._mishaps = 0  # evaluations in a row that the base broke
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
@@ -122,7 +124,8 @@ class Trainer:
         self._told = time.monotonic(), self.clock
         started = time.perf_counter() - self.progress.wall_seconds
         try:
-            self._evaluate_if_due()
+            if not self._behind:
+                self._evaluate_if_due()
             with postponed(self.bar.write if self.show else (lambda _: None)) as self._asked:
                 for stop in self._stops():
                     self._advance(stop)
@@ -161,6 +164,8 @@ class Trainer:
         """The clock's next moments at which something besides learning happens."""
         marks = list(accumulate(work.size for work in self.schedule))
         every = (LOG_EVERY, self.options.eval_every, self.options.checkpoint_every)
+        if self._behind:
+            yield self.clock
         while (now := self.clock) < self.total:
             period = self._period()
             end = next(mark for mark in marks if mark > now)
@@ -201,36 +206,61 @@ class Trainer:
     def _interact(self, work: Interact, done: int, stop: int) -> None:
         """Environment steps and the updates that they bring; with overlap beside the next step."""
         assert isinstance(self.collector, Collector)
-        algorithm, _ = self.engine.at(work.phase)
-        online, batch = algorithm.interaction.online, self.engine.batch_size
-        start, overlap = self.engine.starts[work.phase], self.options.overlap
-        collector = self.collector
-
-        def learn() -> None:
-            learnt = self.engine.updates - start
-            due = online.due(collector.steps, batch, algorithm.period) - learnt
-            if due > 0 and min(collector.buffer.sizes) >= batch:
-                self._learn(due, work.phase, count=False)
-
+        collector, overlap = self.collector, self.options.overlap
+        if self._behind:
+            self._catch_up(work.phase)
         while self.clock < stop and not self._asked():
             collector.begin()
             if overlap:
-                learn()
+                self._catch_up(work.phase, whole=True)
             collector.end()
             self.clock, done = self.clock + 1, done + 1
-            if not overlap or done == work.size:
-                learn()
+            last = done == work.size
+            if last or self._behind:
+                self._catch_up(work.phase, whole=last)
             self.bar.update(1)
             self._tell(self.clock)
 
-    def _learn(self, number: int, phase: str, *, count: bool) -> int:
-        """`number` updates; -> how many. count: shows them on the bar, and may end before."""
+    def _catch_up(self, phase: str, *, whole: bool = False) -> None:
+        """The updates that are owed. whole: does not end before, though it may be asked to."""
+        if owed := self._owed(phase):
+            self._learn(owed, phase, whole=whole)
+
+    def _owed(self, phase: str) -> int:
+        """Updates that the environment's steps so far have brought and that are not done."""
+        assert isinstance(self.collector, Collector)
+        if min(self.collector.buffer.sizes) < self.engine.batch_size:
+            return 0
+        learnt = self.engine.updates - self.engine.starts[phase]
+        return max(self._brought(phase, self.env_steps) - learnt, 0)
+
+    def _brought(self, phase: str, env_steps: int) -> int:
+        """Updates that so many environment steps bring in all."""
+        algorithm, _ = self.engine.at(phase)
+        online = algorithm.interaction.online
+        return online.due(env_steps, self.engine.batch_size, algorithm.period)
+
+    @property
+    def _behind(self) -> bool:
+        """Whether updates are owed before anything else is done: with overlap, many at once."""
+        work = self.work[0] if self.work is not None else None
+        if not isinstance(work, Interact) or not self._owed(work.phase):
+            return False
+        now, before = (self._brought(work.phase, self.env_steps - k) for k in (0, 1))
+        utd = self.engine.at(work.phase)[0].interaction.online.utd
+        return not self.options.overlap or now - before > utd + self.engine.period(work.phase)
+
+    def _learn(self, number: int, phase: str, *, count: bool = False, whole: bool = False) -> int:
+        """`number` updates; -> how many. count: the clock counts them.
+
+        It ends before, at a period's end, where it is asked to. whole: it does not.
+        """
         begun_s = time.monotonic()
         self.engine.programs(phase)  # their building is no part of the rate
         self._told = self._told[0] + time.monotonic() - begun_s, self._told[1]
         period = self.engine.period(phase)
         started, done, piece = time.perf_counter(), 0, period
-        while done < number and not (count and self._asked()):
+        while done < number and (whole or not self._asked()):
             now, begun = min(piece, number - done), time.perf_counter()
             self.engine.run(now, phase)
             piece = next_piece(number, period, now / max(time.perf_counter() - begun, 1e-9))
@@ -239,19 +269,22 @@ class Trainer:
             if count:
                 self.bar.update(now)
                 self._tell(self.clock + done)
+            elif done < number:
+                self._tell(self.clock, f"{done:,} of {number:,} updates before the next step")
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize()
         self.progress.seconds += time.perf_counter() - started
         return done
 
-    def _tell(self, clock: int) -> None:
-        """A line a minute with the rate and what is left, where there is no bar."""
+    def _tell(self, clock: int, doing: str = "") -> None:
+        """A line a minute with the rate and what is left, or `doing`, where there is no bar."""
         now = time.monotonic()
         if not (self.show and self.bar.disable) or now - self._told[0] < TELL_EVERY_S:
             return
         rate = (clock - self._told[1]) / (now - self._told[0])
         left = duration((self.total - clock) / rate) if rate else "unknown time"
-        print(f"{clock:>10,} of {self.total:,}: {rate:,.3g}/s, {left} left", flush=True)
+        doing = doing or f"{rate:,.3g}/s, {left} left"
+        print(f"{clock:>10,} of {self.total:,}: {doing}", flush=True)
         self._told = now, clock
 
     def _log(self) -> None:
@@ -306,9 +339,15 @@ class Trainer:
 
     def _finish_evaluation(self) -> None:
         """Waits for the evaluation that is under way, if any, and logs it."""
-        done = self.evaluator.finish() if self.evaluator is not None else None
-        if done is None:
+        if self.evaluator is None or (begun := self.evaluator.moment) is None:
             return
+        try:
+            done = self.evaluator.finish()
+        except BaseFault as error:
+            self._mishap(begun, error)
+            return
+        assert done is not None
+        self._mishaps = 0
         now, self.last = done.moment, done.seeds
         self.progress.evaluated = now["clock"]
         scores = []
@@ -337,6 +376,15 @@ class Trainer:
             print(f"{now['clock']:>10,} of {self.total:,}: {line}", flush=True)
         if self.watch is not None:
             self.watch(self)
+
+    def _mishap(self, moment: Moment, error: BaseFault) -> None:
+        """Says that an evaluation broke; gives up where it is one too many."""
+        self._mishaps, self.last = self._mishaps + 1, []
+        self.progress.evaluated = moment["clock"]
+        what = f"the base policy broke in the evaluation after {moment['clock']:,} steps ({error})"
+        if self._mishaps >= MISHAPS:
+            raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
+        self.bar.write(f"{what}; it is left out")
 
     def _diverged(self, s: int, updates: int) -> None:
         """Notes it and says so, once."""

@@ -312,7 +312,7 @@ def _spell(hint: Any) -> str:
     """A type in words."""
     args = get_args(hint)
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, args))
+        return "one of " * (len(args) > 1) + ", ".join(map(str, args))
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(map(_spell, args))
     if get_origin(hint) in (tuple, list):

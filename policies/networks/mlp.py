@@ -74,28 +74,31 @@ class MLP(nn.Module):
         dropout: Callable[[Tensor], Tensor] | None = None,
         *,
         own_rows: bool = False,
+        members: Tensor | None = None,
     ) -> Tensor:
         """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
 
         dropout: applied after each activation where given (training only).
         own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
+        members: [K], of an ensemble only these answer, [K, ..., outputs].
         """
         last, activate = len(self.weights) - 1, ACTIVATIONS[self.activation]
         slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             dtype = self.compute_dtype if layer < last or self.inner else torch.float32
+            weight, bias = of(weight, members), of(bias, members)
             flat = flat.to(dtype) @ weight.to(dtype)
             # a lone product and a sum of its own type would become one slower call of the library
             flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
             if layer < last:
                 flat = activate(flat) if self.norm_after_activation else flat
                 if len(self.norms):
-                    flat = self.norms[layer](flat.float())
+                    flat = self.norms[layer](flat.float(), members)
                 flat = flat if self.norm_after_activation else activate(flat)
                 flat = flat if dropout is None else dropout(flat)
-        members = () if self.ensemble is None else (self.ensemble,)
-        return flat.float().reshape(*members, *rows, flat.shape[-1])
+        answering = () if self.ensemble is None else flat.shape[:1]
+        return flat.float().reshape(*answering, *rows, flat.shape[-1])
 
 
 class LayerNorm(nn.Module):
@@ -106,9 +109,15 @@ class LayerNorm(nn.Module):
         shape = (size,) if ensemble is None else (ensemble, 1, size)
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size], or [E, R, size] for an ensemble; eps is torch's."""
-        return layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """[..., size], or [E, R, size] for an ensemble or some of it; eps is torch's."""
+        gain, shift = of(self.weight, members), of(self.bias, members)
+        return layer_norm(x, x.shape[-1:]) * gain + shift
+
+
+def of(stacked: Tensor, members: Tensor | None) -> Tensor:
+    """[E, ...] -> [K, ...]; all of it where members is None."""
+    return stacked if members is None else stacked.index_select(0, members)
 
 
 class Scalar(nn.Module):

@@ -46,7 +46,10 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 
 class NumpyNetwork:
-    """Linear layers with activations between, then the head's own squashing; see `Network`."""
+    """Linear layers, between them normalised or not and activated, then the head's own squashing.
+
+    See `Network`.
+    """
 
     name, remembers = "numpy", False
     noise_shape: tuple[int, ...] = ()
@@ -56,6 +59,8 @@ class NumpyNetwork:
         layers = next(k for k in count() if f"trunk.weights.{k}" not in weights)
         names = [(f"trunk.weights.{k}", f"trunk.biases.{k}") for k in range(layers)]
         self._layers = [(weights[weight], weights[bias]) for weight, bias in names]
+        norms = [(f"trunk.norms.{k}.weight", f"trunk.norms.{k}.bias") for k in range(layers - 1)]
+        self._norms = [(weights[gain], weights[bias]) for gain, bias in norms if gain in weights]
         self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
         self._squash, self._window = squash(bundle.kind, arguments), arguments.get("window", 1)
 
@@ -64,6 +69,7 @@ class NumpyNetwork:
         x = observations.reshape(len(observations), -1)  # a history of one, but for chunks
         for k, (weight, bias) in enumerate(self._layers):
             x = (self._activation(x) if k else x) @ weight + bias
+            x = normal(x, *self._norms[k]) if k < len(self._norms) else x
         return self._squash(x).reshape(len(x), self._window, -1)
 
     def reset(self, batch: int) -> Any:
@@ -71,6 +77,12 @@ class NumpyNetwork:
 
     def step(self, observations: Seen, rewards: np.ndarray, memory: Any) -> Any:
         raise NotImplementedError
+
+
+def normal(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Layer normalisation, as `policies.networks.mlp.LayerNorm` has it."""
+    apart = x - x.mean(-1, keepdims=True)
+    return apart / np.sqrt(np.square(apart).mean(-1, keepdims=True) + 1e-5) * gain + shift
 
 
 def squash(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:

@@ -19,7 +19,7 @@ from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
-from policies.heads.schedules import cosine_alphas, ddim, ddpm, jumps
+from policies.heads.schedules import cosine_alphas, ddim, euler, jumps
 from policies.networks.mlp import Activation
 from policies.runtimes import network
 
@@ -47,9 +47,10 @@ def perceptrons() -> dict[str, torch.nn.Module]:
     heads["gaussian"] = GaussianActor(5, 2, (16,))
     heads["clipped gaussian"] = GaussianActor(5, 2, (16,), tanh_mean=False)
     heads["tanh-gaussian"] = TanhGaussianActor(5, 2, (16,), affine=(1.0, -1.0))
+    heads["normalised tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
     for head in heads.values():
         for parameter in head.parameters():
-            parameter.data *= 2  # so that squashing and clipping matter
+            parameter.data.mul_(2).add_(0.1)  # so that squashing, clipping and shifts matter
     return heads
 
 
@@ -127,7 +128,7 @@ def sampler(kind: str, rounds: int = 3, predicts: Any = "noise", eta: float = 0.
     """A small diffusion policy whose chunks are of moderate size."""
     torch.manual_seed(1)
     alphas = cosine_alphas(20)
-    table = ddim(alphas, rounds, predicts, eta) if kind != "ddpm" else ddpm(alphas, 4, predicts)
+    table = ddim(alphas, rounds, predicts, eta) if kind != "flow" else euler(4, eta=0.7)
     options = {"hidden": [16], "time_size": 8}
     size = {"window": 6, "history": 2, "executed": 3, "action_low": [-1.0, -0.5]}
     size |= {"action_high": [0.5, 0.5]}
@@ -139,13 +140,16 @@ PLANNED = {"history": 2, "horizon": 5, "executed": 3}
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A perceptron and a sampler, exported once; the sampler draws noise in some of its rounds."""
+    """A perceptron and a sampler, exported once.
+
+    The sampler draws noise in some of its rounds, and its last one leaves the data's range.
+    """
     from policies.export import exported
 
     folder, found = tmp_path_factory.mktemp("exports"), dict[str, Path]()
     heads = {
         "perceptron": (perceptrons()["tanh-gaussian"], {}),
-        "sampler": (sampler("ddpm"), PLANNED),
+        "sampler": (sampler("flow"), PLANNED),
     }
     for name, (head, spec) in heads.items():
         found[name] = write(folder / f"{name}.bundle", head, **spec)
@@ -202,6 +206,28 @@ def test_a_graph_of_another_policy_is_told_by_the_golden_answer(
     bundle.write(path, replace(whole, graphs={"policy": b"nothing"}))
     with pytest.raises(BundleError, match="graph cannot be run"):
         policies.load(path, runtime="onnx")
+
+
+def test_a_graph_that_is_off_is_not_exported(
+    exports: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from policies import export
+
+    other = replace(bundle.read(exports["perceptron"]), golden=None)
+    weights = {name: 1.001 * value for name, value in other.weights.items()}
+    monkeypatch.setattr(export, "graphs", lambda policy: other.graphs)
+    with pytest.raises(BundleError, match="off what torch answers: not exported"):
+        export.exported(replace(other, graphs={}, weights=weights))
+
+
+def test_a_bundle_whose_golden_answer_does_not_come_out_is_not_exported(tmp_path: Path) -> None:
+    """Else it would be given a new one, and what is wrong with it would be lost."""
+    from policies.export import exported
+
+    whole = bundle.read(write(tmp_path / "p", DeterministicActor(5, 2, (8,))))
+    wrong = {name: value + 0.1 for name, value in whole.weights.items()}
+    with pytest.raises(BundleError, match="golden answer does not come out"):
+        exported(replace(whole, weights=wrong))
 
 
 def test_what_remembers_its_episode_is_not_exported(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,19 +19,14 @@ from benchmarks.conformance.torch_side import copied
 SIDE = "torch_side"
 ABSENT = "dill hydra numcodecs omegaconf pytorch3d robomimic scipy threadpoolctl torchvision zarr"
 JUMPS = ("jump", "target", "rest", "target_rest", "denoised")  # in the order of theirs
+SEEN = {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}}
 
 
-def consistency(job: Job) -> Learner:
-    """Vectors are observed. Places on a path and deviations are chosen as ours are."""
+def loaded(job: Job) -> ModuleType:
+    """The case's file; vectors are observed."""
     sys.path.insert(0, str(job.checkout))
     sys.meta_path.append(StandIn(ABSENT))
-    module, c = job.load(), job.config
-    from consistency_policy.diffusion import CTM_Scheduler
-    from diffusion_policy.model.common.normalizer import (
-        LinearNormalizer,
-        SingleFieldLinearNormalizer,
-    )
-    from transformers.optimization import get_cosine_schedule_with_warmup
+    module = job.load()
 
     class Encoder(nn.Module):
         """In place of robomimic's, of pictures."""
@@ -40,6 +36,70 @@ def consistency(job: Job) -> Learner:
 
         def forward(self, observations: dict[str, Tensor]) -> Tensor:
             return observations["state"]
+
+    nets: Any = Encoder()
+    for name in ("obs", "encoder", "policy"):
+        nets = SimpleNamespace(nets={name: nets})
+    module.algo_factory = lambda **_: nets
+    return module
+
+
+def taught(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
+    """With nothing normalised, its optimiser and the schedule of its rate."""
+    from diffusion_policy.model.common.normalizer import (
+        LinearNormalizer,
+        SingleFieldLinearNormalizer,
+    )
+    from transformers.optimization import get_cosine_schedule_with_warmup
+
+    normaliser = LinearNormalizer()
+    for name in ("state", "action"):
+        normaliser[name] = SingleFieldLinearNormalizer.create_identity()
+    policy.set_normalizer(normaliser)
+    betas = (c["beta1"], c["beta2"])
+    adam = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
+    return adam, get_cosine_schedule_with_warmup(adam, c["warm_up_updates"], c["num_updates"])
+
+
+def diffusion_policy(job: Job) -> Learner:
+    """The teacher, without the dropout that its middle has whatever its config says."""
+    module, c = loaded(job), job.config
+    from consistency_policy.diffusion import Karras_Scheduler
+    from diffusion_policy.model.diffusion.ema_model import EMAModel
+
+    policy = module.KarrasUnetHybridImagePolicy(
+        SEEN,
+        Karras_Scheduler(0.02, 80.0, 7.0, 80, "heun", "log_normal", "boundary", 0.5),
+        c["window"],
+        c["executed"],
+        c["history"],
+        crop_shape=None,
+        diffusion_step_embed_dim=c["time_size"],
+        down_dims=c["widths"],
+        delta=-1,
+    )
+    policy.eval()
+    adam, schedule = taught(policy, c)
+    average = EMAModel(copy.deepcopy(policy.model), power=c["ema_power"], max_value=c["ema_max"])
+
+    def update(b: Any) -> dict[str, float]:
+        loss = policy.compute_loss({"obs": {"state": b.observations}, "action": b.actions})
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        schedule.step()
+        average.step(policy.model)
+        return {"policy_loss": loss.item()}
+
+    links = unet_links("model/network", policy.model)
+    links += unet_links("policy/network", average.averaged_model)
+    return Learner(links, update, ["deviation", "noise"])
+
+
+def consistency(job: Job) -> Learner:
+    """Places on a path and deviations are chosen as ours are."""
+    module, c = loaded(job), job.config
+    from consistency_policy.diffusion import CTM_Scheduler
 
     class Scheduler(CTM_Scheduler):
         def sample_times(self, trajectory: Tensor, time_sampler: str | None = None) -> Any:
@@ -53,13 +113,9 @@ def consistency(job: Job) -> Learner:
             drawn = self.log_normal_sampler(len(trajectory), device)[0]
             return torch.where(torch.arange(len(trajectory)) % 2 == 0, places, drawn), None
 
-    nets: Any = Encoder()
-    for name in ("obs", "encoder", "policy"):
-        nets = SimpleNamespace(nets={name: nets})
-    module.algo_factory = lambda **_: nets
     scheduler = Scheduler(0.02, 80.0, 7.0, 80, "heun", "ctm", "boundary", 0.5, ode_steps_max=1)
     policy = module.CTMPPUnetHybridImagePolicy(
-        {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}},
+        SEEN,
         scheduler,
         c["window"],
         c["executed"],
@@ -75,13 +131,7 @@ def consistency(job: Job) -> Learner:
         inference_mode=True,  # the teacher is not read from a file
     )
     policy.teacher.eval().requires_grad_(False)
-    normaliser = LinearNormalizer()
-    for name in ("state", "action"):
-        normaliser[name] = SingleFieldLinearNormalizer.create_identity()
-    policy.set_normalizer(normaliser)
-    betas = (c["beta1"], c["beta2"])
-    adam = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
-    schedule = get_cosine_schedule_with_warmup(adam, c["warm_up_updates"], c["num_updates"])
+    adam, schedule = taught(policy, c)
 
     def update(b: Any) -> dict[str, float]:
         policy.ema_update()  # a copy, from the start

@@ -327,3 +327,16 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
     old, new = state.params[target], state.params[source]
     moved = {k: torch.lerp(old[k], new[k], tau) for k in old}
     return replace(state, params={**state.params, target: moved})
+
+
+def kept(old: State, new: State, stays: Tensor) -> State:
+    """`old`'s networks and optimisers where `stays`, 0-d, is true, else `new`'s."""
+
+    def chosen(before: Any, after: Any) -> Any:
+        return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), before, after)
+
+    return replace(
+        new,
+        params=chosen(old.params, new.params),
+        optimiser=chosen(old.optimiser, new.optimiser),
+    )

@@ -50,6 +50,11 @@ class ChunkShape(BaseConfig):
     action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
     normalise_observations: Normalise = True  # z-score; min_max: to [-1, 1], as the authors do
 
+    @property
+    def ahead(self) -> int:
+        """Actions of a window from the present one on."""
+        return self.window - self.history + 1
+
 
 @dataclass(frozen=True)
 class ChunkConfig(ChunkShape, SeeingConfig):
@@ -74,11 +79,6 @@ class ChunkConfig(ChunkShape, SeeingConfig):
                 f"history={self.history}, {max(self.ahead, 0)} lie ahead"
             )
 
-    @property
-    def ahead(self) -> int:
-        """Actions of a window from the present one on."""
-        return self.window - self.history + 1
-
 
 @dataclass(frozen=True)
 class DenoiserShape(ChunkShape):
@@ -94,6 +94,8 @@ class DenoiserShape(ChunkShape):
     def __post_init__(self) -> None:
         super().__post_init__()
         levels, sizes = len(self.widths or PAPER[self.network]), set(self.widths or ())
+        if self.widths == ():
+            raise ValueError("widths=(): at least one is expected, or null")
         if self.network != "transformer":
             self.refuse_unread("network", "heads")
         elif self.time_size is not None:
@@ -232,20 +234,31 @@ class Denoising(ChunkCloning):
 
 
 def completed(cfg: Any, dataset: Dataset) -> Any:
-    """`cfg` with each action's range in the data, where it is left open."""
-    check_length(cfg, dataset)
+    """`cfg` with each action's range in the data, where it is left open. Raises UserError."""
+    check_length(cfg.ahead, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low
     high = tuple(dataset.actions.max(0).tolist()) if high is None else high
+    actions = dataset.actions.shape[1]
+    for name, ends in (("action_low", low), ("action_high", high)):
+        if len(ends) != actions:
+            raise UserError(
+                f"algorithm.{name}={[*ends]}: {len(ends)} numbers, where "
+                f"{dataset.path or dataset.name} has {actions} actions; give one for each"
+            )
+    if any(least > most for least, most in zip(low, high, strict=True)):
+        raise UserError(
+            f"algorithm.action_low={[*low]} is not below algorithm.action_high={[*high]}, which is "
+            "the data's where it is not given"
+        )
     return replace(cfg, action_low=low, action_high=high)
 
 
-def check_length(cfg: Any, dataset: Dataset) -> None:
-    """Raises UserError where no episode is as long as what is executed of a chunk."""
+def check_length(actions: int, dataset: Dataset) -> None:
+    """Raises UserError where no episode is as long as a chunk of so many actions."""
     longest = int(dataset.episode_lengths().max())
-    if cfg.executed > longest:
+    if actions > longest:
         raise UserError(
-            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and "
-            f"executed={cfg.executed} actions are taken at a time; give fewer, and as "
-            "algorithm.window not many more"
+            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and a chunk "
+            f"has {actions}; give a smaller algorithm.window"
         )

@@ -41,9 +41,11 @@ class Critic(nn.Module):
             init=init,
         )
 
-    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """[..., O], [..., A] -> [E, ...]."""
-        return self.net(torch.cat([observations, actions], -1)).squeeze(-1)
+    def forward(
+        self, observations: Tensor, actions: Tensor, members: Tensor | None = None
+    ) -> Tensor:
+        """[..., O], [..., A] -> [E, ...]; of some members [K] alone: [K, ...]."""
+        return self.net(torch.cat([observations, actions], -1), members=members).squeeze(-1)
 
     def each(self, observations: Tensor, actions: Tensor) -> Tensor:
         """[E, ..., O], [E, ..., A] -> [E, ...]: member i values the i-th slice alone."""
@@ -71,14 +73,25 @@ class Value(nn.Module):
         return self.net(observations).squeeze(-1)
 
 
-def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
-    """Values of `count` drawn critics, [E, ...] -> [count, ...]; of all where that is None.
+def some(state: State, ensemble: int, count: int | None) -> Tensor | None:
+    """`count` members [K] of an ensemble, perhaps one of them twice; None for all.
 
-    One draw for the whole batch; the same critic may be drawn twice.
+    One draw for the whole batch.
     """
     if count is None:
-        return q
-    return q.index_select(0, (len(q) * state.random.uniform((count,))).long())
+        return None
+    return (ensemble * state.random.uniform((count,))).long()
+
+
+def different(state: State, ensemble: int, count: int) -> Tensor:
+    """`count` members [K] of an ensemble, none of them twice; one draw for the whole batch."""
+    return state.random.uniform((ensemble,)).topk(count).indices
+
+
+def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
+    """Values of `some` critics, [E, ...] -> [K, ...]; of all where count is None."""
+    members = some(state, len(q), count)
+    return q if members is None else q.index_select(0, members)
 
 
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:

@@ -36,7 +36,8 @@ def pictures(path: Path, frames: np.ndarray, fps: float) -> np.ndarray:
                 if number >= last:
                     break
     except (av.FFmpegError, IndexError, TypeError, ValueError, OSError) as error:
-        raise UserError(f"{path}: a video that cannot be decoded ({error}). {AGAIN}") from None
+        why = getattr(error, "strerror", None) or error  # without the file's name once more
+        raise UserError(f"{path}: a video that cannot be decoded ({why}). {AGAIN}") from None
     if found is None or not seen.all():
         missing = int(frames[int((~seen).argmax())])
         raise UserError(

@@ -102,8 +102,11 @@ def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights(
     state = start(ACT, **SMALL)
     head = state.algorithm.head()
     assert (head.noise_shape, head.history, head.horizon) == ((), 2, 4)
-    chunk = head.plan(torch.randn(5, 2, 3), torch.zeros(5, 0))
+    seen, nothing = torch.randn(5, 2, 3), torch.zeros(5, 0)
+    chunk = head.plan(seen, nothing)
     assert chunk.shape == (5, 4, 2)
+    head.embed_style.weights[0].data *= 10  # of a style that is 0
+    assert torch.equal(head.plan(seen, nothing), chunk)
     for k in range(3):
         state = state.algorithm.update(state, chunks(k), 0)[0]
     for name, value in state.params["policy"].items():

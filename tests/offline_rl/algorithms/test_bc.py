@@ -19,6 +19,7 @@ from by_hand import (
 
 from offline_rl.algorithms.bc import BC
 from offline_rl.data.dataset import Dataset
+from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from policies.spec import Spec
 
@@ -83,8 +84,18 @@ def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
     assert (head.history, head.horizon, head.executed, head.noise_shape) == (2, 3, 2, ())
 
 
+def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
+    state = start(BC, history=2, window=4, executed=2, **SMALL)
+    seen, zeros = torch.randn(8, 2, 3), torch.zeros(8)
+    actions, real = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
+    _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, real=real))
+    with torch.no_grad():
+        error = (state.policy(seen) - actions)[real].square()
+    close(metrics["policy_loss"], error.mean())
+
+
 def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
     with pytest.raises(ValueError, match="executed=3 of a window of 2 actions"):
         BC.Config(window=2, executed=3)
-    with pytest.raises(UserError, match="longest episode has 10 steps, and executed=11"):
+    with pytest.raises(UserError, match="longest episode has 10 steps, and a chunk has 12"):
         BC.complete(BC.Config(window=12, executed=11), five_episodes())

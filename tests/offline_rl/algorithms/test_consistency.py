@@ -91,6 +91,15 @@ def test_a_table_of_three_jumps_is_the_jumps_and_noise_between_them(unit: bool):
     assert (found - x).abs().max() < 1e-4
 
 
+def test_there_are_no_more_jumps_than_bins_to_begin_them_at():
+    """Further ones would begin below the least noise, where nothing was learnt."""
+    times = [row[0] for row in jumps(80, 80, True)]
+    assert (times[0], times[-1]) == pytest.approx((250 * math.log(80), 250 * math.log(0.02)))
+    assert Config(rounds=80).rounds == 80
+    with pytest.raises(ValueError, match="rounds=81 is not between 1 and 80"):
+        Config(rounds=81)
+
+
 def test_distances_are_the_papers_and_the_codes():
     a, b = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]), torch.zeros(1, 2, 2)
     c = 0.00054 * 2
@@ -99,20 +108,25 @@ def test_distances_are_the_papers_and_the_codes():
     assert distance(a, b, None, "elements").mean().item() == pytest.approx(sum(codes) / 4)
 
 
-def test_the_losses_are_those_of_the_paper():
-    """CTM: x at t jumps to s as x at t + 1 does, judged at the least noise; DSM: to the data."""
-    state = start(Consistency, 20, dropout=0.0, **OWN)
+@pytest.mark.parametrize("levels", [1, 3])
+def test_the_losses_are_those_of_the_paper(levels: int):
+    """CTM: x at t jumps to s as x at t + 1 does, judged at the least noise; DSM: to the data.
+
+    Each of several levels has noise of its own.
+    """
+    state = start(Consistency, 20, dropout=0.0, levels=levels, **OWN)
+    shape = (levels, 8)
     for k, value in state.params["model"].items():
         state.params["model"][k] = value + 0.05 * torch.randn_like(value)
     batch, random = chunks(), Recorded()
     _, metrics = state.algorithm.update(state, batch, 0)
     a, s = batch.actions, batch.observations
-    t = random.integers(79, (1, 8))
-    end_place = t + 1 + (random.uniform((1, 8)) * (79 - t)).floor()
+    t = random.integers(79, shape)
+    end_place = t + 1 + (random.uniform(shape) * (79 - t)).floor()
     assert ((end_place > t) & (end_place <= 79)).all()
-    noise = random.normal((1, *a.shape))
+    noise = random.normal((levels, *a.shape))
     now, near, end = (sigma(p / 79) for p in (t, t + 1, end_place))
-    least = torch.full((1, 8), 0.02)
+    least = torch.full(shape, 0.02)
 
     def denoise(net, x, deviation, *until):
         skip, out, scale = (c[..., None, None] for c in boundary(deviation))
@@ -131,11 +145,11 @@ def test_the_losses_are_those_of_the_paper():
     closer = x + step * (slope + there) / 2
     mine, theirs = G(G(x, now, end), end, least), G(G(closer, near, end), end, least)
     close(metrics["ctm_loss"], distance(mine, theirs, None, "elements").mean())
-    even = sigma(0.7 * random.uniform((1, 8)))
+    even = sigma(0.7 * random.uniform(shape))
     deviation = torch.where(
-        torch.arange(8) % 2 == 0, even, (1.2 * random.normal((1, 8)) - 1.2).exp()
+        torch.arange(8) % 2 == 0, even, (1.2 * random.normal(shape) - 1.2).exp()
     )
-    noised = a + deviation[..., None, None] * random.normal((1, *a.shape))
+    noised = a + deviation[..., None, None] * random.normal((levels, *a.shape))
     weight = (deviation**2 + 0.25) / (deviation * 0.5) ** 2
     found = G(noised, deviation, least)
     close(
@@ -167,9 +181,22 @@ def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
             assert torch.allclose(heads[name](seen, x, times, None, until), expected, atol=1e-5)
 
 
+def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
+    """Behind that of the time, before those of the observations, which keep theirs."""
+    own = OWN | {"network": "transformer", "widths": (8,), "heads": 2, "time_size": None}
+    teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own)).initial()
+    student = Consistency(Spec((3,), 2), Config(**own))
+    given = flatten(teacher) | {"counters/update": torch.tensor(0)}
+    taken = student.adopt(flatten(student.initial()), given)
+    time, first, second = given["params/policy/network.memory_place"]
+    expected = torch.stack([time, torch.zeros(8), first, second])
+    assert torch.equal(taken["params/model/network.memory_place"], expected)
+
+
 def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in OWN.items()}
-    keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
+    keys = {"out": str(tmp_path), "tracker": "none", "show": False}
+    keys |= {"dataset": forks(rate_hz=10.0)}
     common = {"task": "none", "seeds": 2, "num_updates": 4}
     made = train(
         algorithm="diffusion_policy", **{"algorithm.process": "edm"}, **hyper, **common, **keys
@@ -180,6 +207,12 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
     assert policy.module.noise_shape == (1, 4, 1)
     with pytest.raises(UserError, match=r"network: the student's is its teacher's, mlp"):
         distill(run=made.path, num_updates=3, **{"algorithm.network": "unet"}, **keys)
+    for other, words in (
+        (forks(rate_hz=30.0), "rate_hz: the policy has 10, here it is 30"),
+        (forks(actions=2), r"action_low=\[-0\.6.*\]: 1 numbers, where .* has 2 actions"),
+    ):
+        with pytest.raises(UserError, match=words):
+            distill(run=made.path, num_updates=3, name="other", **(keys | {"dataset": other}))
     with pytest.raises(UserError, match=r"is taught by another policy: offline-rl distill"):
         train(algorithm="consistency", **common, **keys)
 
@@ -188,5 +221,6 @@ def test_a_run_without_edm_is_no_teacher(tmp_path):
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
     keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
     made = train(algorithm="diffusion_policy", task="none", num_updates=2, **hyper, **keys)
-    with pytest.raises(UserError, match=r"no teacher: .* algorithm.process=edm"):
+    told = r"algorithm.process=ddpm, is no teacher: .* algorithm.process=edm"
+    with pytest.raises(UserError, match=told):
         distill(run=made.path, num_updates=3, **keys)

@@ -70,11 +70,36 @@ def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
             assert (state.params[name][key] - value).abs().max() < 2e-6
 
 
-def forks(episodes: int = 20, length: int = 8) -> Dataset:
+@pytest.mark.parametrize("mask_ends", [False, True])
+def test_the_loss_of_edm_is_the_papers_at_noise_of_its_own_at_every_level(mask_ends: bool):
+    """arXiv:2206.00364, eq. 7 and 8 and table 1, but for what Consistency Policy has instead of
+    its c_skip and c_out, that nothing is guessed at the least noise, 0.02; data of deviation 0.5.
+    """
+    small = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler")}
+    own = {"process": "edm", "distance": "norm", "levels": 3, "mask_ends": mask_ends}
+    state, batch = start(DiffusionPolicy, 20, **(small | own)), chunks()
+    _, metrics = state.algorithm.update(state, batch, 0)
+    random, a, c, parts = Recorded(), batch.actions, 0.00054 * 8**0.5, []
+    deviations = (1.2 * random.normal((3, 8)) - 1.2).exp()
+    for deviation, noise in zip(deviations, random.normal((3, *a.shape)), strict=True):
+        at = deviation[:, None, None]
+        x = a + at * noise
+        told = state.model(batch.observations, x / (at**2 + 0.25).sqrt(), 250 * deviation.log())
+        kept = 0.25 / ((at - 0.02) ** 2 + 0.25)
+        guess = kept * x + 0.5 * (at - 0.02) / (at**2 + 0.25).sqrt() * told
+        far = ((guess - a).square().sum((1, 2)) + c**2).sqrt() - c
+        parts.append(far * (deviation**2 + 0.25) / (0.5 * deviation) ** 2)  # [B]
+    weight = batch.real.float() if mask_ends else torch.ones(8, 4)
+    loss = torch.stack(parts).mean(0)[:, None] * weight
+    close(metrics["policy_loss"], loss.sum() / weight.sum())
+
+
+def forks(episodes: int = 20, length: int = 8, actions: int = 1, **spec) -> Dataset:
     """From one place half of the episodes go left throughout and half go right."""
     side = np.repeat(np.where(np.arange(episodes) % 2, 0.6, -0.6), length)[:, None]
     zeros, ends = np.zeros((episodes * length, 1)), np.arange(episodes * length) % length
-    return Dataset.from_arrays(zeros, side, zeros[:, 0], ends < 0, ends == length - 1, zeros)
+    columns = zeros, side.repeat(actions, 1), zeros[:, 0], ends < 0, ends == length - 1, zeros
+    return Dataset.from_arrays(*columns, spec=Spec((1,), actions, **spec))
 
 
 def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
@@ -145,8 +170,21 @@ def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
 
 
 def test_a_chunk_longer_than_every_episode_is_refused():
-    with pytest.raises(UserError, match="longest episode has 8 steps, and executed=9"):
+    with pytest.raises(UserError, match="longest episode has 8 steps, and a chunk has 15"):
         DiffusionPolicy.complete(Config(executed=9), forks())
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ({"action_low": (-0.5, 0.0)}, r"action_low=\[-0.5, 0.0\]: 2 numbers, where .* 1 actions"),
+        ({"action_high": ()}, r"action_high=\[\]: 0 numbers"),
+        ({"action_low": (0.9,)}, r"action_low=\[0.9\] is not below algorithm.action_high=\[0.6"),
+    ],
+)
+def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
+    with pytest.raises(UserError, match=words):
+        DiffusionPolicy.complete(Config(**(SMALL | ends)), forks())
 
 
 @pytest.mark.parametrize(
@@ -160,6 +198,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
         ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),
         ({"window": 10}, "halves it 2 times, so it is a multiple of 4"),
         ({"widths": (12, 16)}, "multiples of 8"),
+        ({"widths": ()}, "at least one is expected"),
         ({"time_size": 7}, "time_size=7 is odd"),
         ({"executed": 16}, r"executed=16: of window=16 actions, with history=2, 15 lie ahead"),
     ],
@@ -167,6 +206,10 @@ def test_a_chunk_longer_than_every_episode_is_refused():
 def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Config(**options)
+
+
+def test_edms_rounds_have_no_levels_to_exceed():
+    assert len(DiffusionPolicy(Spec((1,), 1), Config(process="edm", rounds=200)).table()) == 200
 
 
 def test_large_networks_train_one_seed_after_another():

@@ -1,6 +1,7 @@
 """DPPO: from a run that denoises, through rollouts, to a better policy; what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,19 @@ import pytest
 import torch
 from on_a_line import CLONE, Line, registered, run_of
 from safetensors.torch import load_file
+from torch.distributions import Normal
 
 import envs
 import policies
 from offline_rl import UserError, finetune, train
-from offline_rl.algorithms.common.base import Interaction
+from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.training.run_folder import SeedFolder
+from offline_rl.utils.random import Random
 from policies import Spec
 
 SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
@@ -64,12 +67,108 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
         row = {name: value.numpy() for name, value in told.items()}
         row |= {"observations": seen, "next_observations": seen + 0.1}
         row |= {"rewards": draw.normal(size=(1, size[1], cfg.executed))}
-        row |= {"executed": np.ones((1, size[1], cfg.executed))}
-        row |= {"terminated": draw.random((1, size[1])) < 0.2}
+        ended = draw.random((1, size[1])) < 0.2
+        row |= {"executed": np.stack([ended | True, ~ended], -1)}  # an end cuts its decision
+        row |= {"terminated": ended}
         row |= {"truncated": np.zeros((1, size[1]))}
         store.append(row)
     store.put(e.apply("digest", store.tensors(), ONLINE), e.updates)
     return e, store
+
+
+def eager(**changes: Any) -> State:
+    """A learner of one seed, whose model has learnt something."""
+    torch.manual_seed(0)
+    cfg = Config(**(SMALL | changes))
+    algorithm = DPPO(Spec((3,), 2), cfg, 1, Interaction(OnPolicy(), cfg))
+    params = algorithm.initial()["params"]
+    model = {k: v + 0.1 * torch.randn_like(v) for k, v in params["model"].items()}
+    random = Random(torch.tensor(0), torch.tensor(0))
+    return algorithm.acting(State(algorithm, {**params, "model": model}, {}, random))
+
+
+def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
+    """What a decision is made of."""
+    draw = torch.Generator().manual_seed(1)
+    seen = torch.randn(rows, state.algorithm.cfg.history, 3, generator=draw)
+    shape = (rows, *state.algorithm.noise_shape)  # type: ignore[attr-defined]
+    return {"observations": seen, "noise": torch.randn(shape, generator=draw)}
+
+
+def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
+    """Rounds before the last by the weights of before, the others by those that learn."""
+    state = eager(eta=1e-6, sampling_floor=1e-7)
+    given = loud(state)
+    told = state.algorithm.decide(state, given)
+    acts = state.policy.plan(given["observations"], given["noise"][:, :1])
+    assert told["actions"].shape == (6, 2, 2)
+    torch.testing.assert_close(told["actions"], acts[:, :2], atol=1e-5, rtol=0)
+    unlearnt = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
+    other = state.algorithm.acting(replace(state, params={**state.params, "model": unlearnt}))
+    before = other.policy.plan(given["observations"], given["noise"][:, :1])
+    assert (before - acts).abs().max() > 1e-3
+
+
+def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
+    """It has no deviation of its own: x - mean is 0.3 z, of which the density is N(0, 0.4)'s."""
+    state = eager(sampling_floor=0.3, density_floor=0.4)
+    given, executed = loud(state), torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 3)
+    chain = state.algorithm.decide(state, given)["chain"]
+    other = {**given, "noise": given["noise"].clone()}
+    other["noise"][:, -1] = 0
+    mean = state.algorithm.decide(state, other)["chain"][:, -1]
+    z = given["noise"][:, -1].clamp(-3, 3)
+    torch.testing.assert_close(chain[:, -1] - mean, 0.3 * z, atol=1e-6, rtol=0)
+    found = state.algorithm.recalled(state.model, given["observations"], chain, executed)
+    density = Normal(0.0, 0.4).log_prob(0.3 * z)[:, 1:3].mean(-1)  # the window's second is now's
+    expected = torch.cat([density[:3].mean(1), density[3:, 0]])
+    torch.testing.assert_close(found[:, -1], expected, atol=1e-5, rtol=0)
+
+
+def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
+    """Decisions that an end cut short discount by the steps they took; a time-out bootstraps."""
+    gamma, trace, draw = 0.9, 0.8, np.random.default_rng(3)
+    state = eager(executed=3, discount=gamma, trace=trace)
+    shape, seen = (5, 2), (5, 2, 2, 3)
+    carried = {"moments": torch.zeros(3), "so_far": torch.zeros(2)}
+    sums, running = [], np.zeros(2)
+    for _ in range(2):
+        n = np.where(draw.random(shape) < 0.4, 3, draw.integers(1, 3, shape))
+        ended = (n < 3) | (draw.random(shape) < 0.1)
+        terminated = ended & (draw.random(shape) < 0.5)
+        assert terminated.any()
+        assert (ended & ~terminated)[:-1].any()
+        executed = np.arange(3) < n[..., None]
+        rewards = 5 * draw.normal(size=(*shape, 3)) * executed
+        data = {"rewards": rewards, "executed": executed, "terminated": terminated}
+        data |= {"truncated": ended & ~terminated, "observations": draw.normal(size=seen)}
+        data |= {"next_observations": draw.normal(size=seen)}
+        data |= {"chain": draw.normal(size=(*shape, 4, 4, 2))}
+        tensors = {k: torch.from_numpy(v.astype(np.float32)) for k, v in data.items()}
+        made = state.algorithm.digest(state, tensors | carried)
+        paid = (rewards * gamma ** np.arange(3)).sum(-1)
+        for t in range(5):
+            running = paid[t] + gamma ** n[t] * running
+            sums.append(running)
+            running = running * ~ended[t]
+        # one prior number in ten thousand, of mean 0 and deviation 1
+        every, count = np.concatenate(sums), 2 * len(sums) + 1e-4
+        mean = every.sum() / count
+        deviation = np.sqrt((np.square(every).sum() + 1e-4) / count - mean**2)
+        scaled = np.clip(paid / deviation, -10, 10)
+        v, v2 = (
+            state.value(tensors[k].flatten(2)).detach().numpy()
+            for k in ("observations", "next_observations")
+        )
+        expected, later = np.zeros(shape), np.zeros(2)
+        for t in reversed(range(5)):
+            own = gamma ** n[t]
+            later = later * trace * own * ~ended[t]
+            later = later + scaled[t] + own * v2[t] * ~terminated[t] - v[t]
+            expected[t] = later
+        np.testing.assert_allclose(made["advantages"], expected, atol=1e-4)
+        np.testing.assert_allclose(made["returns"], expected + v, atol=1e-4)
+        carried = {name: made[name] for name in carried}
 
 
 def test_the_ratio_is_one_on_a_first_pass_and_later_not():

@@ -5,6 +5,7 @@ import torch
 from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks
 
+from offline_rl.algorithms.common.noising.questions import of_flow
 from offline_rl.algorithms.flow_policy import FlowPolicy
 
 OWN = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler")}
@@ -27,8 +28,10 @@ def test_the_loss_is_that_of_the_direction_from_noise_to_chunk(levels: int):
 
 def test_times_are_nearer_to_the_noise():
     """1 - t / 0.999 is of Beta(1.5, 1), whose mean is 0.6."""
-    u = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
-    assert (1 - u ** (1 / 1.5)).mean().item() == pytest.approx(0.4, abs=0.01)
+    times = of_flow(Recorded(), torch.zeros(100_000, 1, 1), 1, 1.5, 0.999).times
+    assert times.mean().item() / 999 == pytest.approx(0.4, abs=0.01)
+    assert times.min() >= 0
+    assert times.max() <= 999
 
 
 def test_a_network_that_knows_the_direction_is_led_to_the_chunk():

@@ -16,6 +16,7 @@ from offline_rl.algorithms.common.registry import algorithm_class, algorithm_con
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.iql import IQL
 from offline_rl.algorithms.rebrac import ReBRAC
+from offline_rl.algorithms.ro2o import RO2O
 from offline_rl.algorithms.spot import SPOT
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Sources
@@ -95,6 +96,31 @@ def test_a_value_for_each_seed_is_not_read_where_the_phase_has_its_own() -> None
     then = online(state).algorithm.with_values(values).cfg
     assert (then.critic_bc, then.policy_bc) == (0, 7)
     assert online(state, critic_bc=0.25).algorithm.with_values(values).cfg.critic_bc == 0.25
+
+
+@pytest.mark.parametrize(("given", "depth"), [({}, 0.5), ({"pessimism": 1.5}, 1.5)])
+def test_ro2o_is_as_little_pessimistic_online_as_it_ever_gets_unless_told(
+    given: dict[str, float], depth: float
+) -> None:
+    """What is paid is the square of (deviations x their size); offline has just begun, at 2."""
+    state = start(RO2O, **SMALL, pessimism=2.0, min_pessimism=0.5, samples=3, critics=3)
+
+    def paid(state: State) -> float:
+        now, batch = at_update(state, 0), made_batch()
+        own = now.algorithm.with_values({"pessimism": torch.tensor(2.0)})  # stacked, offline's
+        return own.critic_loss(now.critic, now, batch, batch.rewards)[1]["uncertainty"].item()
+
+    assert paid(online(state, **given)) == pytest.approx(paid(state) * (depth / 2) ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("task", "discount"),
+    [("antmaze-large-play-v2", 0.995), ("antmaze-medium-play-v2", 0.99)],
+)
+def test_spot_looks_further_ahead_online_in_large_mazes_alone(task: str, discount: float) -> None:
+    """thuml/SPOT:configs/online_finetune."""
+    then = interaction("spot", task, algorithm_config("spot", task, {})[0], {}).cfg
+    assert (then.discount, then.support_end) == (discount, 0.2)
 
 
 def cal_ql(**config: Any) -> Any:

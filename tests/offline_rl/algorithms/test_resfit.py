@@ -1,7 +1,9 @@
 """A frozen base and its correction: what is observed, learnt, resumed, kept and refused."""
 
 import json
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,27 @@ from gymnasium.spaces import Box
 from safetensors.torch import load_file
 
 import envs
+import offline_rl
 import policies
 from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction, State
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.resfit import Config, Online, ResFiT
+from offline_rl.data.meaning import spec_of
+from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import evaluate, play
-from offline_rl.online.with_base import WithBase, base_of, labelled
-from offline_rl.replay.batch import Batch
+from offline_rl.online import with_base
+from offline_rl.online.with_base import WithBase, base_of, differs, labelled
+from offline_rl.replay.batch import Batch, Sources
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.training import trainer
+from offline_rl.training.plan import specification
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
-from policies import Spec
+from policies import Channel, Spec
 from policies.channels import BASE_ACTION
+from policies.export import exported
 from policies.heads.residual import ResidualActor
 
 BASE = '''
@@ -55,6 +66,37 @@ class Blind(Failing):
     def __call__(self, observations):
         self.asked += 1
         return np.full((len(observations), 1), np.nan if self.asked > 60 else 0.0)
+
+def degrees(observations):
+    return np.full((len(observations), 1), 5.0)
+
+def later(observations):
+    """In other units where it has moved."""
+    return 1.5 * (observations[:, 1:] > 0)
+
+class Half:
+    history = 0.5
+    def __call__(self, observations):
+        return np.zeros((len(observations), 1))
+
+class Hasty(Half):
+    history, executed = 1, 2
+
+def crowded(observations):
+    """Answers one, and not two."""
+    if len(observations) == 2:
+        raise OSError("the model is gone")
+    return np.zeros((len(observations), 1))
+
+class Shrinking(Failing):
+    def __call__(self, observations):
+        self.asked += 1
+        return np.zeros((len(observations), 2 if self.asked > 60 else 1))
+
+def near(observations):
+    if np.abs(observations[:, 0]).max() > 1.2:
+        raise OSError("that far nothing is known")
+    return np.ones((len(observations), 1))
 
 def wide(observations):
     return np.zeros((len(observations), 3))
@@ -140,10 +182,11 @@ def known(algorithm: str) -> set[str]:
 
 
 def test_demonstrations_are_labelled_with_what_the_base_did_itself(
-    line: str, own: Callable[[str], str]
+    line: str, own: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes that the base acted in, each from its number as a seed: the labels are its actions,
     and after an end what it would have done next, though histories and chunks differ."""
+    monkeypatch.setattr(with_base, "EPISODES", 2)  # side by side, of five
     env = envs.make_vector(line, 1)
     base, rows, after_ends = base_of(own("Chunked"), env), [], []
     for episode in range(5):
@@ -194,6 +237,101 @@ def test_environments_side_by_side_show_what_each_alone_shows(
         np.testing.assert_array_equal(np.stack(shown[k]), np.stack(expected))
 
 
+def test_an_episode_that_begins_beside_others_forgets_what_was_planned_before(
+    line: str, own: Callable[[str], str]
+) -> None:
+    """The second of three, while all are in mid-chunk; the others go on with theirs."""
+    env = envs.make_vector(line, 3)
+    base, still = base_of(own("Chunked"), env), np.zeros((3, 1))
+    begun, apart = WithBase(env, base), WithBase(envs.make_vector(line, 3), base)
+    for world in (begun, apart):
+        world.reset([5, 6, 7])
+        world.step(still)
+    fresh = WithBase(envs.make_vector(line, 1), base)
+    shown = begun.reset([9], np.array([1]))[BASE_ACTION]
+    np.testing.assert_array_equal(shown, fresh.reset([9])[BASE_ACTION])
+    for _ in range(4):
+        found, kept = begun.step(still), apart.step(still)
+        alone = fresh.step(still[:1]).observations[BASE_ACTION]
+        np.testing.assert_array_equal(found.observations[BASE_ACTION][[1]], alone)
+        pair = (step.observations[BASE_ACTION][[0, 2]] for step in (found, kept))
+        np.testing.assert_array_equal(*pair)
+
+
+def test_what_a_base_answers_beyond_the_range_is_shown_within_it(
+    line: str, own: Callable[[str], str]
+) -> None:
+    """1.5 wherever it has moved."""
+    env = envs.make_vector(line, 2)
+    world = WithBase(env, base_of(own("later"), env))
+    assert world.reset([0, 1])[BASE_ACTION].tolist() == [[0], [0]]
+    assert world.step(np.zeros((2, 1))).observations[BASE_ACTION].tolist() == [[1], [1]]
+
+
+def test_demonstrations_and_experience_are_both_learnt_from_over_several_steps() -> None:
+    """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; a time-out bootstraps."""
+    rows, ends, gamma = 8, np.arange(8) % 4 == 3, 0.5
+    buffers = []
+    for paid in (1.0, 10.0):
+        seen = {"joints": np.zeros((rows, 3)), BASE_ACTION: np.zeros((rows, 2))}
+        told = {"actions": np.zeros((rows, 2)), "rewards": np.full(rows, paid)}
+        told |= {"terminated": ends & (np.arange(rows) > 4), "truncated": ends}
+        told["truncated"] = ends & ~told["terminated"]
+        buffer = ReplayBuffer({"joints": (3,), BASE_ACTION: (2,)}, 2, rows)
+        buffer.append(0, {"observations": seen, "next_observations": seen, **told})
+        buffers.append(buffer)
+    source = small({"n_step": 3}).source(ONLINE, Sources(*buffers))
+    tensors = {name: {k: v[0] for k, v in part.items()} for name, part in source.tensors().items()}
+    drawn = source.sample(tensors, Random(torch.tensor(0), torch.tensor(0)), 400, gamma)
+    pairs = zip(drawn.rewards.tolist(), drawn.discount.tolist(), strict=True)
+    cut = {(1.75, 0.125), (1.5, 0.25), (1.0, 0.5)}  # the first two rows have three steps left
+    over = {(1.75, 0.125), (1.75, 0.0), (1.5, 0.0), (1.0, 0.0)}
+    assert set(pairs) == {(k * r, g) for r, g in cut | over for k in (1, 10)}
+    assert (drawn.rewards >= 10).float().mean() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"rate_hz": 50.0}, r"does not fit the task: rate_hz: the policy has 50, here it is 20"),
+        ({"channels": (3,)}, r"does not fit the task: observation_shape: the policy has \(3,\)"),
+        ({}, None),
+    ],
+)
+def test_a_bundle_for_something_else_is_no_base_here(
+    line: str, tmp_path: Path, change: dict[str, Any], fault: str | None
+) -> None:
+    env = envs.make_vector(line, 1)
+    env.rate_hz = 20.0
+    spec = Spec(**{"channels": (2,), "action_dim": 1, **change})
+    size, file = spec.observation_dim, str(tmp_path / "policy.bundle")
+    weights = {"trunk.weights.0": np.ones((size, 1)), "trunk.biases.0": np.zeros(1)}
+    weights = {k: v.astype(np.float32) for k, v in weights.items()}
+    told = {"observations": size, "actions": 1, "hidden": []}
+    normaliser = policies.Normaliser.identity((size,))
+    made = policies.Bundle(spec, "DeterministicActor", told, weights, normaliser)
+    policies.bundle.write(Path(file), made)
+    if fault is None:
+        assert base_of(file, env).bundle is not None
+        return
+    with pytest.raises(UserError, match=fault):
+        base_of(file, env)
+
+
+def test_a_policy_that_acts_on_rewards_is_no_base(line: str, data: Dataset, tmp_path: Path) -> None:
+    keys = {"algorithm.size": 8, "algorithm.layers": 1, "algorithm.heads": 1}
+    keys |= {"algorithm.window": 2, "algorithm.episode_steps": 10}
+    keys |= {"algorithm.target_return": 1.0, "algorithm.return_scale": 1.0}
+    told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "show": False}
+    made = train(
+        algorithm="decision_transformer", task=line, dataset=data, num_updates=1,
+        batch_size=4, out=str(tmp_path), **keys, **told,
+    )  # fmt: skip
+    file = str(made.path / "seed_0" / "policy.bundle")
+    with pytest.raises(UserError, match="acts on the rewards of its episode, which a base is not"):
+        base_of(file, envs.make_vector(line, 1))
+
+
 def test_the_correction_begins_at_nothing_and_stays_within_its_scale() -> None:
     torch.manual_seed(0)
     actor = ResidualActor(5, 2, [8], scale=0.1)
@@ -211,7 +349,7 @@ def test_the_correction_begins_at_nothing_and_stays_within_its_scale() -> None:
 
 def small(online: dict[str, Any] | None = None, **values: Any) -> ResFiT:
     cfg = Config(hidden=(16,), critics=4, **values)
-    how = Interaction(Online(utd=2.0, **(online or {})), cfg)
+    how = Interaction(Online(**{"utd": 2.0, **(online or {})}), cfg)
     torch.manual_seed(0)
     return ResFiT(Spec({"joints": (3,), BASE_ACTION: (2,)}, 2), cfg, 10, how)
 
@@ -233,15 +371,16 @@ def state_of(algorithm: ResFiT, done: int) -> State:
 
 
 def test_the_actor_stands_still_until_the_critics_have_learnt_alone() -> None:
-    algorithm = small({"critic_updates": 5}, actor_lr=1e-2)
-    for done in (4, 5):
+    """Five updates alone are eight, since they come by fours."""
+    algorithm = small({"critic_updates": 5, "utd": 4.0}, actor_lr=1e-2)
+    for done in (3, 7, 8):
         state = state_of(algorithm, done)
-        new, _ = algorithm.update(state, batch(), 1)
+        new, _ = algorithm.update(state, batch(), 3)
         for name in ("policy", "policy_target"):
             pairs = zip(state.params[name].values(), new.params[name].values(), strict=True)
             moved = any(not torch.equal(a, b) for a, b in pairs)
-            assert moved == (done >= 5), (done, name)
-        assert int(new.optimiser["policy"]["count"]["steps"]) == (done >= 5)
+            assert moved == (done >= 8), (done, name)
+        assert int(new.optimiser["policy"]["count"]["steps"]) == (done >= 8)
         assert any(
             not torch.equal(a, new.params["critic"][k]) for k, a in state.params["critic"].items()
         )
@@ -261,6 +400,68 @@ def test_the_target_is_of_the_clipped_sum_and_the_least_of_different_critics() -
     torch.testing.assert_close(loud.target(state, drawn, torch.tensor(True)), y)
     early = small(noise=0.3, subset=4)
     torch.testing.assert_close(early.target(state, drawn, torch.tensor(False)), y)
+
+
+def pushing(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of an actor whose correction is its scale, 0.1, whatever it sees."""
+    last = [name for name in params if name.endswith("trunk.biases.1")]
+    return {**params, last[0]: torch.full_like(params[last[0]], 50.0)}
+
+
+def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that_lag() -> None:
+    algorithm = small({"critic_updates": 0}, target_noise=False, subset=4, critic_lr=0.0)
+    state, drawn = state_of(algorithm, 0), batch()
+    lagging = {k: v + 0.1 for k, v in state.params["critic_target"].items()}
+    moved = {"policy_target": pushing(state.params["policy_target"]), "critic_target": lagging}
+    state = replace(state, params={**state.params, **moved})
+    base = drawn.next_observations[BASE_ACTION]
+    assert (base > 0.95).any()  # there the sum is beyond
+    q = state.critic_target(drawn.next_observations, (base + 0.1).clamp(max=1))
+    expected = drawn.rewards + drawn.discount * q.amin(0)
+    torch.testing.assert_close(algorithm.target(state, drawn, torch.tensor(True)), expected)
+    pushed = {**state.params, "policy": pushing(state.params["policy"])}
+    state = replace(state, params=pushed)
+    _, metrics = algorithm.update(state, drawn, 1)
+    base = drawn.observations[BASE_ACTION]
+    combined = (base + 0.1).clamp(max=1)
+    expected = -state.critic(drawn.observations, combined).mean()
+    assert metrics["policy_loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+    assert metrics["correction"].item() == pytest.approx((combined - base).mean().item(), abs=1e-6)
+
+
+def test_exploration_has_its_deviation_whatever_the_scale_is() -> None:
+    for scale in (0.01, 0.5):
+        actor = ResidualActor(3, 2, [8], scale=scale, noise=0.05)
+        seen = torch.zeros(20_000, 3)
+        noisy = actor.explore(seen, Random(torch.tensor(0), torch.tensor(0)))
+        assert noisy.std().item() == pytest.approx(0.05, rel=0.02)
+
+
+def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_actor_alone() -> None:
+    cfg = Config(hidden=(16,), critics=3, keypoints=4, actor_lr=1e-3)
+    how = Interaction(Online(utd=1.0, critic_updates=0), cfg)
+    torch.manual_seed(0)
+    spec = Spec({"camera": (24, 24, 3), BASE_ACTION: (2,)}, 2)
+    algorithm, draw = ResFiT(spec, cfg, 10, how), torch.Generator().manual_seed(0)
+
+    def seen() -> dict[str, torch.Tensor]:
+        camera = torch.randint(0, 256, (8, 24, 24, 3), generator=draw, dtype=torch.uint8)
+        return {"camera": camera, BASE_ACTION: torch.rand(8, 2, generator=draw) - 0.5}
+
+    rest = [torch.rand(8, *shape, generator=draw) for shape in ((2,), (), ())]
+    drawn = Batch(seen(), *rest, seen())
+    state = state_of(algorithm, 0)
+    new, metrics = algorithm.update(state, drawn, 0)
+    assert all(value.isfinite() for value in metrics.values())
+    eyes = [k for k in state.params["critic"] if "eyes" in k]
+    was, now = state.params["critic"], new.params["critic"]
+    assert any(not torch.equal(was[k], now[k]) for k in eyes)
+    s, a = drawn.observations, drawn.actions
+    other = {**s, BASE_ACTION: -s[BASE_ACTION]}
+    assert torch.equal(new.critic(s, a), new.critic(other, a))
+    dark = {**s, "camera": torch.zeros_like(s["camera"])}
+    assert not torch.equal(new.critic(s, a), new.critic(dark, a))
+    torch.testing.assert_close(state.policy(other), -s[BASE_ACTION])
 
 
 def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> None:
@@ -306,9 +507,9 @@ def test_the_first_evaluation_is_the_bases_and_what_was_learnt_is_resumed_in_mid
         running = running[~(step.terminated | step.truncated)]
     assert first["returns"] == returns.tolist()
 
-    def stop(trainer: Any) -> None:
-        if trainer.clock == 25:
-            trainer.save()
+    def stop(running: Any) -> None:
+        if running.clock == 25:
+            running.save()
             raise KeyboardInterrupt
 
     keys = {"eval_every": 25, "checkpoint_every": 25}
@@ -325,6 +526,52 @@ def test_the_first_evaluation_is_the_bases_and_what_was_learnt_is_resumed_in_mid
             assert torch.equal(one[name], two[name]), name
         moved = one["params/policy/head.trunk.weights.1"]
         assert moved.abs().max() > 0
+        shown, stored = (one[f"buffer/{k}"] for k in ("observations/base_action", "actions"))
+        for t in range(12):  # who has warmed up by uniform noise
+            noise = np.random.default_rng((seed, t)).uniform(-0.2, 0.2, 1)
+            expected = (shown[t].numpy() + noise).clip(-1, 1)
+            np.testing.assert_allclose(stored[t].numpy(), expected, atol=1e-6)
+        assert (stored[12:40] - shown[12:40]).abs().max() < 0.1 + 5 * 0.05
+        assert stored.abs().max() <= 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_asks_to_stop_while_the_critics_learn_alone_is_heard_and_nothing_is_lost(
+    line: str,
+    own: Callable[[str], str],
+    data: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    overlap: bool,
+) -> None:
+    """The evaluation due at that step waits for the rest of the updates."""
+    keys: dict[str, Any] = {"online.critic_updates": 80, "eval_every": 13, "overlap": overlap}
+    keys |= {"steps": 20, "seeds": 1}
+    whole = learn(own("Chunked"), data, tmp_path / "whole", **keys)
+    run = Engine.run
+
+    def asked(engine: Engine, updates: int, phase: str) -> None:
+        run(engine, updates, phase)
+        if engine.updates == 28:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", asked)
+        patch.setattr(trainer, "TELL_EVERY_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            learn(own("Chunked"), data, tmp_path / "cut", **keys, show=True)
+    assert "28 of 84 updates before the next step" in capsys.readouterr().out
+    folder = SeedFolder(whole.path, 0)
+    cut = SeedFolder(tmp_path / "cut" / folder.path.relative_to(tmp_path / "whole").parent, 0)
+    assert max(cut.checkpoints()) == (13, 28)
+    again = learn(own("Chunked"), data, tmp_path / "cut", **keys)
+    one, two = tensors(whole.path), tensors(again.path)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = (f.rows("evaluations") for f in (folder, cut))
+    told = ("updates", "env_steps", "returns")
+    assert [[row[k] for k in told] for row in first] == [[row[k] for k in told] for row in second]
 
 
 def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
@@ -337,12 +584,18 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     file = made.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
     assert policy.bundle.base is not None
+    own, rows = policy.bundle.normalisers, data.observations[: data.num_rows].astype(np.float64)
+    assert own[BASE_ACTION].is_identity
+    np.testing.assert_allclose(own["observation"].mean, rows.mean(0), atol=1e-6)
+    np.testing.assert_allclose(own["observation"].scale, rows.std(0), rtol=1e-6)
     first = policies.load(base).bundle.weights
     for name, weight in policy.bundle.base.weights.items():
         np.testing.assert_array_equal(weight, first[name])
     assert (policy.spec.seen, policy.spec.horizon) == ((2,), 1)
     played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
     assert played == made.results[0]["returns"]
+    with pytest.raises(UserError, match="is whole without one; leave it out"):
+        evaluate(run=str(file), episodes=2, base=base)
     untouched = play(policies.load(base), envs.make_vector(line, 2)).returns
     assert played != untouched.tolist()
     seen, state = np.array([[0.5, 0.0], [0.1, 0.0]], np.float32), None
@@ -352,10 +605,26 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
         again, _ = policy.act(seen, kept)
         np.testing.assert_array_equal(chunk, again)
         assert chunk.shape == (2, 1, 1)
+    pytest.importorskip("onnxruntime")
+    whole, apart = exported(policy.bundle)
+    assert apart <= 1e-4
+    policies.bundle.write(tmp_path / "onnx.bundle", whole)
+    other = policies.load(tmp_path / "onnx.bundle", runtime="onnx")
+    players = [policies.Player(each) for each in (policy, other)]
+    for player in players:
+        player.reset([3, 4])
+    for _ in range(5):
+        one, two = (player.step(seen) for player in players)
+        np.testing.assert_allclose(one, two, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("Failing", "the model is gone"), ("Blind", "answers NaN")]
+    ("name", "fault"),
+    [
+        ("Failing", "the model is gone"),
+        ("Blind", "answers NaN"),
+        ("Shrinking", r"an answer of \[1, 1, 2\], not \[1, 1, 1\]"),
+    ],
 )
 def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
@@ -369,10 +638,21 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
     ("keys", "fault"),
     [
         ({"base": "wide"}, r"answers \[1, 1, 3\] for one observation; actions \[1, 1\]"),
-        ({"base": "absent"}, "AttributeError"),
+        ({"base": "absent"}, r"there is no absent in .*bases\.py"),
+        (
+            {"base": "degrees"},
+            r":degrees answers 5 to a first observation: actions are in \[-1, 1\]",
+        ),
+        ({"base": "Half"}, "history=0.5 is no whole number of at least 1"),
+        ({"base": "Hasty"}, "executed=2, but a chunk has 1 actions"),
+        (
+            {"algorithm.clip_target": True, "algorithm.reward_shift": 1.0},
+            r"clip_target=true.*from 1",
+        ),
         ({"algorithm.scale": 0.0}, "scale"),
         ({"num_updates": 10}, "learns in an environment alone"),
         ({"task": None}, "say where the base is corrected, with task="),
+        ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
@@ -383,14 +663,140 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     keys: dict[str, Any],
     fault: str,
 ) -> None:
-    told = {"base": "simple", "task": line} | keys
+    told = {**QUICK, "base": "simple", "task": line, "dataset": data} | keys
     told["base"] = own(told["base"])
     told = {k: v for k, v in told.items() if v is not None}
     with pytest.raises(UserError, match=fault):
-        finetune(
-            **{**QUICK, "dataset": data, "out": str(tmp_path / "no"), "num_env_steps": 20} | told
-        )
+        finetune(**told, out=str(tmp_path / "no"), num_env_steps=20)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_run_goes_on_with_the_class_it_was_begun_with(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+) -> None:
+    learn(own("simple"), data, tmp_path / "out", 2, seeds=1)
+    with pytest.raises(UserError, match="was begun with another base"):
+        learn(own("Chunked"), data, tmp_path / "out", 2, seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("base", "fault"),
+    [
+        ("{}/bases.py", r"say which function or class of it, as base=.*/bases\.py:Base"),
+        ("{}", r"is a folder: give the bundle, as base=.*/run/seed_0/policy\.bundle"),
+    ],
+)
+def test_a_base_that_is_nearly_named_is_named(
+    line: str, own: Callable[[str], str], tmp_path: Path, base: str, fault: str
+) -> None:
+    own("simple")
+    (tmp_path / "run" / "seed_0").mkdir(parents=True)
+    (tmp_path / "run" / "seed_0" / "policy.bundle").touch()
+    with pytest.raises(UserError, match=fault):
+        base_of(base.format(tmp_path), envs.make_vector(line, 1))
+
+
+def test_demonstrations_of_another_task_are_refused_before_the_base_sees_them(
+    line: str, own: Callable[[str], str], tmp_path: Path
+) -> None:
+    rows = (np.zeros((6, 3)), np.zeros((6, 1)), np.zeros(6), np.arange(6) == 5)
+    found = r"observations \[3\] and 1 actions, task line has \[2\] and 1"
+    with pytest.raises(UserError, match=found):
+        learn(own("Chunked"), Dataset.from_arrays(*rows), tmp_path)
+
+
+def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
+    line: str, own: Callable[[str], str], data: Dataset
+) -> None:
+    base = base_of(own("later"), envs.make_vector(line, 1))
+    made, moved = labelled(data, base), data.observations[: data.num_rows, 1] > 0
+    np.testing.assert_array_equal(made.observations[BASE_ACTION][: data.num_rows, 0], moved)
+    told = f"{moved.mean():.0%} of base={base.name}'s actions on it are clipped to [-1, 1]"
+    assert told in made.notes
+
+
+def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+) -> None:
+    made = learn(own("Chunked"), data, tmp_path / "out", seeds=1, show=True)
+    assert "evaluate and play are to be given base= as well" in capsys.readouterr().out
+    file = str(made.path / "seed_0" / "policy.bundle")
+    assert policies.load(file).bundle.provenance["base"] == own("Chunked")
+    with pytest.raises(UserError, match=r"does not hold: add base=.*bases\.py:Chunked"):
+        evaluate(run=file, episodes=2)
+    told = evaluate(run=file, episodes=2, json=True, base=own("Chunked"))
+    assert json.loads(told)["bundles"][0]["returns"] == made.results[0]["returns"]
+    run = offline_rl.load(made.path)
+    assert run.evaluate(2).returns.tolist() == made.results[0]["returns"]
+    assert run.act(np.zeros((3, 2))).shape == (3, 1)
+    with pytest.raises(UserError, match="corrects a base that it does not hold, and can be none"):
+        base_of(file, envs.make_vector(line, 1))
+    with pytest.raises(
+        UserError, match=r"a longer one begins anew, as finetune base=.*:Chunked name="
+    ):
+        finetune(run=made.path, num_env_steps=10)
+
+
+def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> None:
+    env = envs.make_vector("arm/reach", 1)
+    found = specification(envs.task("arm/reach"), env, None, corrects=True)
+    assert found.channels[0].names[0] == "waist.q"
+    assert found.channels[0].units == spec_of(env).channels[0].units
+    assert found.action_offset == env.action_offset
+    assert found.channels[1:] == (Channel(BASE_ACTION, (5,)),)
+
+
+def test_an_evaluation_that_the_base_breaks_is_left_out_and_the_fifth_in_a_row_ends_the_run(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+) -> None:
+    keys = {"steps": 20, "seeds": 1, "show": True, "dataset": None, "online.mixing": 0.0}
+    made = learn(own("crowded"), data, tmp_path / "ten", eval_every=10, **keys)
+    assert made.results[0]["mean_return"] is None
+    assert capsys.readouterr().out.count("broke in the evaluation after") == 3
+    found = r"broke in the evaluation after 20 steps .*the model is gone.*for the 5th time in a row"
+    with pytest.raises(UserError, match=found):
+        learn(own("crowded"), data, tmp_path / "five", eval_every=5, **keys)
+
+
+def test_a_base_is_not_asked_where_an_episode_is_over(line: str, own: Callable[[str], str]) -> None:
+    env = envs.make_vector(line, 1)
+    world = WithBase(env, base_of(own("near"), env))
+    step, seen = None, world.reset([0])
+    while step is None or not step.terminated[0]:
+        step = world.step(seen[BASE_ACTION])
+        seen = step.observations
+    assert abs(seen["observation"][0, 0]) > 1.2
+    assert seen[BASE_ACTION] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "two"),
+    [
+        ("observation_shape", {"channels": (3,)}, {}),
+        ("action_dim", {"action_dim": 2}, {}),
+        ("rate_hz", {"rate_hz": 50.0}, {"rate_hz": 20.0}),
+        ("action_names", {"action_names": ("left",)}, {"action_names": ("right",)}),
+        ("action_unit", {"action_units": ("rad",)}, {"action_units": ("m",)}),
+        (
+            "observation_units",
+            {"channels": (Channel("observation", (2,), units=("rad",)),)},
+            {"channels": (Channel("observation", (2,), units=("deg",)),)},
+        ),
+        ("action_low", {"action_low": (-2.0,)}, {"action_low": (-1.0,)}),
+        (
+            "action_high",
+            {"action_low": (-1.0,), "action_high": (2.0,)},
+            {"action_low": (-1.0,), "action_high": (1.0,)},
+        ),
+    ],
+)
+def test_the_field_in_which_a_base_differs_is_named(
+    field: str, one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    plain: dict[str, Any] = {"channels": (2,), "action_dim": 1}
+    own, here = Spec(**{**plain, **one}), Spec(**{**plain, **two})
+    assert str(differs(own, here)).startswith(f"{field}: the policy has ")
+    assert differs(own, own) is None
 
 
 def test_who_corrects_nothing_takes_no_base(

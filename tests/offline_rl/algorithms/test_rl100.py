@@ -78,6 +78,33 @@ def judged() -> dict[str, torch.Tensor]:
     return e.seed_state(0)
 
 
+def test_what_acted_is_what_goes_on_after_imitation_and_its_optimiser_begins_anew():
+    """In all its rounds, also in those that were the clone's before."""
+    e = engine(tuned=1, imitation_lr=1e-2, average=0.1)
+    e.run(3, "imitate")
+    before = e.seed_state(0)
+    acted = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/policy/network")}
+    learnt = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/model/")}
+    assert not same(acted, learnt)
+    assert any(v.any() for k, v in before.items() if k.startswith("optimiser/model/"))
+    e.run(1, "settle")
+    after = e.seed_state(0)
+    for name, value in acted.items():
+        for network in ("model", "behaviour", "policy"):
+            assert torch.equal(after[f"params/{network}/{name}"], value)
+        base = name.replace("network.", "base.", 1)
+        assert torch.equal(after[f"params/policy/{base}"], before[f"params/policy/{base}"])
+        assert torch.equal(after[f"params/policy/{base}"], value)  # it follows as well
+    assert not any(v.any() for k, v in after.items() if k.startswith("optimiser/model/"))
+    moved = torch.stack([(learnt[k] - acted[k]).square().mean() for k in acted]).mean().sqrt()
+    assert e.metrics("settle")["settled_by"][0] == pytest.approx(moved.item(), rel=1e-5)
+
+
+def moments() -> dict[str, Any]:
+    """An optimiser's state in which seven steps have been."""
+    return {"model": {"count": {"steps": torch.tensor(7)}, "first": {LAST: torch.ones(2)}}}
+
+
 def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
     """The gate's answer where the model's answers are lowered: before, after, metrics."""
     cfg = Config(**(SMALL | changes))
@@ -93,8 +120,54 @@ def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
     source = algorithm.source("compare", Sources(buffer))
     one = {name: x[0] for name, x in source.tensors().items()}
     batch = source.sample(one, random, 24, 0.99)
-    state, told = algorithm.compare(State(algorithm, params, {}, random), batch, 0)
+    state, told = algorithm.compare(State(algorithm, params, moments(), random), batch, 0)
+    steps = state.optimiser["model"]["count"]["steps"]
+    assert steps.dtype == torch.int64
+    assert steps == 7 * (not cfg.rollback or told["accepted"] == 1)  # begins anew if put back
     return params, state.params, told
+
+
+def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
+    """Two decisions from each start; member 2 is no elite, and knows nothing."""
+    cfg = Config(**(SMALL | {"imagined": 4}))
+    algorithm: Any = RL100(Spec((3,), 2), cfg).at("compare")
+    params: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in judged.items():
+        kind, network, *rest = name.split("/", 2)
+        if kind == "params":
+            params.setdefault(network, {})[rest[0]] = value.clone()
+    params["fit"]["error"] = torch.tensor([0.3, 0.2, 0.9])
+    for name, value in params["dynamics"].items():
+        if name.startswith("net."):
+            value[2] = float("nan")
+    draw = torch.Generator().manual_seed(0)
+    seen = torch.randn(24, 2, 3, generator=draw)
+    state = State(algorithm, params, moments(), Random(torch.tensor(0), torch.tensor(0)))
+    rounds = [
+        (
+            torch.randn(24, *algorithm.modules["policy"].noise_shape, generator=draw),
+            torch.randint(2, (24,), generator=draw),
+            torch.randn(24, 6, generator=draw),
+        )
+        for _ in range(2)
+    ]
+    total, now = torch.zeros(24), seen
+    for noise, member, drawn in rounds:
+        s = now.flatten(1)
+        a = state.policy.plan(now, noise)[:, :2].flatten(1)
+        total = total + state.critic(s, a).min(0).values
+        mean, log_variance = (
+            x[member, torch.arange(24)] for x in state.dynamics(torch.cat([s, a], 1))
+        )
+        now = (s + mean + (log_variance / 2).exp() * drawn).reshape(24, 2, 3)
+    found = algorithm.score(state, "behaviour", seen, rounds)
+    assert found.item() == pytest.approx(total.mean().item(), rel=1e-5)
+    buffer = ReplayBuffer.from_dataset(dataset(), columns={"held_out": held_out(dataset())})
+    source = algorithm.source("compare", Sources(buffer))
+    one = {name: x[0] for name, x in source.tensors().items()}
+    _, told = algorithm.compare(state, source.sample(one, state.random, 24, 0.99), 0)
+    assert told["score_after"].isfinite()
+    assert told["model_error"] == pytest.approx(0.25)
 
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
@@ -266,6 +339,10 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
         ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
         ({"pretrain_updates": 5}, "pretrain_updates=5: phases here have lengths of their own"),
+        (
+            {"algorithm.judge_updates": 1},
+            r"the transition model does not fit: on episodes held out its error is [01]\.\d\d",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):

@@ -75,10 +75,10 @@ def test_a_run_is_called_after_its_experiment_unless_it_has_a_name(mine: Path) -
 
 
 def test_an_experiment_may_begin_with_others(mine: Path) -> None:
+    mine.write_text("algorithm: iql\nseeds: 3\ntask: none\n")
     other = mine.with_name("other.yaml")
-    other.write_text(
-        "defaults:\n  - demo\n  - override /algorithm: cql\n  - _self_\neval_every: 5\n"
-    )
+    begins = "defaults:\n  - mine.yaml\n  - override /algorithm: cql\n  - _self_\n"
+    other.write_text(begins + "eval_every: 5\n")
     (job,) = jobs("experiment=other.yaml")
     assert (job["algorithm"], job["eval_every"], job["seeds"]) == ("cql", 5, 3)
 

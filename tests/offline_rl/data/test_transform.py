@@ -45,6 +45,16 @@ def test_observations_have_zero_mean_and_next_ones_use_the_same_statistics():
     assert learnt.next_observations == pytest.approx(expected, abs=1e-5)
 
 
+def test_what_hardly_moves_is_divided_by_the_least_deviation_and_the_rest_by_its_own():
+    data = dataset()
+    data.observations[:, 1] *= 1e-3
+    cfg = Preprocessing(normalise_observations=True, least_deviation=0.1)
+    found = Transform.fit(cfg, data, (3,)).parts
+    own = data.observations[:4].astype(np.float64).std(0)
+    assert own[1] < 0.1 < min(own[0], own[2])
+    assert found.scale == pytest.approx([own[0], 0.1, own[2]], rel=1e-6)
+
+
 def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
     cfg = Preprocessing(normalise_returns=True, reward_scale=2.0, reward_shift=-1.0)
     transform = Transform.fit(cfg, dataset(), (3,))

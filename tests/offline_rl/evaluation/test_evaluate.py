@@ -1,6 +1,7 @@
 """Bundles made by hand, played on NeoRL-2's DMSD, against a plain loop over the environment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -149,6 +150,18 @@ def test_whatever_byte_of_a_bundles_directory_is_damaged_it_is_refused_or_read(d
 def test_a_bundle_of_other_sizes_than_the_task_is_refused_with_both(dmsd: Path) -> None:
     with pytest.raises(UserError, match=r"does not fit task .*observation_shape.*\(6,\)"):
         evaluate(run=str(dmsd), task="neorl2/Pipeline", episodes=1)
+
+
+def test_a_bundle_of_another_rate_than_the_task_is_refused_with_both(tmp_path: Path) -> None:
+    path = constant_policy(
+        tmp_path / "own.bundle", (0.0, 0.0), observations=14, task="push/standard"
+    )
+    made = bundle.read(path)
+    bundle.write(path, replace(made, spec=replace(made.spec, rate_hz=20.0)))
+    assert "push/standard" in evaluate(run=str(path), episodes=1)
+    bundle.write(path, replace(made, spec=replace(made.spec, rate_hz=30.0)))
+    with pytest.raises(UserError, match="rate_hz: the policy has 30, here it is 20"):
+        evaluate(run=str(path), episodes=1)
 
 
 def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, dmsd: Path) -> None:

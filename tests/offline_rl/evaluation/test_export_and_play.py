@@ -108,6 +108,20 @@ def test_what_cannot_be_written_is_refused_first(tmp_path, sweep, out, words, mo
     assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
 
 
+def test_an_environment_that_breaks_is_named_by_its_line(tmp_path, sweep, monkeypatch) -> None:
+    pytest.importorskip("PIL")
+
+    def broken(self, action):
+        raise RuntimeError("no\nair")
+
+    monkeypatch.setattr(Sweep, "step", broken)
+    path = constant(tmp_path / "policy.bundle", sweep)
+    words = rf"broke in step: {Path(__file__)}, line \d+: RuntimeError: no air$"
+    with pytest.raises(UserError, match=words):
+        playing.play(run=str(path), out=str(tmp_path / "x.gif"))
+    assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
+
+
 def test_where_nothing_can_be_drawn_nothing_is_left(tmp_path, sweep, monkeypatch) -> None:
     def no_display(self):
         raise RuntimeError("no\ndisplay")

@@ -90,6 +90,18 @@ def test_demonstrations_leave_as_lerobots_and_are_read_back(
         np.testing.assert_array_equal(shown["state"], data.observations)
 
 
+def test_a_script_makes_as_many_rows_as_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(roll, "BATCH", 2)
+    names = ["standard-expert", "standard-pixels-expert"]
+    out = tmp_path / "push"
+    generate(recipe="push", out=str(out), qualities=names, rows=40, show=False)
+    assert [load(f"push/{name}", tmp_path).num_rows for name in names] == [40, 40]
+    with pytest.raises(UserError, match="rows= is for demonstrations, and hopper trains an agent"):
+        generate(recipe="hopper", out=str(tmp_path), rows=40)
+
+
 def test_lerobots_layout_is_for_demonstrations_alone(tmp_path: Path):
     with pytest.raises(UserError, match="format=lerobot is for demonstrations"):
         generate(recipe="hopper", out=str(tmp_path), format="lerobot")

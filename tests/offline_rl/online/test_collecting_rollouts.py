@@ -18,12 +18,15 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training
-from policies import Spec
+from policies import Normaliser, Spec
 
 ENVIRONMENTS, EXECUTED = 3, 2
+MEAN, SCALE = np.array([0.5, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
+TRANSFORM = Transform(Normaliser(MEAN, SCALE), reward_scale=4.0, reward_shift=-1.0)
 
 
 class Walk(gymnasium.Env):
@@ -36,14 +39,17 @@ class Walk(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: Any = None):
         super().reset(seed=seed)
         self.seed, self.x, self.t = seed, float(self.np_random.uniform(-1, 1)), 0
-        return np.array([self.x, 0], np.float32), {}
+        fault = type(self).faults(self.seed, -1)
+        if fault == "raise":
+            raise OSError("the cable is out")
+        return np.array([np.nan if fault == "nan" else self.x, 0], np.float32), {}
 
     def step(self, action: np.ndarray):
         fault, self.t = type(self).faults(self.seed, self.t), self.t + 1
         if fault == "raise":
             raise OSError("the cable is out")
         self.x = np.nan if fault == "nan" else self.x + 0.2 * float(action[0])
-        return np.array([self.x, self.t], np.float32), self.x, False, False, {}
+        return np.array([self.x, self.t], np.float32), self.x, fault == "end", False, {}
 
 
 @pytest.fixture
@@ -52,11 +58,14 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=10)
 
-    def made(faults: Callable[[int, int], str]) -> tuple[RolloutCollector, list]:
+    def made(
+        faults: Callable[[int, int], str], kept: ReplayBuffer | None = None, **changes: Any
+    ) -> tuple[RolloutCollector, list]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
         sizes: dict[str, Any] = {"network": "mlp", "widths": (8,), "history": 1, "window": 4}
         sizes |= {"executed": EXECUTED, "rounds": 2, "tuned": 2, "value_hidden": (8,)}
         sizes |= {"environments": ENVIRONMENTS, "decisions": 60, "batch_size": 60}
+        sizes |= changes
         cfg, spec = Config(**sizes), Spec((2,), 1)
         how = Interaction(OnPolicy(), cfg)
         columns, carried = DPPO(spec, cfg, 1, how).columns()
@@ -64,8 +73,8 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
         e = Engine(lambda _: DPPO(spec, cfg, 1, how), [0], Sources(rollouts=store), batch_size=60)
         said: list[str] = []
         world: Any = lambda count: envs.make_vector("walk", count)  # noqa: E731
-        transform = Transform.fit(cfg, None, spec.seen)
-        return RolloutCollector(e, world, store, transform, say=said.append), said
+        own = (e, world, store, TRANSFORM, kept, lambda _: {})
+        return RolloutCollector(*own, say=said.append), said
 
     return made
 
@@ -77,6 +86,92 @@ def whole(seed: int, step: int) -> str:
 def rows(collector: RolloutCollector, first: int, last: int) -> dict[str, torch.Tensor]:
     names = ("observations", "next_observations", "rewards", "executed", "terminated", "truncated")
     return {name: collector.buffer.data[name][0, first:last].clone() for name in names}
+
+
+def by_hand(
+    chunks: np.ndarray, kept_from: int
+) -> tuple[list[list[dict[str, Any]]], list[dict[str, np.ndarray]], list[list[int]]]:
+    """What decisions [T, E, executed, 1] lead to, by the environment alone.
+
+    -> rows [T][E]; episodes that ended from decision `kept_from` on; each decision's seed.
+    """
+    worlds, begun = [Walk() for _ in range(ENVIRONMENTS)], 0
+    history, episode, rows = [[] for _ in worlds], [[] for _ in worlds], []
+    seeds, kept, asked = [0] * ENVIRONMENTS, [], []
+    over = [True] * ENVIRONMENTS
+    for t, actions in enumerate(chunks):
+        for e, world in enumerate(worlds):
+            if over[e]:
+                seeds[e], begun = training(0, begun), begun + 1
+                first = (world.reset(seed=seeds[e])[0] - MEAN) / SCALE
+                history[e], episode[e] = [first, first], []
+        asked.append([*seeds])
+        before = [np.stack(h[-2:]) for h in history]
+        told = [{"rewards": [], "terminated": 0.0, "truncated": 0.0} for _ in worlds]
+        over = [False] * ENVIRONMENTS
+        for j in range(chunks.shape[2]):
+            for e, world in enumerate(worlds):
+                if over[e]:
+                    continue
+                seen, reward, terminated, *_ = world.step(actions[e, j])
+                history[e].append((seen - MEAN) / SCALE)
+                truncated = world.t == 10 and not terminated
+                over[e] = terminated or truncated
+                told[e]["rewards"].append(4 * reward - 1)
+                told[e] |= {"terminated": float(terminated), "truncated": float(truncated)}
+                row = {"observations": history[e][-2], "next_observations": history[e][-1]}
+                row |= {"actions": actions[e, j], "rewards": 4 * reward - 1}
+                episode[e].append(row | {"terminated": terminated, "truncated": truncated})
+                if over[e] and t >= kept_from:
+                    kept.append({k: np.array([r[k] for r in episode[e]]) for k in episode[e][0]})
+        after = [np.stack(h[-2:]) for h in history]
+        own = {"observations": before, "next_observations": after}
+        rows.append([told[e] | {k: v[e] for k, v in own.items()} for e in range(ENVIRONMENTS)])
+    return rows, kept, asked
+
+
+def test_a_rollout_holds_what_its_environments_answered_and_whole_episodes_become_data(
+    collector: Any,
+):
+    """Three actions a decision: a limit of ten steps cuts the fourth, some episodes end before."""
+    short = {training(0, number): 1 + 2 * number for number in (1, 4)}
+
+    def ends(seed: int, t: int) -> str:
+        return "end" if short.get(seed) == t else ""
+
+    data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
+    one, said = collector(ends, data, executed=3, history=2, window=6)
+    for t in range(9):
+        one.step(adds=t >= 4)
+    chain = one.buffer.data["chain"][0, :9].numpy()  # [T, E, K' + 1, window, A]
+    expected, kept, asked = by_hand(chain[:, :, -1, 1:4].clip(-1, 1), 4)
+    found = {name: x.numpy() for name, x in rows(one, 0, 9).items()}
+    decided = np.zeros(ENVIRONMENTS, int)
+    for t, told in enumerate(expected):
+        for e, row in enumerate(told):
+            count = len(row["rewards"])
+            paid = row["rewards"] + [0] * (3 - count)
+            np.testing.assert_allclose(found["rewards"][t, e], paid, atol=1e-6)
+            assert found["executed"][t, e].tolist() == [1] * count + [0] * (3 - count)
+            for name in ("observations", "next_observations", "terminated", "truncated"):
+                np.testing.assert_allclose(found[name][t, e], row[name], atol=1e-6)
+            decided[e] = 0 if t and asked[t][e] != asked[t - 1][e] else decided[e]
+            source = np.random.Generator(np.random.Philox(key=[asked[t][e], decided[e]]))
+            drawn = source.standard_normal((3, 6, 1), np.float32)
+            np.testing.assert_allclose(chain[t, e, 0], drawn[0])
+            decided[e] += 1
+    sizes = [len(row["rewards"]) for told in expected for row in told]
+    assert {1, 3} <= set(sizes)
+    flags = found["terminated"].sum(), found["truncated"].sum()
+    assert min(flags) > 0
+    assert said == []
+    stored = data.everything(0)
+    assert 0 < len(kept) < flags[0] + flags[1]
+    for name in kept[0]:
+        whole_ones = np.concatenate([episode[name] for episode in kept])
+        own = getattr(stored, name)[: len(whole_ones)]
+        np.testing.assert_allclose(own, whole_ones, atol=1e-6)
+    assert data.sizes[0] == stored.num_rows == sum(len(episode["rewards"]) for episode in kept)
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
@@ -106,6 +201,50 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
     broken.step()  # the next one's first
     after = rows(broken, 3, 4)["observations"][0, :, 0, 1]
     assert after.tolist() == [6, 0, 6]
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector: Any):
+    """Each lasts one decision. Of the fourth to the sixth the fifth breaks: the seventh comes."""
+    wrong = training(0, 4)
+
+    def faults(seed: int, t: int) -> str:
+        return kind if (seed, t) == (wrong, -1) else "end" if t == 1 else ""
+
+    one, said = collector(faults)
+    for _ in range(3):
+        one.step()
+    found = rows(one, 0, 3)["observations"][:, :, 0, 0].numpy()
+    numbers = [[0, 1, 2], [3, 6, 5], [7, 8, 9]]
+    draws = [[np.random.default_rng(training(0, n)).uniform(-1, 1) for n in row] for row in numbers]
+    np.testing.assert_allclose(found, (np.array(draws) - MEAN[0]) / SCALE[0], atol=1e-6)
+    assert len(said) == 1
+    assert "seed 0: the environment broke in step 0 of an episode" in said[0]
+
+
+def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_does(collector: Any):
+    sizes: dict[str, Any] = {"executed": 3, "history": 2, "window": 6}
+
+    def begun() -> tuple[RolloutCollector, ReplayBuffer]:
+        data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
+        return collector(whole, data, **sizes)[0], data
+
+    one, data = begun()
+    for _ in range(6):  # ten steps are four decisions
+        one.step(adds=True)
+    stored, state = one.buffer.filled(0), one.state()
+    again, other = begun()
+    again.buffer.load(0, stored)
+    again.restore(state)
+    for each in (one, again):
+        for _ in range(4):
+            each.step(adds=True)
+    for name, values in rows(one, 0, 10).items():
+        assert torch.equal(rows(again, 0, 10)[name], values), name
+    assert data.sizes[0] == 2 * 3 * 10
+    assert other.sizes[0] == data.sizes[0]
+    for name, column in data.data.items():
+        assert torch.equal(other.data[name], column), name
 
 
 def test_a_fault_that_does_not_come_again_costs_nothing(collector: Any):

@@ -188,6 +188,15 @@ def test_updates_online_are_counted_by_their_environment_steps(
     assert cell.done() == min(done, updates + 50)
 
 
+def test_the_updates_of_the_run_before_are_not_counted() -> None:
+    cell = Cell({**CELL, "num_updates": 100, "seeds": 1, "out": "runs/a"})
+    folder = cell.folders[0]
+    folder.path.mkdir(parents=True)
+    (folder.path / "metrics.jsonl").write_text('{"updates": 1030, "env_steps": 0}\n')
+    folder.config.write_text('{"start": {"run": "runs/teacher", "updates": 1000}}')
+    assert cell.done() == 30
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"num_updates": "x", "num_env_steps": 0}'])
 def test_a_damaged_result_among_earlier_runs_is_named(content: str) -> None:
     path = finished("other", 60)

@@ -16,6 +16,7 @@ from offline_rl import Dataset, train
 from offline_rl.evaluation import play as playing
 from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.training.finetune import distill
+from offline_rl.utils.errors import UserError
 from policies import bundle, channels
 
 SIDE, STEPS = 24, 5
@@ -113,6 +114,12 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
     for name, weight in eyes.items():
         np.testing.assert_array_equal(taught.bundle.weights[name], weight)
     assert taught.bundle.normalisers["row"].kind == "min-max"
+    part = channels.take(data.observations, slice(data.num_rows))
+    for other in ({"picture": part["picture"][:, ::2]}, {"front": part["picture"]}):
+        rest = (data.actions, data.rewards, data.terminated, data.truncated)
+        keys["dataset"] = Dataset.from_arrays(other | {"row": part["row"]}, *rest)
+        with pytest.raises(UserError, match=r"the policy has .*'picture': \(24, 24, 3\)"):
+            distill(run=result.path, num_updates=2, task="none", **keys)
 
 
 def test_what_blends_its_chunks_scores_by_itself_what_it_scored_in_training(

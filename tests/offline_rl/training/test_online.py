@@ -190,11 +190,11 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
         learning.clear()
         begin(collector)
 
-    def seen(trainer: Trainer, number: int, phase: str, *, count: bool) -> int:
+    def seen(trainer: Trainer, number: int, phase: str, **how: bool) -> int:
         assert isinstance(trainer.collector, Collector)
         waited.append(trainer.collector._begun is not None)
         learning.set()
-        return learn(trainer, number, phase, count=count)
+        return learn(trainer, number, phase, **how)
 
     def slow(env: Line, action: np.ndarray) -> Any:
         if env.number > 1 and len(waited) > 1:  # not the one evaluated in; it learns already

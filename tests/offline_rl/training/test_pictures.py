@@ -1,6 +1,7 @@
 """From an environment's pictures to a policy that sees: data, training, bundle, evaluation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data:
     with pytest.raises(UserError, match=r"td3_bc sees one vector only.*picture \[96, 96, 3\]") as e:
         train(algorithm="td3_bc", task=TASK, dataset=data, num_updates=2, out=str(tmp_path))
     assert "bc" in str(e.value)
+    assert "observation_keys" not in str(e.value)  # which nobody gave: the task sees a picture
     assert not list(tmp_path.iterdir())
 
 
@@ -93,6 +95,15 @@ def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data:
         other = Dataset.from_arrays(seen, *rest)
         with pytest.raises(UserError, match="data of another task"):
             learn(tmp_path, other)
+
+
+def test_a_camera_that_was_not_asked_for_is_named(tmp_path: Path, data: Dataset) -> None:
+    rest = (data.actions, data.rewards, data.terminated, data.truncated)
+    blind = Dataset.from_arrays(data.observations["state"][: data.num_rows], *rest)
+    blind = replace(blind, notes=("not observed: observation.images.picture",))
+    told = "not observed: observation.images.picture, which observation_keys= would add"
+    with pytest.raises(UserError, match=told):
+        learn(tmp_path, blind)
 
 
 def test_chunks_are_cloned_from_a_history_of_pictures(tmp_path: Path, data: Dataset) -> None:

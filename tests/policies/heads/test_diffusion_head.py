@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from offline_rl.utils.random import Random
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Round, cosine_alphas, ddim
 
@@ -34,6 +35,8 @@ def test_actions_are_scaled_to_the_datas_range_and_back():
     noise = torch.full((1, 1, 8, 2), 5.0)
     chunk = head.plan(torch.zeros(1, 3, 5), noise)[0, 0]
     assert chunk.tolist() == pytest.approx([1.0, 1.0])  # never outside [-1, 1]
+    chunk = head.plan(torch.zeros(1, 3, 5), -noise)[0, 0]
+    assert chunk.tolist() == pytest.approx([-0.5, -0.7])  # nor outside the data's range
 
 
 def test_several_noise_levels_of_an_observation_equal_separate_passes():
@@ -53,6 +56,20 @@ def test_one_observation_is_encoded_once_for_all_its_noise_levels(monkeypatch):
     head(torch.randn(4, 3, 5), torch.randn(6, 4, 8, 2), torch.rand(6, 4))
     head.plan(torch.randn(4, 3, 5), torch.randn(4, *head.noise_shape))
     assert encoded == [(4, 3, 5)] * 2
+
+
+def test_hidden_units_are_dropped_while_it_learns_and_none_when_it_acts():
+    """Behind one hidden layer all is linear, so that over many draws nothing is lost."""
+    head, whole = made(dropout_rate=0.3), made()
+    seen, x, times = torch.randn(1, 3, 5), torch.randn(1, 1, 8, 2), torch.full((20_000, 1), 4.0)
+    many = x.expand(20_000, -1, -1, -1)
+    plain = whole(seen, x, times[:1])
+    assert torch.equal(head(seen, x, times[:1]), plain)
+    dropped = head(seen, many, times, Random(torch.tensor(0), torch.tensor(0)))
+    assert (dropped.std(0) > 0.02).all()
+    assert (dropped.mean(0) - plain).abs().max() < 0.01
+    noise = torch.randn(1, *head.noise_shape)
+    assert torch.equal(head.plan(seen, noise), whole.plan(seen, noise))
 
 
 def test_what_a_bundle_holds_builds_it_again():

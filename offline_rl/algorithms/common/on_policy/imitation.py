@@ -35,7 +35,7 @@ Learns = Literal["none", "joint", "afterwards"]
 
 @dataclass(frozen=True)
 class ImitationConfig(ChainConfig):
-    """Defaults: RL-100's."""
+    """Defaults: RL-100's rate; its average slows down (power 0.75), and it has AdamW."""
 
     imitation_lr: Rate = 1.4e-4  # of the policy, and of the one-step head throughout
     average: Annotated[float, Range(0, 1)] = 0.005  # share of imitation that enters the policy

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.common import dynamics
 from offline_rl.algorithms.common.base import (
@@ -130,10 +131,13 @@ class Judged(DenoisingRL):
         kept, found = state.params["behaviour"], state.params["model"]
         kept = {name: torch.where(stays, found[name], kept[name]) for name in kept}
         params = {**state.params, "behaviour": kept}
-        params |= {"model": kept} if cfg.rollback else {}
+        optimiser = {**state.optimiser}
+        if cfg.rollback:
+            params |= {"model": kept}  # whose old moments lean the way that was refused
+            optimiser["model"] = tree_map(lambda x: x * stays, optimiser["model"])
         metrics = {"score_before": before, "score_after": after, "accepted": stays.float()}
         metrics |= {"model_error": state.fit()[best].mean()}
-        return self.acting(replace(state, params=params)), metrics
+        return self.acting(replace(state, params=params, optimiser=optimiser)), metrics
 
     def score(self, state: State, name: str, seen: Tensor, rounds: list[Any]) -> Tensor:
         """The least critic's values along imagined decisions, summed: the mean over starts, 0-d.

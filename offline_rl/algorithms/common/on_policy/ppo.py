@@ -7,14 +7,10 @@ environments side by side, in the order in which they were made.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
-
-from offline_rl.algorithms.common.base import State
 
 MOST = 10.0  # a scaled reward's size, at most
 FIRST_COUNT = 1e-4  # of a variance that nothing was seen of, which is 1
@@ -108,16 +104,3 @@ def moments_with(moments: Tensor, values: Tensor) -> Tensor:
 def scaled(rewards: Tensor, moments: Tensor) -> Tensor:
     """Rewards by the deviation of returns, between -MOST and MOST."""
     return (rewards * (moments[2] + 1e-8).rsqrt()).clamp(-MOST, MOST)
-
-
-def kept(old: State, new: State, stays: Tensor) -> State:
-    """`old`'s networks and optimisers where `stays`, 0-d, is true, else `new`'s."""
-
-    def chosen(before: Any, after: Any) -> Any:
-        return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), before, after)
-
-    return replace(
-        new,
-        params=chosen(old.params, new.params),
-        optimiser=chosen(old.optimiser, new.optimiser),
-    )

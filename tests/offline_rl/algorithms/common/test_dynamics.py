@@ -1,0 +1,99 @@
+"""The transition model: what its members learn from, which are asked, and what they answer."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from offline_rl.algorithms.common import dynamics
+from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.utils.random import Random
+
+MEMBERS = 4
+
+
+class Learner:
+    """All that `fitted` asks of an algorithm."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        ensemble = dynamics.Ensemble(3, 2, (8,), MEMBERS)
+        self.modules = {"dynamics": ensemble, "fit": dynamics.Fit(MEMBERS)}
+
+    def optimisers(self) -> dict[str, Adam]:
+        return {"dynamics": Adam(1e-2)}
+
+
+def begun() -> State:
+    learner: Any = Learner()
+    params = {
+        k: {n: p.detach() for n, p in m.named_parameters()} for k, m in learner.modules.items()
+    }
+    optimiser = {"dynamics": learner.optimisers()["dynamics"].init(params["dynamics"])}
+    return State(learner, params, optimiser, Random(torch.tensor(0), torch.tensor(0)))
+
+
+def rows(count: int = 20) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, changes, and which are held out: every fifth."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 3, generator=draw)
+    return x, x[:, :2] - 0.5 * x[:, 2:], (torch.arange(count) % 5 == 0).float()
+
+
+def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the_rest():
+    """-2 log N(change), its constant left out, and the distance of the variance's bounds."""
+    state, (x, change, held_out) = begun(), rows()
+    new, told = dynamics.fitted(state, x, change, held_out)
+    mean, log_variance = state.dynamics(x)
+    density = Normal(mean.double(), (0.5 * log_variance).exp().double())
+    surprise = -2 * density.log_prob(change.double()) - torch.tensor(2 * torch.pi).log().double()
+    own = surprise.mean(-1)[:, held_out == 0].mean(1)
+    width = (state.params["dynamics"]["most"] - state.params["dynamics"]["least"]).sum()
+    assert told["dynamics_loss"].item() == pytest.approx(
+        (own.sum() + 0.01 * width).item(), rel=1e-5
+    )
+    other = change + 7 * held_out[:, None]
+    again, _ = dynamics.fitted(state, x, other, held_out)
+    for name, value in new.params["dynamics"].items():
+        assert torch.equal(again.params["dynamics"][name], value), name
+        assert not torch.equal(state.params["dynamics"][name], value), name
+
+
+def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
+    """A fiftieth of the way at a time; 1 is no better than the mean change."""
+    state, (x, change, held_out) = begun(), rows()
+    new, told = dynamics.fitted(state, x, change, held_out)
+    error = (state.dynamics(x)[0] - change).square().sum(-1)[:, held_out == 1].mean(1)
+    share = error / (change - change.mean(0)).square().sum(0).sum() * (len(change) - 1)
+    expected = 0.98 + 0.02 * share
+    torch.testing.assert_close(new.params["fit"]["error"], expected)
+    assert told["held_out_error"] == new.params["fit"]["error"].min()
+    same, _ = dynamics.fitted(new, x, change, torch.zeros_like(held_out))
+    assert torch.equal(same.params["fit"]["error"], new.params["fit"]["error"])
+    errors = torch.tensor([0.5, 0.1, 0.9, 0.3])
+    rated = replace(state, params={**state.params, "fit": {"error": errors}})
+    assert dynamics.elites(rated, 2).tolist() == [1, 3]
+
+
+def test_each_row_is_answered_by_its_own_member_with_that_ones_spread():
+    state, (x, _, _) = begun(), rows(8)
+    member = torch.tensor([0, 3, 1, 2, 2, 1, 3, 0])
+    noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
+    found = dynamics.imagined(state, x, member, noise)
+    for row, who in enumerate(member.tolist()):
+        mean, log_variance = (answer[who] for answer in state.dynamics(x[row]))
+        deviation = log_variance.double().exp().sqrt()
+        torch.testing.assert_close(found[row].double(), mean.double() + deviation * noise[row])
+
+
+@pytest.mark.parametrize(("told", "log_variance"), [(1e3, 0.5), (-1e3, -10.0)])
+def test_a_variance_stays_between_its_bounds(told: float, log_variance: float):
+    state = begun()
+    last = max(name for name in state.params["dynamics"] if "biases" in name)
+    state.params["dynamics"][last][..., 2:] = told  # two means, then two variances
+    found = state.dynamics(torch.zeros(1, 3))[1]
+    torch.testing.assert_close(found, torch.full_like(found, log_variance), atol=1e-3, rtol=0)

@@ -1,0 +1,202 @@
+"""Steps of each seed's environment: who acts, what the buffer gets, what a broken episode costs."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+import envs
+from envs import tasks
+from offline_rl import Dataset
+from offline_rl.algorithms.td3 import TD3, Config, Online
+from offline_rl.data.transform import Transform
+from offline_rl.engine.engine import Engine
+from offline_rl.online.collector import Collector
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.columns import columns
+from offline_rl.utils.seeds import training
+from policies import Normaliser, Spec
+
+SEEDS, LIMIT, WARM_UP, GAMMA = [3, 8], 6, 5, 0.5
+MEAN, SCALE = np.array([0.5, 2.0], np.float32), np.array([2.0, 4.0], np.float32)
+TRANSFORM = Transform(Normaliser(MEAN, SCALE), reward_scale=2.0, reward_shift=-1.0)
+NEEDS = {"mc_returns": (), "next_actions": (1,)}
+
+
+class Walk(gymnasium.Env):
+    """Along a line, to an end at 0.9 of either side; `faults`: an episode's steps, by its seed."""
+
+    faults: ClassVar[Callable[[int, int], str]]
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.seed, self.x, self.t = seed, float(self.np_random.uniform(-0.8, 0.8)), 0
+        fault = type(self).faults(self.seed, -1)
+        if fault == "raise":
+            raise OSError("the cable is out")
+        return np.array([np.nan if fault == "nan" else self.x, 0], np.float32), {}
+
+    def step(self, action: np.ndarray):
+        if type(self).faults(self.seed, self.t) == "raise":
+            raise OSError("the cable is out")
+        self.x, self.t = self.x + 0.3 * float(action[0]), self.t + 1
+        return np.array([self.x, self.t], np.float32), self.x, abs(self.x) > 0.9, False, {}
+
+
+def whole(seed: int, step: int) -> str:
+    return ""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list[str]]]:
+    """A collector of two seeds, and what it says."""
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
+    envs.register("walk", Walk, max_episode_steps=LIMIT)
+
+    def collector(faults: Callable[[int, int], str] = whole) -> tuple[Collector, list[str]]:
+        monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
+        buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=NEEDS)
+        cfg, spec = Config(hidden=(8,), exploration_noise=0.0), Spec((2,), 1)
+        engine = Engine(lambda _: TD3(spec, cfg), SEEDS, buffer)
+        said = list[str]()
+        online, walk = Online(warm_up=WARM_UP), lambda: envs.make_vector("walk", 1)
+        own = (TRANSFORM, online, returns_and_next, said.append)
+        return Collector(engine, walk, buffer, *own), said
+
+    return collector
+
+
+def returns_and_next(episode: Dataset) -> dict[str, np.ndarray]:
+    return columns(NEEDS, episode, lambda data: data.monte_carlo_returns(GAMMA))
+
+
+def walked(
+    actions: np.ndarray, seed: int, without: int | None = None
+) -> list[dict[str, np.ndarray]]:
+    """The episodes that a seed's actions lead to, but for one, by the environment alone."""
+    env, done, episodes = Walk(), 0, list[dict[str, np.ndarray]]()
+    numbers = (number for number in range(len(actions) + 1) if number != without)
+    while done < len(actions):
+        seen, _ = env.reset(seed=training(seed, next(numbers)))
+        rows = list[dict[str, Any]]()
+        over = False
+        while not over and done < len(actions):
+            after, reward, terminated, *_ = env.step(actions[done])
+            over, truncated = terminated or env.t == LIMIT, env.t == LIMIT and not terminated
+            rows.append({"observations": (seen - MEAN) / SCALE, "rewards": 2 * reward - 1})
+            truncated |= done + 1 == len(actions) and not terminated  # as a data set says it
+            rows[-1] |= {"terminated": terminated, "truncated": truncated}
+            rows[-1] |= {"next_observations": (after - MEAN) / SCALE, "actions": actions[done]}
+            seen, done = after, done + 1
+        episodes.append({name: np.array([row[name] for row in rows]) for name in rows[0]})
+    return episodes
+
+
+def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_they_end(made: Any):
+    """Two seeds whose episodes have other lengths; some terminate, some run into the limit."""
+    collector, _ = made()
+    for _ in range(21):
+        collector.step()
+    buffer, kinds = collector.buffer, set[str]()
+    for s, seed in enumerate(SEEDS):
+        found = buffer.everything(s)
+        episodes = walked(found.actions, seed)
+        for name in ("observations", "next_observations", "rewards", "terminated", "truncated"):
+            expected = np.concatenate([episode[name] for episode in episodes])
+            told = getattr(found, name)[: len(expected)]
+            np.testing.assert_allclose(told, expected, atol=1e-6)
+        ended = [e for e in episodes if e["terminated"][-1] or len(e["rewards"]) == LIMIT]
+        kinds |= {"terminated" if e["terminated"][-1] else "truncated" for e in ended}
+        count = sum(len(e["rewards"]) for e in ended)
+        assert (buffer.sizes[s], buffer.hidden[s]) == (count, 21 - count)
+        raw = [((e["rewards"] + 1) / 2).sum() for e in ended]
+        np.testing.assert_allclose(collector.finished[s], raw, atol=1e-5)
+        returns, following = list[float](), list[float]()
+        for episode in ended:
+            running = list[float]()
+            for reward in episode["rewards"][::-1]:
+                running.insert(0, reward + GAMMA * (running[0] if running else 0))
+            returns += running
+            own = episode["actions"][:, 0]
+            following += [*own[1:], own[-1]]
+        kept = {name: buffer.data[name][s, :count].numpy() for name in NEEDS}
+        np.testing.assert_allclose(kept["mc_returns"], returns, rtol=1e-5)
+        np.testing.assert_allclose(kept["next_actions"][:, 0], following)
+    assert kinds == {"terminated", "truncated"}
+    assert buffer.sizes[0] != buffer.sizes[1]
+
+
+def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts(made: Any):
+    """On what it sees, normalised; the step behind the warm-up is its first."""
+    collector, _ = made()
+    for _ in range(12):
+        collector.step()
+    collected = [collector.buffer.everything(s) for s in range(2)]
+    for s, found in enumerate(collected):
+        params = {k: v[s] for k, v in collector.engine.state["params"]["policy"].items()}
+        hidden = torch.from_numpy(found.observations[:12]) @ params["trunk.weights.0"]
+        hidden = (hidden + params["trunk.biases.0"]).relu()
+        own = (hidden @ params["trunk.weights.1"] + params["trunk.biases.1"]).tanh().numpy()
+        apart = np.abs(found.actions - own)[:, 0]
+        assert apart[:WARM_UP].min() > 1e-3
+        assert apart[WARM_UP:].max() < 1e-6
+    drawn = np.concatenate([found.actions[:WARM_UP] for found in collected])
+    assert len(np.unique(drawn)) == 2 * WARM_UP
+    assert np.abs(drawn).max() <= 1
+
+
+@pytest.mark.parametrize(("step", "kind"), [(2, "raise"), (-1, "raise"), (-1, "nan")])
+def test_a_seeds_broken_episode_is_gone_and_its_neighbour_never_knew(
+    step: int, kind: str, made: Any
+):
+    """In the third step of its second episode, or where that begins."""
+    sound, _ = made()
+    for _ in range(21):
+        sound.step()
+    broken = training(SEEDS[0], 1)
+    shaky, said = made(lambda seed, t: kind if (seed, t) == (broken, step) else "")
+    for _ in range(21):
+        shaky.step()
+    one, two = (collector.buffer.everything(1) for collector in (sound, shaky))
+    for name in ("observations", "actions", "rewards", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    found = shaky.buffer.everything(0)
+    assert found.num_rows == 21 - (step + 1)  # what went before it, and itself
+    episodes = walked(found.actions, SEEDS[0], without=1)
+    for name in ("observations", "rewards"):
+        expected = np.concatenate([episode[name] for episode in episodes])
+        np.testing.assert_allclose(getattr(found, name)[: len(expected)], expected, atol=1e-6)
+    assert len(said) == 1
+    assert f"seed 3: the environment broke in step {max(step, 0)} of an episode" in said[0]
+
+
+def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
+    odd = {training(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
+    collector, said = made(lambda seed, t: "raise" if t == 0 and seed in odd else "")
+    for _ in range(39):
+        collector.step()
+    assert len(said) >= 2 * 5
+
+
+def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(made: Any):
+    """The buffer's open episodes, of different lengths, come along and are released whole."""
+    collector, _ = made()
+    for _ in range(10):
+        collector.step()
+    assert (collector.buffer.hidden > 0).any()
+    stored = [collector.buffer.filled(s) for s in range(2)], collector.state()
+    again, _ = made()
+    for s, rows in enumerate(stored[0]):
+        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
+    again.restore(stored[1])
+    for _ in range(11):
+        collector.step()
+        again.step()
+    for name, values in collector.buffer.tensors().items():
+        assert torch.equal(again.buffer.tensors()[name], values), name
