@@ -1,9 +1,10 @@
-"""Environment steps a second of RLPD, 20 updates of ten critics for each, end to end.
+"""Environment steps a second of learning online, end to end.
 
-    python -m benchmarks.online_speed [task=Hopper-v4] [seconds=20] [blocks=7] [device=auto]
+    python -m benchmarks.online_speed [method=rlpd] [task=] [seconds=20] [blocks=7] [device=auto]
 
-`offline-rl train` itself, with and without `overlap`, beside the same update written in plain
-PyTorch, in turns on this machine. Nothing else should run meanwhile.
+rlpd: 20 updates of ten critics for each step, `offline-rl train` itself with and without `overlap`.
+dppo: iterations of 10,000 steps, `offline-rl finetune` itself for one seed and for three. Beside
+them the same written in plain PyTorch, in turns on this machine. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,32 +13,73 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.speed.bench import Contender
 from offline_rl.utils import hardware
 from offline_rl.utils.files import make_folder, write_text
 from offline_rl.utils.options import Checked, Count, Positive, build, parse
-from offline_rl.utils.text import table
+from offline_rl.utils.text import table, wrapped
 
-FOLDER = Path("benchmarks/results/online")
-NAMES = {"online_eager": "plain PyTorch", "online_ours": "ours"}
 HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "simulator", "acting", "learner"]
-NOTE = """
+RLPD = """
 Environment steps a second of one seed, simulator included: the median, slowest and fastest of
 {blocks} turns of {seconds:g} s. Two hidden layers of 256, batches of 256, half of them data. Shares
 are of our own loop's time; with `overlap` the simulator's falls into the learner's and costs what
 the loop then still waits for it ({waiting}). {machine}
 """
+DPPO = """
+Environment steps a second of all seeds together, simulator included: the median, slowest and
+fastest of {blocks} turns of whole iterations, about {seconds:g} s each. A seed's iteration: 5,000
+decisions of two actions in 50 environments, 20 denoising steps each, then five visits to the last
+five of them in batches of 2,500, 50 updates; three hidden layers of 256. So a seed's updates a
+second are its environment steps / 200. Shares are of our own loop's time; acting holds the sampling
+and the advantages. {machine}
+"""
+ONE, THREE = {"seeds": 1, "compile": "always"}, {"seeds": 3, "compile": "always"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is timed, and where the figures lie."""
+
+    folder: str
+    title: str
+    task: str
+    note: str
+    eager: str  # the worker's kind of the plain contender
+    ours: Mapping[str, Mapping[str, Any]]  # by name: what ours is told
+    least: int  # ticks in a first turn, from which the number of the others follows
+
+
+METHODS = {
+    "rlpd": Method(
+        *("online", "RLPD, 20 updates a step", "Hopper-v4", RLPD, "online_eager"),
+        {"ours": {"overlap": False}, "ours, overlap": {"overlap": True}},
+        10,
+    ),
+    "dppo": Method(
+        *("denoising-rl", "DPPO, an iteration after another", "push/standard-expert", DPPO),
+        "rollouts_eager",
+        {
+            "ours, one seed": ONE,
+            "ours, three seeds": THREE,
+            "ours, one seed, not compiled": ONE | {"compile": "never"},
+        },
+        1,
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Checked):
     """What the command takes."""
 
-    task: str = "Hopper-v4"
+    method: Literal["rlpd", "dppo"] = "rlpd"
+    task: str | None = None  # default: the method's
     seconds: Positive = 20.0  # of a turn
     blocks: Count = 7  # turns of each
     device: str = "auto"
@@ -45,10 +87,11 @@ class Options(Checked):
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """A row for each contender, with its turns."""
-    device = hardware.device(options.device).type
-    own = {"task": options.task, "device": device}
-    jobs: list[dict[str, Any]] = [{"kind": "online_eager", **own}]
-    jobs += [{"kind": "online_ours", "overlap": overlap, **own} for overlap in (False, True)]
+    device, method = hardware.device(options.device).type, METHODS[options.method]
+    own = {"task": options.task or method.task, "device": device}
+    jobs: list[dict[str, Any]] = [{"kind": method.eager, **own}]
+    ours = method.eager.replace("eager", "ours")
+    jobs += [{"kind": ours, **told, **own} for told in method.ours.values()]
     contenders, rows = list[Contender](), list[dict[str, Any]]()
     try:
         for job in jobs:
@@ -57,7 +100,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             print(f"{job}: ready", flush=True)
         numbers = list[int]()
         for contender in contenders:
-            done, seconds = contender.run(10)
+            done, seconds = contender.run(method.least)
             numbers.append(max(1, round(options.seconds * done / seconds)))
         for _ in range(options.blocks):
             for contender, row, number in zip(contenders, rows, numbers, strict=True):
@@ -74,37 +117,37 @@ def measure(options: Options) -> list[dict[str, Any]]:
 def page(rows: list[dict[str, Any]], options: Options) -> str:
     """The table and what stands in it."""
     plain, body = statistics.median(rows[0]["turns"]), list[list[str]]()
-    for row in rows:
+    method = METHODS[options.method]
+    for name, row in zip(("plain PyTorch", *method.ours), rows, strict=True):
         rate, shares = statistics.median(row["turns"]), row["shares"]
-        name = NAMES[row["kind"]] + (", overlap" if row.get("overlap") else "")
         cells = [name, *(f"{x:.1f}" for x in (rate, min(row["turns"]), max(row["turns"])))]
         cells += [f"{rate / plain:.2f}"]
         names = ("simulator", "acting", "learner")
         body.append(cells + [f"{100 * shares[k]:.1f} %" if shares else "" for k in names])
-    note = NOTE.format(
+    note = method.note.format(
         blocks=options.blocks,
         seconds=options.seconds,
         waiting=f"{100 * rows[-1]['shares'].get('waiting', 0):.1f} %",
-        machine=f"{options.task}, {rows[0]['device']}, {hardware.cores()} cores.",
+        machine=f"{rows[0]['task']}, {rows[0]['device']}, {hardware.cores()} cores.",
     )
-    command = "*Made by `python -m benchmarks.online_speed`, not by hand.*"
-    return (
-        "\n\n".join(["# RLPD, 20 updates a step", command, table(HEADER, body, markdown=True)])
-        + note
-    )
+    told = "" if options.method == "rlpd" else f" method={options.method}"
+    command = f"*Made by `python -m benchmarks.online_speed{told}`, not by hand.*"
+    made = table(HEADER, body, markdown=True)
+    return "\n\n".join([f"# {method.title}", command, made, wrapped(note.strip())]) + "\n"
 
 
 def main(arguments: list[str]) -> None:
     """Writes speed-<device>.json and .md."""
     options = build(Options, parse(arguments))
     rows = measure(options)
-    make_folder(FOLDER)
+    folder = Path("benchmarks/results") / METHODS[options.method].folder
+    make_folder(folder)
     name = f"speed-{rows[0]['device']}"
     machine = hardware.description() | {"commit": hardware.commit()}
     write_text(
-        FOLDER / f"{name}.json", json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
+        folder / f"{name}.json", json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
     )
-    write_text(FOLDER / f"{name}.md", page(rows, options))
+    write_text(folder / f"{name}.md", page(rows, options))
     print(page(rows, options))
 
 

@@ -359,4 +359,115 @@ class EDAC:
         return {"q_loss": loss.item(), "policy_loss": actor_loss.item()}
 
 
+class Denoiser(nn.Module):
+    """A perceptron that is told the step, and answers with the chunk."""
+
+    def __init__(self, obs: int, chunk: int) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(32, 128), nn.Mish(), nn.Linear(128, 32))
+        sizes = [obs + chunk + 32, *[HIDDEN] * 3, chunk]
+        layers: list[nn.Module] = []
+        for fan_in, out in itertools.pairwise(sizes):
+            layers += [nn.Linear(fan_in, out), nn.Mish()]
+        self.net = nn.Sequential(*layers[:-1])
+
+    def forward(self, s: Tensor, x: Tensor, step: Tensor) -> Tensor:
+        waves = (torch.arange(16, device=x.device) * (-math.log(10_000) / 15)).exp()
+        angles = step[:, None] * waves
+        told = self.time(torch.cat([angles.sin(), angles.cos()], -1))
+        return self.net(torch.cat([s, x.flatten(1), told], -1)).view_as(x)
+
+
+class DPPO:
+    """Proximal policy optimisation of the last denoising steps (irom-princeton/dppo)."""
+
+    def __init__(
+        self,
+        obs: int,
+        act: int,
+        window: int,
+        executed: int,
+        rounds: int,
+        tuned: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape, self.executed, self.rounds, self.tuned = (window, act), executed, rounds, tuned
+        self.model = Denoiser(obs, window * act).to(device)
+        self.base = copy.deepcopy(self.model).requires_grad_(False)
+        self.value = nn.Sequential(
+            *[nn.Linear(obs, HIDDEN), nn.Mish(), nn.Linear(HIDDEN, HIDDEN), nn.Mish()],
+            *[nn.Linear(HIDDEN, HIDDEN), nn.Mish(), nn.Linear(HIDDEN, 1)],
+        ).to(device)
+        self.model_o, self.value_o = adam(self.model, 1e-4), adam(self.value, 1e-3)
+        level = torch.linspace(1, 0, rounds + 1, device=device)
+        kept = torch.cos((level + 0.008) / 1.008 * math.pi / 2).square().clamp(1e-4, 0.9999)
+        before, after = kept[:-1], kept[1:]
+        ratio = before / after
+        self.guess = after.sqrt() * (1 - ratio) / (1 - before)
+        self.keep = ratio.sqrt() * (1 - after) / (1 - before)
+        self.spread = ((1 - ratio) * (1 - after) / (1 - before)).sqrt().clamp(min=0.1)
+
+    def mean(self, net: nn.Module, s: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        guess = net(s, x, k.float()).clamp(-1, 1)
+        return self.guess[k][:, None, None] * guess + self.keep[k][:, None, None] * x
+
+    @torch.no_grad()
+    def sample(self, s: Tensor) -> Tensor:
+        """Chains [B, tuned + 1, T, A]."""
+        x, chain = torch.randn(len(s), *self.shape, device=s.device), []
+        for k in range(self.rounds):
+            late = k >= self.rounds - self.tuned
+            chain += [x] if late else []
+            at = torch.full((len(s),), k, device=s.device)
+            noise = torch.randn_like(x).clamp(-3, 3)
+            x = self.mean(self.model if late else self.base, s, x, at) + self.spread[k] * noise
+        return torch.stack([*chain, x], 1)
+
+    def log_prob(self, s: Tensor, chain: Tensor, k: Tensor) -> Tensor:
+        own = torch.arange(len(k), device=k.device)
+        mean = self.mean(self.model, s, chain[own, k], k + self.rounds - self.tuned)
+        spread = self.spread[k + self.rounds - self.tuned][:, None, None]
+        found = torch.distributions.Normal(mean, spread).log_prob(chain[own, k + 1])
+        return found[:, : self.executed].clamp(-5, 2).mean((1, 2))
+
+    def train(
+        self, rows: dict[str, Tensor], discount: float, trace: float, epochs: int, batch: int
+    ) -> dict[str, float]:
+        """One iteration's updates, from [T, E] decisions."""
+        with torch.no_grad():
+            values = self.value(rows["seen"]).squeeze(-1)
+            following = self.value(rows["following"]).squeeze(-1)
+            surprise = rows["rewards"] + discount * rows["alive"] * following - values
+            gained, last = torch.zeros_like(values), torch.zeros_like(values[0])
+            for t in reversed(range(len(values))):
+                goes_on = 1 - rows["ended"][t]
+                last = surprise[t] + discount * trace * goes_on * last
+                gained[t] = last
+            returns = (gained + values).flatten()
+            s, chain, gained = (
+                rows["seen"].flatten(0, 1),
+                rows["chain"].flatten(0, 1),
+                gained.flatten(),
+            )
+            steps = [torch.full((len(s),), k, device=s.device) for k in range(self.tuned)]
+            old = torch.stack([self.log_prob(s, chain, k) for k in steps], 1)
+        for _ in range(epochs):
+            order = torch.randperm(old.numel(), device=s.device)
+            for rows_of in order.split(batch):
+                n, k = rows_of // self.tuned, rows_of % self.tuned
+                a = gained[n]
+                a = (a - a.mean()) / (a.std() + 1e-8) * 0.99 ** (self.tuned - 1 - k)
+                ratio = (self.log_prob(s[n], chain[n], k) - old[n, k]).exp()
+                share = torch.expm1(3.0 * k / (self.tuned - 1)) / math.expm1(3.0)
+                clip = 0.01 + 0.09 * share
+                policy_loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip, 1 + clip)).mean()
+                value_loss = (self.value(s[n]).squeeze(-1) - returns[n]).square().mean()
+                self.model_o.zero_grad()
+                self.value_o.zero_grad()
+                (policy_loss + 0.25 * value_loss).backward()
+                self.model_o.step()
+                self.value_o.step()
+        return {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
+
+
 BASELINES = {"td3_bc": TD3BC, "iql": IQL, "cql": CQL, "edac": EDAC}

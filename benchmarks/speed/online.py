@@ -50,30 +50,45 @@ def timed(owner: Any, name: str, seconds: dict[str, float], key: str) -> None:
     setattr(owner, name, measured)
 
 
+class Shares:
+    """What parts of a loop's time go where, without the turns of others."""
+
+    def __init__(self, clock: Clock, *names: str) -> None:
+        self.clock, self.seconds, self.since = clock, dict.fromkeys(names, 0.0), 0.0
+
+    def begin(self) -> None:
+        """From now on."""
+        self.seconds.update(dict.fromkeys(self.seconds, 0.0))
+        self.since = time.perf_counter()
+
+    def tick(self, steps: int) -> None:
+        """So many environment steps and all that they bring are done."""
+        whole = time.perf_counter() - self.since
+        self.clock.facts["shares"] = {k: round(v / whole, 4) for k, v in self.seconds.items()}
+        held = time.perf_counter()
+        self.clock.tick(steps)
+        self.since += time.perf_counter() - held
+
+
 def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
     """`train` itself: rlpd as its authors have it, one tick an environment step."""
     env = envs.make_vector(task, 1)
     rows = data(env)
     env.close()
-    shares = dict.fromkeys(("simulator", "acting", "learner", "waiting"), 0.0)
-    begin, total = Collector.begin, {"since": 0.0}  # without the turns of others
+    shares = Shares(clock, "simulator", "acting", "learner", "waiting")
+    begin = Collector.begin
 
     def ticking(collector: Collector) -> None:
         if collector.steps == WARM_UP + 20:
-            shares.update(dict.fromkeys(shares, 0.0))
-            total["since"] = time.perf_counter()
+            shares.begin()
         if collector.steps > WARM_UP + 20:
-            whole = time.perf_counter() - total["since"]
-            clock.facts["shares"] = {k: round(v / whole, 4) for k, v in shares.items()}
-            held = time.perf_counter()
-            clock.tick(1)
-            total["since"] += time.perf_counter() - held
+            shares.tick(1)
         begin(collector)
 
-    timed(Collector, "_stepped", shares, "simulator")
-    timed(Collector, "_actions", shares, "acting")
-    timed(Trainer, "_learn", shares, "learner")
-    timed(Collector, "end", shares, "waiting")
+    timed(Collector, "_stepped", shares.seconds, "simulator")
+    timed(Collector, "_actions", shares.seconds, "acting")
+    timed(Trainer, "_learn", shares.seconds, "learner")
+    timed(Collector, "end", shares.seconds, "waiting")
     Collector.begin = ticking  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as out:
         train(

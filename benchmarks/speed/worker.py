@@ -23,6 +23,10 @@ def main() -> None:
         from benchmarks.speed import online
 
         getattr(online, kind.removeprefix("online_"))(clock, **job)
+    elif kind.startswith("rollouts_"):
+        from benchmarks.speed import rollouts
+
+        getattr(rollouts, kind.removeprefix("rollouts_"))(clock, **job)
     else:
         from benchmarks.speed import peers
 

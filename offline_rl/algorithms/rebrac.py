@@ -9,8 +9,10 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in 
          target follows the new policy, not the one before; the actor learns in the second of two
          updates, there in the first; layer normalisation has torch's eps (1e-5, there 1e-6). Rows
          cut by a time limit are left out, there as in D4RL's `qlearning_dataset`: the data has no
-         next action for them. Online as corl-team/CORL:algorithms/finetune/rebrac.py; an episode
-         is learnt from when it has ended, with its next actions.
+         next action for them. Online as corl-team/CORL:algorithms/finetune/rebrac.py, but that an
+         episode is learnt from when it has ended, with its next actions (of a time-out, which has
+         none, its own: read with online.critic_bc alone), and that both updates of a pair come
+         after the second of two steps, as in `td3`.
 """
 
 from __future__ import annotations

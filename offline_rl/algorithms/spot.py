@@ -7,8 +7,9 @@ free within the data's support and not pulled to any one action.
 Paper:   Wu, Wu, Qiu, Wang, Long, NeurIPS 2022, arXiv:2202.06239.
 Differs: nowhere known from the authors' code (thuml/SPOT:SPOT.py, vae.py), with one sample of z and
          its evidence lower bound, as in all of its settings; every seed trains a VAE of its own.
-         Online the weight falls with this run's updates, there with 1M; optimisers go on as there,
-         in tinkoff-ai/CORL:algorithms/finetune/spot.py they begin anew.
+         Online the weight falls with this run's updates, there with 1M, and both updates of a pair
+         come after the second of two steps, as in `td3`; optimisers go on as there, in
+         tinkoff-ai/CORL:algorithms/finetune/spot.py they begin anew.
 """
 
 from __future__ import annotations

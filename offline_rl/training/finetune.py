@@ -128,7 +128,10 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
     kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
-        kept = {f.name: hyper[f.name] for f in fields(kind.Config) if f.name in hyper}
+        own = [f for f in fields(kind.Config) if f.name in hyper]
+        # null of what has no default of None is a bound at infinity, its default
+        own = [f for f in own if hyper[f.name] is not None or f.default is None]
+        kept = {f.name: hyper[f.name] for f in own}
     else:
         kept = networks_of(kind.Config, hyper) | kind.inherits(start.algorithm, hyper)
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}

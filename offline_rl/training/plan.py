@@ -147,6 +147,13 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             )
         settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
+        if "mc_returns" in algorithm.needs and options.num_env_steps:
+            now = {cfg.discount for cfg in settings.values()}
+            if now != {how.cfg.discount}:
+                raise UserError(
+                    f"online.discount={how.cfg.discount:g}: {options.algorithm} keeps its data's "
+                    f"returns, which are of algorithm.discount={min(now):g}; give both one value"
+                )
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
         if any(cfg.centre_rewards for cfg in settings.values()):

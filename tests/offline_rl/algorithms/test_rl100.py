@@ -211,6 +211,22 @@ def test_each_stacked_seed_decides_for_itself(judged):
     assert same(kept, e.state["params"]["model"])
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_one_step_head_shares_its_policys_fate_at_the_gate(judged, gate):
+    e = engine(one_step="joint", gate=gate)
+    e.load_seed_state(0, e.seed_state(0) | judged)
+    e.run(1, "settle")
+    params = e.state["params"]
+    accepted = {k: v.clone() for k, v in params["student"].items()}
+    params["model"][LAST] -= 3
+    params["student"][LAST] -= 3
+    wanted = accepted if gate else {k: v.clone() for k, v in params["student"].items()}
+    e.run(1, "compare")
+    assert e.metrics("compare")["accepted"][0] == (not gate)
+    for network in ("student", "student_before"):
+        assert same(wanted, e.state["params"][network])
+
+
 def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judged):
     """Which an untrained policy's actions, near 0, are far from."""
     e = engine(offline_lr=3e-3, gate=False, sampling_floor=0.3, density_floor=0.3)

@@ -49,7 +49,8 @@ class Walk(gymnasium.Env):
         if fault == "raise":
             raise OSError("the cable is out")
         self.x = np.nan if fault == "nan" else self.x + 0.2 * float(action[0])
-        return np.array([self.x, self.t], np.float32), self.x, fault == "end", False, {}
+        told = {"is_success": self.x > 0}
+        return np.array([self.x, self.t], np.float32), self.x, fault == "end", False, told
 
 
 @pytest.fixture
@@ -277,3 +278,23 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector:
     for _ in range(19):
         patient.step()
     assert said
+
+
+def test_returns_and_successes_are_told_of_each_episode_that_ended(collector: Any):
+    """A step pays where the point then is, and an episode succeeds that ends beyond 0."""
+    c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", executed=1)
+    for _ in range(20):
+        c.step()
+    found = c.buffer.data
+    paid = found["next_observations"][0, ..., -1, 0] * SCALE[0] + MEAN[0]  # [T, E]
+    over = (found["terminated"] + found["truncated"])[0] > 0
+    returns, ends, running = list[float](), list[bool](), torch.zeros(ENVIRONMENTS)
+    for t in range(20):
+        running = running + paid[t]
+        for e in np.flatnonzero(over[t]):
+            returns, ends = [*returns, float(running[e])], [*ends, bool(paid[t, e] > 0)]
+            running[e] = 0
+    assert len(returns) > ENVIRONMENTS
+    assert c.finished[0] == pytest.approx(returns, abs=1e-4)
+    assert c.success[0] == ends
+    assert len(set(ends)) == 2

@@ -363,6 +363,8 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
             running = rewards[row].item() + 0.99 * running
             assert returns[row].item() == pytest.approx(running, rel=1e-5)
     assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
+    with pytest.raises(UserError, match=r"online\.discount=0\.9: .* algorithm\.discount=0\.99"):
+        finetune(run=path, num_env_steps=25, **{"online.discount": 0.9})
 
 
 def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
@@ -398,14 +400,15 @@ def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_
     assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 def test_a_broken_episode_is_dropped_and_the_next_begins(
-    kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, overlap: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One seed; the 25th step breaks, the fifth of its third episode: 4 rows are lost, and it."""
     Line.breaks = {kind: lambda number, steps: number == 2 and steps == 25}
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
-    keys |= {"num_updates": 0, "online.warm_up": 100}
+    keys |= {"num_updates": 0, "online.warm_up": 10, "overlap": overlap}
     path = train(**keys, num_env_steps=40).path
     kept = tensors(path)
     steps = kept["buffer/observations"][: len(kept["buffer/rewards"]), 1]

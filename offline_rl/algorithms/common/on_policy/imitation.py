@@ -6,6 +6,7 @@ without further noise, and the head should end in the same chunk (Lei et al., ar
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,7 +47,8 @@ class ImitationConfig(ChainConfig):
 class Imitating(DenoisingRL):
     """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
 
-    clones = ("model", "policy", "behaviour", "student")
+    clones = ("model", "policy", "behaviour", "student", "student_before")
+    frozen = ("student_before",)
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
@@ -54,12 +56,14 @@ class Imitating(DenoisingRL):
         return completed(cfg, dataset)
 
     def networks(self) -> dict[str, nn.Module]:
-        """`student` is the one-step head."""
+        """`student` is the one-step head, `student_before` what it was when last accepted."""
         made, cfg = super().networks(), self.cfg
         if cfg.one_step != "none":
             options = cfg.actor(self.spec) | {"table": self.table(0.0)}
             made["student"] = student(cfg, options)
             made["student"].load_state_dict(made["model"].state_dict())
+        if cfg.one_step == "joint":
+            made["student_before"] = copy.deepcopy(made["student"])
         return made
 
     def source(self, phase: str, sources: Sources) -> Source:
@@ -97,6 +101,8 @@ class Imitating(DenoisingRL):
         found = {k: policy[k] for k in before}
         params = {**state.params, "model": found, "behaviour": found}
         params["policy"] = {k: policy[own(k)] for k in policy}
+        if "student_before" in params:
+            params["student_before"] = params["student"]
         fresh = tree_map(torch.zeros_like, state.optimiser["model"])
         moved = torch.stack([(before[k] - found[k]).square().mean() for k in found]).mean()
         state = replace(state, params=params, optimiser={**state.optimiser, "model": fresh})

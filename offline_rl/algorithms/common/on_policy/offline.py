@@ -34,6 +34,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative
 
+BEFORE = {"model": "behaviour", "student": "student_before"}  # what learns, and what was accepted
 HELD_OUT = 0.9  # a model with a larger error, of 1 for the mean change, tells nothing
 
 
@@ -110,7 +111,10 @@ class Judged(DenoisingRL):
         return {name: column.unflatten(0, size) for name, column in made.items()}
 
     def compare(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The gate: the model's weights stay where they are better than `behaviour`'s."""
+        """The gate: the model's weights stay where they are better than `behaviour`'s.
+
+        Those of a one-step head that learns beside it share its fate.
+        """
         cfg, random = self.cfg, state.random
         head: Any = self.modules["policy"]
         count = len(batch.observations)
@@ -128,13 +132,16 @@ class Judged(DenoisingRL):
         )
         better = after - before >= cfg.margin * before.abs()
         stays = better | torch.tensor(not cfg.gate, device=better.device)
-        kept, found = state.params["behaviour"], state.params["model"]
-        kept = {name: torch.where(stays, found[name], kept[name]) for name in kept}
-        params = {**state.params, "behaviour": kept}
-        optimiser = {**state.optimiser}
-        if cfg.rollback:
-            params |= {"model": kept}  # whose old moments lean the way that was refused
-            optimiser["model"] = tree_map(lambda x: x * stays, optimiser["model"])
+        params, optimiser = {**state.params}, {**state.optimiser}
+        for name, before_it in BEFORE.items():
+            if before_it not in params:
+                continue
+            was, found = params[before_it], params[name]
+            was = {k: torch.where(stays, found[k], was[k]) for k in was}
+            params[before_it] = was
+            if cfg.rollback:
+                params[name] = was  # whose old moments lean the way that was refused
+                optimiser[name] = tree_map(lambda x: x * stays, optimiser[name])
         metrics = {"score_before": before, "score_after": after, "accepted": stays.float()}
         metrics |= {"model_error": state.fit()[best].mean()}
         return self.acting(replace(state, params=params, optimiser=optimiser)), metrics
