@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import policies
+from benchmarks.figures import written
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, make_folder, write_json, write_text
-from offline_rl.utils.hardware import description
+from offline_rl.utils.files import checksum
 from offline_rl.utils.options import parse
 from offline_rl.utils.text import table, wrapped
 from policies import Spec, channels
@@ -94,31 +94,25 @@ def page(found: Mapping[str, Any]) -> str:
     return f"{head}\n\n{table(HEADER, body, left=2, markdown=True)}\n\n{wrapped(note)}"
 
 
+def measure(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """The file that is asked for, and the figures. Raises UserError where that cannot be."""
+    if not arguments or "=" in arguments[0]:
+        raise UserError(f"give a file for the figures first\n{__doc__}")
+    given = parse(arguments[1:])
+    seconds, runtimes = given.pop("seconds", 20.0), given.pop("runtimes", RUNTIMES)
+    if not given:
+        raise UserError("give bundles: name=<bundle>")
+    made = loaded({name: str(path) for name, path in given.items()}, runtimes)
+    return Path(arguments[0]), {
+        "rows": decisions(made, float(seconds)),
+        "sha256": {name: checksum(Path(path)) for name, path in given.items()},
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
 def main(arguments: Sequence[str]) -> int:
     """0: measured and written; 2: the user's mistake."""
-    try:
-        if not arguments or "=" in arguments[0]:
-            raise UserError(f"give a file for the figures first\n{__doc__}")
-        given = parse(arguments[1:])
-        seconds, runtimes = given.pop("seconds", 20.0), given.pop("runtimes", RUNTIMES)
-        if not given:
-            raise UserError("give bundles: name=<bundle>")
-        made = loaded({name: str(path) for name, path in given.items()}, runtimes)
-        found = {
-            "rows": decisions(made, float(seconds)),
-            "sha256": {name: checksum(Path(path)) for name, path in given.items()},
-            "load": round(os.getloadavg()[0], 1),
-            "machine": description(),
-        }
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    file = Path(arguments[0])
-    make_folder(file.parent)
-    write_json(file, found)
-    write_text(file.with_suffix(".md"), page(found) + "\n")
-    print(page(found))
-    return 0
+    return written(lambda: measure(arguments), page)
 
 
 if __name__ == "__main__":

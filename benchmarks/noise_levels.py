@@ -21,14 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.figures import written
 from offline_rl.algorithms.common.base import Network
 from offline_rl.data import Dataset
 from offline_rl.data.load import load
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
-from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder, write_json, write_text
-from offline_rl.utils.hardware import description
 from offline_rl.utils.options import Checked, Count, build, parse
 from offline_rl.utils.text import table, wrapped
 from policies import channels
@@ -143,23 +141,17 @@ def page(found: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """0: measured and written; 2: the user's mistake."""
-    try:
+
+    def measured() -> tuple[Path, dict[str, Any]]:
         options = build(Options, parse(arguments), "")
         held_out = HeldOut(load(TASK))
-        found = {
+        return FILE, {
             "curves": {k: curve(k, options, held_out) for k in options.levels},
             "options": vars(options),
             "load": round(os.getloadavg()[0], 1),
-            "machine": description(),
         }
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    make_folder(FILE.parent)
-    write_json(FILE, found)
-    write_text(FILE.with_suffix(".md"), page(found) + "\n")
-    print(page(found))
-    return 0
+
+    return written(measured, page)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ them the same written in plain PyTorch, in turns on this machine. Nothing else s
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.figures import written
 from benchmarks.speed.bench import Contender
 from offline_rl.utils import hardware
-from offline_rl.utils.files import make_folder, write_text
 from offline_rl.utils.options import Checked, Count, Positive, build, parse
 from offline_rl.utils.text import table, wrapped
 
@@ -114,10 +113,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def page(rows: list[dict[str, Any]], options: Options) -> str:
+def page(found: dict[str, Any]) -> str:
     """The table and what stands in it."""
-    plain, body = statistics.median(rows[0]["turns"]), list[list[str]]()
+    rows, options = found["rows"], Options(**found["options"])
     method = METHODS[options.method]
+    plain, body = statistics.median(rows[0]["turns"]), list[list[str]]()
     for name, row in zip(("plain PyTorch", *method.ours), rows, strict=True):
         rate, shares = statistics.median(row["turns"]), row["shares"]
         cells = [name, *(f"{x:.1f}" for x in (rate, min(row["turns"]), max(row["turns"])))]
@@ -136,20 +136,17 @@ def page(rows: list[dict[str, Any]], options: Options) -> str:
     return "\n\n".join([f"# {method.title}", command, made, wrapped(note.strip())]) + "\n"
 
 
-def main(arguments: list[str]) -> None:
-    """Writes speed-<device>.json and .md."""
-    options = build(Options, parse(arguments))
-    rows = measure(options)
-    folder = Path("benchmarks/results") / METHODS[options.method].folder
-    make_folder(folder)
-    name = f"speed-{rows[0]['device']}"
-    machine = hardware.description() | {"commit": hardware.commit()}
-    write_text(
-        folder / f"{name}.json", json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
-    )
-    write_text(folder / f"{name}.md", page(rows, options))
-    print(page(rows, options))
+def main(arguments: list[str]) -> int:
+    """Writes speed-<device>.json and .md; 0, or 2 for the user's mistake."""
+
+    def measured() -> tuple[Path, dict[str, Any]]:
+        options = build(Options, parse(arguments))
+        rows = measure(options)
+        folder = Path("benchmarks/results") / METHODS[options.method].folder
+        return folder / f"speed-{rows[0]['device']}.json", {"options": vars(options), "rows": rows}
+
+    return written(measured, page)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

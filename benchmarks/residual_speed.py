@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import written
 from benchmarks.speed.online import timed
 from offline_rl.online.collector import Collector
 from offline_rl.online.with_base import Base
 from offline_rl.training.finetune import finetune
 from offline_rl.training.trainer import Trainer
-from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder, write_json, write_text
 from offline_rl.utils.options import Checked, Count, build, parse
 from offline_rl.utils.text import table, wrapped
 
@@ -95,7 +94,6 @@ def measure(base: str, options: Options) -> dict[str, Any]:
         "shares": {name: value / seconds for name, value in found.items()},
         "seeds": options.seeds,
         "load": round(os.getloadavg()[0], 1),
-        "machine": hardware.description(),
     }
 
 
@@ -110,18 +108,13 @@ def page(found: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> int:
     """0: measured and written; 2: the user's mistake."""
-    try:
+
+    def measured() -> tuple[Path, dict[str, Any]]:
         if not arguments or "=" in arguments[0]:
             raise UserError(f"name the base first\n{__doc__}")
-        found = measure(arguments[0], build(Options, parse(arguments[1:])))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    make_folder(FILE.parent)
-    write_json(FILE, found)
-    write_text(FILE.with_suffix(".md"), page(found))
-    print(page(found))
-    return 0
+        return FILE, measure(arguments[0], build(Options, parse(arguments[1:])))
+
+    return written(measured, page)
 
 
 if __name__ == "__main__":
