@@ -29,7 +29,7 @@ from offline_rl.utils.options import signature
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
     *("episodes", "max_episode_steps"),
-    *("d4rl_compatible", "terminate_on_end", "expert_dataset", "batch_size"),
+    *("d4rl_compatible", "terminate_on_end", "expert_dataset"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
 )
 
@@ -119,7 +119,8 @@ def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
 def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -> dict[str, Any]:
     """What `train` is told: the other run's options and hyper-parameters under the given ones.
 
-    Of another algorithm's hyper-parameters those that networks are made with.
+    Of another algorithm's hyper-parameters those that networks are made with: the size of its
+    batches was its own.
     """
     algorithm = given.get("algorithm", start.algorithm)
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
@@ -137,10 +138,8 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
     if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
-    if "algorithm.batch_size" in given:
-        keys.pop("batch_size", None)  # the two keys are one
-    elif "batch_size" in given:
-        keys.pop("algorithm.batch_size", None)
+    if "batch_size" in given:
+        keys.pop("algorithm.batch_size", None)  # the two keys are one
     return {**keys, **given}
 
 
@@ -200,7 +199,6 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
         )
     told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     told |= {name: config[name] for name in KEPT if config.get(name) is not None}
-    told.pop("batch_size", None)
     told |= {"name": f"from-{label(start.algorithm)}"}
     names = {field.name for field in fields(student.Config)} & set(SHAPE) & hyper.keys()
     told |= {f"algorithm.{name}": hyper[name] for name in sorted(names) if hyper[name] is not None}

@@ -292,6 +292,21 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
     assert not [key for key in other if "." in key]
 
 
+def test_batches_are_the_same_methods_own() -> None:
+    """What a run was told of its batches holds for its algorithm, not for one that goes on."""
+    hyper, newest = {"batch_size": 32}, {0: (Done(updates=8), "")}
+    start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
+    config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
+    config["batch_size"] = 32
+
+    def sizes(**given: Any) -> dict[str, Any]:
+        return {k: v for k, v in keys_of(config, given, start).items() if "batch_size" in k}
+
+    assert sizes() == {"algorithm.batch_size": 32}
+    assert sizes(batch_size=8) == {"batch_size": 8}
+    assert sizes(algorithm="td3") == {}
+
+
 def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
     """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
