@@ -80,7 +80,7 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
         with progress.lock:
             progress.stopped = "interrupted"
             for process in progress.processes.values():
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # what a shell began in the background ignores SIGINT
         raise
     finally:
         for thread in threads:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.signals import handled
 
 
 def main() -> int:
@@ -20,8 +22,9 @@ def main() -> int:
 
     keys = json.load(sys.stdin)
     try:
-        on = distill if algorithm_class(keys["algorithm"]).distils else finetune
-        (on if "run" in keys else train)(show=False, **keys)
+        with handled([signal.SIGTERM], signal.default_int_handler):
+            on = distill if algorithm_class(keys["algorithm"]).distils else finetune
+            (on if "run" in keys else train)(show=False, **keys)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -292,11 +292,22 @@ def test_a_machine_that_can_begin_no_process_is_a_failure_and_not_another_comman
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_asked_to_stop_waits_for_the_workers(folder: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "begun"),
+    [
+        (signal.SIGINT, ""),
+        (signal.SIGTERM, ""),
+        # as a shell begins what runs in the background
+        (signal.SIGTERM, "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "),
+    ],
+)
+def test_who_is_asked_to_stop_waits_for_the_workers(
+    folder: Path, number: signal.Signals, begun: str
+) -> None:
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
-        "from offline_rl.suite import queue; from offline_rl.suite.benchmark import benchmark; "
+        f"{begun}from offline_rl.suite import queue; "
+        "from offline_rl.suite.benchmark import benchmark; "
         "queue.NICENESS = 0; "
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
