@@ -172,7 +172,9 @@ def unpacked(content: bytes, where: str) -> Bundle:
             contents = {name: archive.read(name) for name in archive.namelist()}
         manifest = json.loads(contents.pop("manifest.json"))
     except DAMAGED as error:
-        raise BundleError(f"{where} is not a whole policy bundle: {error}") from None
+        raise BundleError(
+            f"{where} is not a whole policy bundle: {error}; copy it again, or export its run again"
+        ) from None
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if type(found) is not int or found not in MEMBERS:
         raise BundleError(

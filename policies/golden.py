@@ -71,7 +71,7 @@ def compared(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
         if not apart <= TOLERANCE:
             raise BundleError(
                 f"the golden answer does not come out: what it answers is {apart:.2g} off, of "
-                f"which {TOLERANCE:g} are allowed"
+                f"which {TOLERANCE:g} are allowed; copy it again, or export its run again"
             )
     return policy, found
 

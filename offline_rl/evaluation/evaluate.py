@@ -100,7 +100,9 @@ def load(
     policy = policy if base is None else attached(policy, base, env)
     problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
-        raise UserError(f"{path} does not fit task {task.name}: {problem}")
+        raise UserError(
+            f"{path} does not fit task {task.name}: {problem}; name the task that it learnt in"
+        )
     return policy
 
 

@@ -30,7 +30,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, script
-from offline_rl.generation.store import Act, record, store
+from offline_rl.generation.store import Act, record, store, there
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
@@ -112,6 +112,10 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
     wanted = qualities or list(QUALITIES[:-1])
+    for quality in wanted:  # refuses what another recipe made, before hours of learning
+        name = f"{plan.family}-{quality}"
+        card = {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
+        there(folder / f"{name}.hdf5", card, show=False)
     run = learn(plan, recipe, options.runs, show)
     made: dict[str, Dataset] = {}
     for quality in wanted:

@@ -19,7 +19,7 @@ from typing import Any
 import envs
 from envs import experts
 from envs.experts.walkers import AntWalk
-from offline_rl.generation.store import Act, record, store, store_lerobot
+from offline_rl.generation.store import Act, record, store, store_lerobot, there
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import unknown
@@ -75,15 +75,18 @@ def script(
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
         environment = plan.environments.get(each, task)
         rows = int(plan.rows_of.get(each, plan.rows))
-        data = record(environment, rows, seeds.place("scripted sets", k), actor)
-        if lerobot:
-            store_lerobot(data, folder / each, f"{plan.suite}: {each}", show, video=video)
-            continue
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         if learnt is not None:
             card["learning_curve"] = learnt[1]
-        store(data, folder / f"{each}.hdf5", made_by, card, task, show)
+        path = folder / (each if lerobot else f"{each}.hdf5")
+        if there(path, card, show):
+            continue
+        data = record(environment, rows, seeds.place("scripted sets", k), actor)
+        if lerobot:
+            store_lerobot(data, path, f"{plan.suite}: {each}", show, video=video)
+        else:
+            store(data, path, made_by, card, task, show)
 
 
 def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from offline_rl.data.writers.d4rl import write
 from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, write_json
+from offline_rl.utils.files import checksum, read_object, write_json
 from policies import channels
 from policies.channels import Observations
 
@@ -68,6 +69,26 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
         running = running[~(step.terminated | step.truncated)]
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
     return [dict(zip(names, map(channels.stack, zip(*e, strict=True)), strict=True)) for e in steps]
+
+
+def there(path: Path, card: Mapping[str, Any], show: bool) -> bool:
+    """Whether the set is there, whole and made as `card` says; says so.
+
+    Raises UserError where another is.
+    """
+    if not path.exists():
+        return False
+    beside = path.with_suffix(".json")
+    held = read_object(beside) if path.is_file() and beside.is_file() else {}
+    same = all(held.get(name) == value for name, value in json.loads(json.dumps(card)).items())
+    if not held or not same or held.get("size_bytes") != path.stat().st_size:
+        raise UserError(
+            f"{path} is there already, made in another way; name another folder with out=, or "
+            "remove it"
+        )
+    if show:
+        print(f"{path}: there already")
+    return True
 
 
 def store(

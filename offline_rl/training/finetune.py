@@ -67,7 +67,8 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     """
     path = Path(run)
     if not path.is_dir():
-        raise UserError(f"run={run}: there is no such folder")
+        remedy = "; it is a file: give the folder above seed_0" if path.is_file() else ""
+        raise UserError(f"run={run}: there is no such folder{remedy}")
     found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
     if not found:
         raise UserError(f"run={run} holds no seeds: give the folder above seed_0")
@@ -86,7 +87,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     if len(set(reached.values())) > 1:
         far = ", ".join(f"seed {s}: {d.updates:,}" for s, d in reached.items() if d)
         raise UserError(f"run={run}: its seeds have not come equally far ({far} updates)")
-    done = common_checkpoint(folders)
+    done = common_checkpoint(folders, "bring one back from a copy, or name another run=")
     assert done is not None
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
     config = read_object(folders[0].config)
@@ -170,12 +171,25 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
         )
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
     if not algorithm_class(told["algorithm"]).online:
-        able = [name for name in algorithm_names() if algorithm_class(name).online]
+        chunks = "window" in config["hyper"]  # which those take that continue a clone
+        kinds = {name: algorithm_class(name) for name in algorithm_names()}
+        able = [k for k, v in kinds.items() if v.online and bool(v.continues) == chunks]
+        able = [name for name in able if not kinds[name].corrects]
         raise UserError(
             f"{told['algorithm']} does not learn online; name one that does and has its networks, "
             f"with algorithm={' or '.join(able)}"
         )
+    online = algorithm_class(told["algorithm"]).Online()
+    if "dataset" in keys and not told.get("online.mixing", online.mixing):
+        raise UserError(f"{told['algorithm']} learns from no data: leave dataset= out")
+    tell_where(start, config, told["task"], show)
     return train(show=show, start=start, **told)
+
+
+def tell_where(start: Start, config: Mapping[str, Any], task: str, show: bool) -> None:
+    """A line where it is not the run's own task that is gone on with."""
+    if show and task != config["task"]:
+        print(f"{start.run} learnt in {config['task']}, and goes on in {task}")
 
 
 def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
@@ -205,6 +219,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     for name in names:
         if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:
             raise UserError(f"algorithm.{name}: the student's is its teacher's, {hyper[name]}")
+    tell_where(start, config, (told | keys)["task"], show)
     return train(show=show, start=start, **(told | keys))
 
 

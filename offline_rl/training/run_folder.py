@@ -252,7 +252,10 @@ class SeedFolder:
             write_json(self.failed, {"why": why})
 
 
-def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
+def common_checkpoint(
+    folders: Sequence[SeedFolder],
+    remedy: str = "remove the folder to begin again, or train under another name=…",
+) -> Done | None:
     """The newest point of which all seeds have a whole checkpoint; None where none has any.
 
     Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
@@ -267,10 +270,7 @@ def common_checkpoint(folders: Sequence[SeedFolder]) -> Done | None:
         else:
             return done
     if common:
-        raise UserError(
-            f"{folders[0].path.parent}: no checkpoint is left to go on from; remove the folder to "
-            "begin again, or train under another name=…"
-        )
+        raise UserError(f"{folders[0].path.parent}: no checkpoint is left to go on from; {remedy}")
     return None
 
 

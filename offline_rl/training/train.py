@@ -339,7 +339,7 @@ def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
         learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
             f"{start.run} learnt from observations {learnt}, the task has "
-            f"{channels.each(list, spec.seen)}: fine-tune it on its own task"
+            f"{channels.each(list, spec.seen)}: give its own task, or data of it"
         )
     own = Spec.from_json(progress["spec"]) if "spec" in progress else spec  # older ones say none
     if (problem := own.mismatch(spec)) is not None:

@@ -145,9 +145,8 @@ class Trainer:
                 self.evaluator.abandon()
         self.bar.close()
 
-    def _period(self) -> int:
+    def _period(self, work: Piece) -> int:
         """Of the clock: what is done is done in so many at a time."""
-        work = self.work[0] if self.work is not None else None
         if isinstance(work, Learn):
             return self.engine.period(work.phase)
         if isinstance(work, Fill):
@@ -167,18 +166,22 @@ class Trainer:
         if self._behind:
             yield self.clock
         while (now := self.clock) < self.total:
-            period = self._period()
+            assert self.work is not None
+            period = self._period(self.work[0])
             end = next(mark for mark in marks if mark > now)
             stop = min((now // e + 1) * e for e in every)
             yield min(now + -(-(stop - now) // period) * period, end)
 
     def _due(self, every: int) -> bool:
-        """At each multiple of `every`, and wherever one piece of work ends."""
+        """At the first stop after a multiple of `every`, and wherever one piece of work ends."""
         k, done = at(self.schedule, self.clock)
+        worked = next((j for j in range(k if done else k - 1, 0, -1) if self.schedule[j].size), 0)
+        begun = sum(work.size for work in self.schedule[:worked])
+        step = max(self.clock - self._period(self.schedule[worked]), begun)  # of the last, where
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
         end &= k == 0 or phases[k - 1] not in self.engine.algorithm.unseen
-        return end or self.clock % every < min(self._period(), every)
+        return end or self.clock - self.clock % every > step
 
     def _advance(self, stop: int) -> None:
         """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""

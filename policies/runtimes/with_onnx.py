@@ -25,7 +25,10 @@ FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # and of a round
 def lacks(bundle: Bundle) -> str | None:
     """Why onnxruntime cannot run it; None where it can."""
     if POLICY not in bundle.graphs:
-        return "needs its network as a graph: offline-rl export run=… where torch is installed"
+        return (
+            "needs its network as a graph: offline-rl export run=… where torch is installed; what "
+            "remembers its episode, as a decision transformer, runs by torch alone"
+        )
     if find_spec("onnxruntime") is None:
         return 'needs onnxruntime: pip install "offline-rl-suite[export]", or onnxruntime alone'
     return None

@@ -50,6 +50,14 @@ class ChunkShape(BaseConfig):
     action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
     normalise_observations: Normalise = True  # z-score; min_max: to [-1, 1], as the authors do
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.executed > self.ahead:
+            raise ValueError(
+                f"executed={self.executed}: of window={self.window} actions, with "
+                f"history={self.history}, {max(self.ahead, 0)} lie ahead"
+            )
+
     @property
     def ahead(self) -> int:
         """Actions of a window from the present one on."""
@@ -70,14 +78,6 @@ class ChunkConfig(ChunkShape, SeeingConfig):
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
     ema_max: Share = 0.9999  # and at most this
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.executed > self.ahead:
-            raise ValueError(
-                f"executed={self.executed}: of window={self.window} actions, with "
-                f"history={self.history}, {max(self.ahead, 0)} lie ahead"
-            )
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,19 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
     assert json.loads(rows[-1])["env_steps"] == 96
 
 
+def test_what_comes_due_in_one_piece_of_work_is_done_at_its_end_at_the_latest(
+    line: str, tmp_path: Path
+):
+    """48 steps, 8 at a time, 6 updates, and both again: 44 and 88 on the clock are passed."""
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
+    path = finetune(run=run, **TUNE | {"name": "due", "eval_every": 44}).path
+    rows = (path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    told = [json.loads(row) for row in rows]
+    begun = told[0]["updates"]
+    moments = [(row["env_steps"], row["updates"] - begun) for row in told]
+    assert moments == [(0, 0), (48, 0), (88, 6), (96, 12)]
+
+
 def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path):
     clone = {k: v for k, v in CLONE.items() if k != "seeds"}
     run = run_of("flow_policy", line, tmp_path, **clone)

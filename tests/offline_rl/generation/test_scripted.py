@@ -124,8 +124,26 @@ def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
     card = json.loads((folder / "standard-expert.json").read_text())
     first = (folder / "standard-expert.hdf5").read_bytes()
     assert card["return_mean"] == pytest.approx(means[0])
-    generate(recipe="push", out=str(folder), qualities=wanted[:1], show=False)
-    assert (folder / "standard-expert.hdf5").read_bytes() == first
+    generate(recipe="push", out=str(tmp_path / "again"), qualities=wanted[:1], show=False)
+    assert (tmp_path / "again" / "standard-expert.hdf5").read_bytes() == first
+
+
+def test_a_set_that_is_there_is_kept_and_another_is_not_put_in_its_place(
+    short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    keys = {"recipe": "push", "out": str(tmp_path), "qualities": ["standard-expert"]}
+    generate(**keys, rows=40)
+    path = tmp_path / "standard-expert.hdf5"
+    first = path.stat()
+    capsys.readouterr()
+    generate(**keys, rows=40)
+    assert capsys.readouterr().out.splitlines()[0] == f"{path}: there already"
+    assert path.stat() == first
+    with pytest.raises(UserError, match="there already, made in another way"):
+        generate(**keys, rows=60)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="there already, made in another way"):
+        generate(**keys, rows=40)
 
 
 def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch):

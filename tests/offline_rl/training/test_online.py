@@ -254,6 +254,8 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             file.unlink()
     with pytest.raises(UserError, match="no checkpoint"):
         finetune(run=run, num_env_steps=5, algorithm="td3")
+    with pytest.raises(UserError, match="no such folder; it is a file"):
+        finetune(run=run / "seed_0" / "config.json", num_env_steps=5)
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
 

@@ -113,8 +113,11 @@ class DenoisingRL(Algorithm):
         found = process.get(algorithm)
         if found in ("ddpm", "flow"):
             return {"process": found}
-        chunks = "window" in hyper and "rounds" in hyper
-        reason = "its steps are certain and have no density" if chunks else "it does not denoise"
+        reason = "it does not denoise"
+        if "window" in hyper and "rounds" in hyper:
+            reason = "its steps are certain and have no density"
+        if "tuned" in hyper:
+            reason = "it reinforces a clone's steps itself"
         raise UserError(
             f"{cls.__name__.lower()} cannot go on from {algorithm}: {reason}; give {cls.continues}"
         )
@@ -129,11 +132,14 @@ class DenoisingRL(Algorithm):
     ) -> list[schedule.Piece]:
         cfg, phase = self.cfg, schedule.ONLINE
         size = cfg.decisions * cfg.executed
-        if num_updates or num_env_steps % size:
+        if num_updates:
+            raise UserError(
+                f"num_updates={num_updates}: all is learnt from its own rollouts; leave it out"
+            )
+        if num_env_steps % size:
             raise UserError(
                 f"num_env_steps={num_env_steps}: an iteration takes {size} steps, "
-                f"algorithm.decisions={cfg.decisions} of {cfg.executed}; give a multiple of that, "
-                "and num_updates=0"
+                f"algorithm.decisions={cfg.decisions} of {cfg.executed}; give a multiple of that"
             )
         collect = schedule.Collect(phase, cfg.decisions, cfg.executed)
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)

@@ -167,5 +167,5 @@ class Judged(DenoisingRL):
             raise UserError(
                 f"the transition model does not fit: on episodes held out its error is {worst:.2f} "
                 "of what their mean change has; give more data, or a higher "
-                "algorithm.judge_updates"
+                "algorithm.judge_updates under another name=…"
             )
