@@ -387,7 +387,12 @@ class Trainer:
         what = f"the base policy broke in the evaluation after {moment['clock']:,} steps ({error})"
         if self._mishaps >= MISHAPS:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
-        self.bar.write(f"{what}; it is left out")
+        if moment["clock"] < self.total:
+            self.bar.write(f"{what}; it is left out")
+            return
+        self.bar.write(f"{what}; it is begun again, being the last")
+        self.evaluate()
+        self._finish_evaluation()
 
     def _diverged(self, s: int, updates: int) -> None:
         """Notes it and says so, once."""
