@@ -35,7 +35,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
     options: of `read`.
     """
     data = load(source, data_dir, **options)
-    s = data.summary()
+    s, rate = data.summary(), data.spec.rate_hz if data.spec is not None else None
     unusable = f", {s.rows - s.usable:,} without a next observation" if s.usable < s.rows else ""
     lines: list[tuple[str, ...]] = [
         ("file", data.path or "-"),
@@ -48,6 +48,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
             "actions",
             f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",
         ),
+        *([("rate", f"{rate:g} actions a second")] if rate is not None else []),
         ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),
         ("episodes", f"{s.episodes:,}: {s.terminated:,} terminated, {s.truncated:,} truncated"),
         ("lengths", f"{s.length_min:,} to {s.length_max:,}, mean {s.length_mean:,.1f}"),

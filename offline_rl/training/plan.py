@@ -330,8 +330,7 @@ def specification(
         if (spec.seen, spec.action_dim) != (own.seen, own.action_dim):
             raise UserError(
                 f"{first} has observations {seen(spec)} and {spec.action_dim} actions, {name} has "
-                f"{seen(own)} and {own.action_dim}: data of another "
-                f"task? Use its own task, or task=none to train only{left_out(dataset, expert)}"
+                f"{seen(own)} and {own.action_dim}: {apart(spec, own)}{left_out(dataset, expert)}"
             )
         if not spec.same_rate(own):
             raise UserError(
@@ -360,6 +359,19 @@ def described(data: Dataset) -> Spec:
             "observation_keys=, or flatten them"
         )
     return data.spec or Spec(obs, act)
+
+
+def apart(one: Spec, other: Spec) -> str:
+    """What to do where two specifications see different things."""
+    for channel in other.channels if one.lone is None and other.lone is None else ():
+        own = next((c for c in one.channels if c.name == channel.name), None)
+        if own is None:
+            names = ", ".join(c.name for c in one.channels)
+            return f"it lacks {channel.name}, and has {names}; choose or rename arrays of it"
+        if channel.kind == "picture" and own.shape != channel.shape:
+            height, width, colours = channel.shape
+            return f"its {channel.name} is to be {height} x {width} of {colours} colours; resize it"
+    return "data of another task? Use its own task, or task=none to train only"
 
 
 def seen(spec: Spec) -> str:

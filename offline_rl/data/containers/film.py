@@ -22,10 +22,11 @@ def pictures(path: Path, frames: np.ndarray, fps: float) -> np.ndarray:
         raise UserError(f"{path}: there is no such video. {AGAIN}")
     rows: Mapping[int, int] = {int(frame): row for row, frame in enumerate(frames)}
     found: np.ndarray | None = None
-    seen, last = np.zeros(len(frames), bool), int(max(frames))
+    seen, last, rate = np.zeros(len(frames), bool), int(max(frames)), None
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
+            rate = stream.average_rate
             for frame in container.decode(stream):
                 number = round(float(frame.pts * stream.time_base) * fps)
                 if (row := rows.get(number)) is not None:
@@ -40,6 +41,11 @@ def pictures(path: Path, frames: np.ndarray, fps: float) -> np.ndarray:
         raise UserError(f"{path}: a video that cannot be decoded ({why}). {AGAIN}") from None
     if found is None or not seen.all():
         missing = int(frames[int((~seen).argmax())])
+        if rate and abs(float(rate) - fps) > 0.01 * fps:
+            raise UserError(
+                f"{path}: the video has {float(rate):g} pictures a second, and {fps:g} are said to "
+                "go with its rows: correct fps where that is told, or bring the video made for it"
+            )
         raise UserError(
             f"{path}: {(~seen).sum():,} of {len(frames):,} frames are not in the video, the first "
             f"at {missing / fps:.3f} s. {AGAIN}"

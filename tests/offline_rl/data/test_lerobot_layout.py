@@ -11,6 +11,7 @@ from made_layouts import fixed_lists, free_lists, lerobot, png
 
 from offline_rl.data.containers import film
 from offline_rl.data.dataset import NO_REWARDS
+from offline_rl.data.info import info
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 
@@ -194,6 +195,7 @@ def with_split(path: Path) -> Path:
 
 def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     path = with_videos(tmp_path / "a")
+    assert "10 actions a second" in info(path)
     file = path / "videos" / TOP / "chunk-000" / "file-000.mp4"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 3])
@@ -203,6 +205,9 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"4 of 10 frames are not in the video, the first at 0\.600 s"
     ):
+        read(path, observation_keys=CAMERAS)
+    film.write(file, seen_by(0), fps=20)
+    with pytest.raises(UserError, match=r"video has 20 pictures a second, and 10 are said"):
         read(path, observation_keys=CAMERAS)
     film.write(file, seen_by(0, side=32), fps=10)
     with pytest.raises(UserError, match=r"pictures of \[32, 36, 3\] where \[16, 20, 3\] is said"):
