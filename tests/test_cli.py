@@ -143,6 +143,9 @@ def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
     found = " ".join(capsys.readouterr().out.split())
     assert "(a list, at least 1; default null)" in found  # of widths
     assert "(true or false or min_max)" in found
+    for algorithm, read in (("sac", True), ("dppo", False)):  # of its own rollouts alone
+        main(["train", f"algorithm={algorithm}", "task=push/standard", "--help"])
+        assert ("online.utd=" in capsys.readouterr().out) == read
     assert main(["train", "algorithm=iq", "--help"]) == 2
 
 

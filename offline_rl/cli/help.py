@@ -32,6 +32,7 @@ def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
 def method(algorithm: str, task: str) -> str:
     """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
     from offline_rl.algorithms.common.registry import algorithm_class, prepared, tuned
+    from offline_rl.algorithms.common.schedule import OnPolicy
 
     cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
@@ -40,7 +41,7 @@ def method(algorithm: str, task: str) -> str:
     parts.append(
         keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
     )
-    if cls.online:
+    if cls.online and not issubclass(cls.Online, OnPolicy):  # of which it reads nothing
         values = {**cls.Online.changes, **tuned(algorithm, task, "online")[1]}
         own = [option for option in documented(cls.Config) if option.name in values]
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")

@@ -126,7 +126,9 @@ class OnPolicy(Online):
         super().__post_init__()
         for field in fields(self):
             if getattr(self, field.name) != field.default:
-                raise ValueError(f"{field.name}: this method learns from its own rollouts alone")
+                raise ValueError(
+                    f"{field.name}: this method learns from its own rollouts alone; leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
