@@ -99,7 +99,7 @@ def section(seeds: Sequence[Seed]) -> str:
         body.append([*row(label, c), *(known.get(head, "") for head in heads)])
     text = f"## {task}\n\n{table(header, body, markdown=True)}"
     if early := [f"{label} ({progress(c).split(',')[0]})" for label, c in found if not kept(c)]:
-        text += "\n\nConformance-tested, not benchmarked here, values having formed too little: "
+        text += "\n\nNot benchmarked here, values having formed too little: "
         text += f"{', '.join(early)}."
     return text
 

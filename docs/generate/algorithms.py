@@ -44,7 +44,7 @@ SCORES = """## Scores
 The last checkpoint's normalised score, mean ± standard deviation over seeds, and after how many
 updates; `data` is the mean of the data's own episodes. With *: values had not formed, so that the
 number says little about the method and is to be compared with nothing. What had formed by less than
-half is conformance-tested, not benchmarked here, and has no number. Errors, settings, and what
+half is not benchmarked here, and has no number. Errors, settings, and what
 differs from published numbers stand on each study's page; ReCOIL's results, on data made for it, on
 [that of Dual RL](../benchmarks/results/dual/README.md).
 """

@@ -1,4 +1,4 @@
-"""A mistake costs one sentence and exit code 2, and leaves nothing behind: more than two hundred.
+"""A mistake costs one sentence and exit code 2, and leaves nothing behind: more than four hundred.
 
 The table is in `mistakes.py`. A few kinds in `make test`, all in `make test-all`.
 """
