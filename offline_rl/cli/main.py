@@ -17,6 +17,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
+RESUMED = ("benchmark", "data", "distill", "finetune", "generate", "train")
 OF_A_RUN = ("distill", "evaluate", "export", "finetune", "play")
 
 
@@ -98,6 +99,7 @@ def run(arguments: list[str]) -> int:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("offline-rl: interrupted; the same command continues", file=sys.stderr)
+        more = "; the same command continues" if verb in RESUMED else ""
+        print(f"offline-rl: interrupted{more}", file=sys.stderr)
         return 130
     return 0

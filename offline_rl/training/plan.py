@@ -293,7 +293,8 @@ def first_episodes(data: Dataset, count: int) -> Dataset:
     """`data` cut after so many. Raises UserError where it has fewer."""
     if count > data.num_episodes:
         raise UserError(
-            f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes"
+            f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes; "
+            "episodes=null takes all"
         )
     return data.select(range(count))
 
