@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import handled
@@ -14,7 +16,7 @@ from offline_rl.utils.signals import handled
 
 def main() -> int:
     """Exit codes as the command line's."""
-    os.nice(int(sys.argv[1]))
+    yielding(int(sys.argv[1]))
     warnings.filterwarnings("ignore")
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.finetune import distill, finetune
@@ -31,6 +33,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def yielding(niceness: int) -> None:
+    """Lets others go first, of other sessions too, which Linux weighs before their processes."""
+    os.nice(niceness)
+    with contextlib.suppress(OSError):  # no such kernel, or one without these groups
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 if __name__ == "__main__":

@@ -291,6 +291,17 @@ def test_a_machine_that_can_begin_no_process_is_a_failure_and_not_another_comman
     assert all("Cannot allocate memory" in why for why in failed.values())
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").is_file(), reason="sessions are not weighed")
+def test_a_worker_lets_other_sessions_go_first_too() -> None:
+    code = (
+        "import os; from offline_rl.suite.worker import yielding; yielding(7); "
+        "print(open('/proc/self/autogroup').read().split()[-1], os.nice(0))"
+    )
+    options: dict[str, Any] = {"start_new_session": True, "capture_output": True, "text": True}
+    made = subprocess.run([sys.executable, "-c", code], check=True, **options)
+    assert made.stdout.split() == ["7", "7"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "begun"),
