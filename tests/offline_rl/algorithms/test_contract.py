@@ -41,7 +41,9 @@ SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
 SMALL |= {"tuned": 3, "environments": 4, "decisions": 16, "epochs": 2, "value_hidden": [16]}
 SMALL |= {"dynamics_hidden": [16], "members": 3, "elites": 2, "imagined": 4}
 OWN = {"DT": {"heads": 2}, "ResFiT": {"actor_lr": 1e-3}, "RL100": {"rounds": 2, "tuned": 2}}
-IDLE = {"RL100": {"behaviour", "critic", "critic_target", "dynamics", "fit"}}  # online
+IDLE = {
+    "RL100": {"behaviour", "student_before", "critic", "critic_target", "dynamics", "fit"}
+}  # online
 SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
 

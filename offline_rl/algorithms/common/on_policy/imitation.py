@@ -48,7 +48,6 @@ class Imitating(DenoisingRL):
     """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
 
     clones = ("model", "policy", "behaviour", "student", "student_before")
-    frozen = ("student_before",)
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
