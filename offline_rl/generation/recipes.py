@@ -114,8 +114,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     wanted = qualities or list(QUALITIES[:-1])
     for quality in wanted:  # refuses what another recipe made, before hours of learning
         name = f"{plan.family}-{quality}"
-        card = {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
-        there(folder / f"{name}.hdf5", card, show=False)
+        there(folder / f"{name}.hdf5", planned(plan, recipe, name), show=False)
     run = learn(plan, recipe, options.runs, show)
     made: dict[str, Dataset] = {}
     for quality in wanted:
@@ -284,11 +283,15 @@ def join(parts: list[Dataset]) -> Dataset:
     return Dataset.from_arrays(**whole_columns)
 
 
+def planned(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
+    """What a set's card says before anything is learnt."""
+    return {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
+
+
 def describe(plan: Recipe, recipe: str, name: str, run: SeedFolder) -> dict[str, Any]:
     """How a set was made, for its card."""
     return {
-        "set": name,
-        "recipe": {"name": recipe, **asdict(plan)},
+        **planned(plan, recipe, name),
         "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
         "learning_curve": learning_curve(run),
     }

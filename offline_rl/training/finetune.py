@@ -170,7 +170,8 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
             f"as finetune base={config['base']} name=… num_env_steps=…"
         )
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
-    if not algorithm_class(told["algorithm"]).online:
+    kind = algorithm_class(told["algorithm"])
+    if not kind.online:
         chunks = "window" in config["hyper"]  # which those take that continue a clone
         kinds = {name: algorithm_class(name) for name in algorithm_names()}
         able = [k for k, v in kinds.items() if v.online and bool(v.continues) == chunks]
@@ -179,8 +180,7 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
             f"{told['algorithm']} does not learn online; name one that does and has its networks, "
             f"with algorithm={' or '.join(able)}"
         )
-    online = algorithm_class(told["algorithm"]).Online()
-    if "dataset" in keys and not told.get("online.mixing", online.mixing):
+    if "dataset" in keys and not told.get("online.mixing", kind.Online().mixing):
         raise UserError(f"{told['algorithm']} learns from no data: leave dataset= out")
     tell_where(start, config, told["task"], show)
     return train(show=show, start=start, **told)

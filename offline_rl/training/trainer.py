@@ -177,11 +177,11 @@ class Trainer:
         k, done = at(self.schedule, self.clock)
         worked = next((j for j in range(k if done else k - 1, 0, -1) if self.schedule[j].size), 0)
         begun = sum(work.size for work in self.schedule[:worked])
-        step = max(self.clock - self._period(self.schedule[worked]), begun)  # of the last, where
+        before = max(self.clock - self._period(self.schedule[worked]), begun)  # its last step
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
         end &= k == 0 or phases[k - 1] not in self.engine.algorithm.unseen
-        return end or self.clock - self.clock % every > step
+        return end or self.clock - self.clock % every > before
 
     def _advance(self, stop: int) -> None:
         """Works until the clock shows `stop`, or it is asked to end, within one piece of work."""
