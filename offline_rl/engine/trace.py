@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from envs.faults import line
+from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 
 
@@ -21,7 +22,8 @@ def traced(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     Raises UserError naming the user's line where a tensor's value is asked for, which there is not.
     """
     try:
-        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        fake = FakeTensorMode(allow_fallback_kernels=True)
+        with hardware.giving_back(), tracing(TracingContext(fake)):
             return make_fx(function)(*arguments)
     except (RuntimeError, DataDependentOutputException) as error:
         said = str(error)
