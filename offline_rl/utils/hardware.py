@@ -52,8 +52,8 @@ def keep_memory() -> None:
 def giving_back() -> Iterator[None]:
     """Within, what is freed goes back to the system at once, and afterwards what was kept.
 
-    For work that is done once with large tensors: kept, its blocks of all sizes lie in pieces, fifty
-    times what was ever in use together.
+    For work that is done once with large tensors: kept, its blocks of all sizes lie in pieces,
+    fifty times what was ever in use together.
     """
     _tell_allocator(trim_threshold=1 << 17, mmap_max=1 << 16)
     try:
