@@ -69,6 +69,7 @@ def _tell_allocator(trim_threshold: int, mmap_max: int) -> None:
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD in malloc.h
+        mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: from 128 KiB on a block of its own
         mallopt(-4, mmap_max)  # M_MMAP_MAX
 
 
