@@ -21,7 +21,7 @@ from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 
-# a clone of the push as configs/suite/denoising-rl.yaml has it, and dppo's row for that task
+# a clone of the push as configs/suite/denoising-rl.yaml has it, and a short iteration of dppo
 ENVIRONMENTS, DECISIONS, EXECUTED, WINDOW, BATCH = 50, 5_000, 2, 4, 2_500
 ROUNDS, TUNED, EPOCHS, DISCOUNT, TRACE = 20, 5, 5, 0.99, 0.95
 
@@ -75,6 +75,12 @@ def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None
             compile=compile,
             out=f"{out}/tuned",
             **own,
+            **{
+                "algorithm.environments": ENVIRONMENTS,
+                "algorithm.decisions": DECISIONS,
+                "algorithm.batch_size": BATCH,
+                "algorithm.epochs": EPOCHS,
+            },
         )
 
 
