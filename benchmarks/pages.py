@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import envs
-from offline_rl.report import compact
+from offline_rl.report import compact, online
 from offline_rl.report.curves import draw
 from offline_rl.report.report import hardware, progress, success
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
@@ -29,6 +29,7 @@ from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
 
 RESULTS, PUBLISHED = Path("benchmarks/results"), Path("benchmarks/published")
+ONLINE = "online.png"  # the figure over environment steps
 SHOWN = 0.5  # values less formed than this have no row
 BASELINES = {
     "behaviour": "the data's episodes",
@@ -63,8 +64,13 @@ def page(folder: Path) -> str:
     name = folder.name
     parts = [head, f"`offline-rl benchmark suite={name}`, then `python -m benchmarks.pages {name}`"]
     parts += [wrapped(HOW)]
-    for seeds in tasks.values():
+    acted = acting(tasks)
+    for task, seeds in tasks.items():
         parts += [section(seeds)]
+        if task in acted:
+            parts += [table(online.HEADER, online.table_of(seeds), markdown=True)]
+    if acted:
+        parts += [wrapped(online.NOTE), f"![Over environment steps]({ONLINE})"]
     if compared := comparison(tasks):
         parts += [compared]
     if name == "locomotion":
@@ -72,6 +78,11 @@ def page(folder: Path) -> str:
     machines = sorted({hardware(seed) for seeds in tasks.values() for seed in seeds})
     parts += [f"Ran on {'; '.join(machines)}.", "![Learning curves](curves.png)", rest]
     return "\n\n".join(part for part in parts if part).rstrip() + "\n"
+
+
+def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
+    """The tasks in whose environment something was learnt."""
+    return {task: own for task, own in tasks.items() if any(seed.moments for seed in own)}
 
 
 def notes(folder: Path) -> tuple[str, str]:
@@ -130,7 +141,7 @@ def row(label: str, c: Standing) -> list[str]:
         f"{c.target / worth:.2f}" if c.target is not None and worth else "",
         success(c),
         mean_std([sum(o.costs) / len(o.costs) if o.costs else None for o in done], 1),
-        span(o.num_updates for o in done),
+        span(o.num_updates or o.online_updates for o in done),
         f"{episodes} × {len(done)} seeds",
     ]
 
@@ -278,6 +289,8 @@ def main(arguments: Sequence[str]) -> None:
         write_text(folder / "README.md", page(folder))
         tasks = {t: s for t, s in collect([folder]).items() if any(x.curves["return"] for x in s)}
         write_atomically(folder / "curves.png", partial(draw, tasks))
+        if acted := acting(tasks):
+            write_atomically(folder / ONLINE, partial(online.draw, acted))
         print(folder / "README.md")
 
 
