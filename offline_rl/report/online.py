@@ -21,7 +21,8 @@ from offline_rl.report.statistics import wilson
 EARLY = 0.1  # share of the steps, after the warm-up, in which what was learnt may collapse
 HEADER = ["algorithm", "env steps", "before", "worst early", "end", "lost"]
 NOTE = (
-    "In an environment: before is the last evaluation before the first step, worst early the "
+    "In an environment, of several evaluations after as many steps the last counts: before is that "
+    "before the first step, worst early the "
     f"lowest of the warm-up and the {100 * EARLY:.0f} % of all steps that follow it, and when that "
     "was, end the last one. Success in per cent with Wilson's 95 % interval over all seeds' "
     "episodes; scores and returns as means over seeds. Lost: 100 less the mean over all steps of "

@@ -39,22 +39,30 @@ def device(name: str) -> torch.device:
     return found
 
 
+_keeps = False  # what `keep_memory` said
+
+
 def keep_memory() -> None:
     """Tells glibc's allocator to keep what is freed; does nothing elsewhere.
 
     A large tensor's memory would otherwise be handed back and faulted in again in every update:
     a quarter of CQL's time on a processor with bf16 units.
     """
+    global _keeps
+    _keeps = True
     _tell_allocator(trim_threshold=-1, mmap_max=0)
 
 
 @contextmanager
 def giving_back() -> Iterator[None]:
-    """Within, what is freed goes back to the system at once, and afterwards what was kept.
+    """Within, what is freed goes back to the system at once, and at the end what was kept before.
 
     For work that is done once with large tensors: kept, its blocks of all sizes lie in pieces,
-    fifty times what was ever in use together.
+    fifty times what was ever in use together. Does nothing where `keep_memory` was not called.
     """
+    if not _keeps:
+        yield
+        return
     _tell_allocator(trim_threshold=1 << 17, mmap_max=1 << 16)
     try:
         yield
