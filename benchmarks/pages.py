@@ -29,7 +29,6 @@ from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
 
 RESULTS, PUBLISHED = Path("benchmarks/results"), Path("benchmarks/published")
-ONLINE = "online.png"  # the figure over environment steps
 SHOWN = 0.5  # values less formed than this have no row
 BASELINES = {
     "behaviour": "the data's episodes",
@@ -64,13 +63,13 @@ def page(folder: Path) -> str:
     name = folder.name
     parts = [head, f"`offline-rl benchmark suite={name}`, then `python -m benchmarks.pages {name}`"]
     parts += [wrapped(HOW)]
-    acted = acting(tasks)
+    acting = online.acting(tasks)
     for task, seeds in tasks.items():
         parts += [section(seeds)]
-        if task in acted:
+        if task in acting:
             parts += [table(online.HEADER, online.table_of(seeds), markdown=True)]
-    if acted:
-        parts += [wrapped(online.NOTE), f"![Over environment steps]({ONLINE})"]
+    if acting:
+        parts += [wrapped(online.NOTE), f"![Over environment steps]({online.FIGURE})"]
     if compared := comparison(tasks):
         parts += [compared]
     if name == "locomotion":
@@ -78,11 +77,6 @@ def page(folder: Path) -> str:
     machines = sorted({hardware(seed) for seeds in tasks.values() for seed in seeds})
     parts += [f"Ran on {'; '.join(machines)}.", "![Learning curves](curves.png)", rest]
     return "\n\n".join(part for part in parts if part).rstrip() + "\n"
-
-
-def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
-    """The tasks in whose environment something was learnt."""
-    return {task: own for task, own in tasks.items() if any(seed.moments for seed in own)}
 
 
 def notes(folder: Path) -> tuple[str, str]:
@@ -141,7 +135,7 @@ def row(label: str, c: Standing) -> list[str]:
         f"{c.target / worth:.2f}" if c.target is not None and worth else "",
         success(c),
         mean_std([sum(o.costs) / len(o.costs) if o.costs else None for o in done], 1),
-        span(o.num_updates or o.online_updates for o in done),
+        span(o.updates for o in done),
         f"{episodes} × {len(done)} seeds",
     ]
 
@@ -289,8 +283,8 @@ def main(arguments: Sequence[str]) -> None:
         write_text(folder / "README.md", page(folder))
         tasks = {t: s for t, s in collect([folder]).items() if any(x.curves["return"] for x in s)}
         write_atomically(folder / "curves.png", partial(draw, tasks))
-        if acted := acting(tasks):
-            write_atomically(folder / ONLINE, partial(online.draw, acted))
+        if acting := online.acting(tasks):
+            write_atomically(folder / online.FIGURE, partial(online.draw, acting))
         print(folder / "README.md")
 
 

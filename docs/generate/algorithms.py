@@ -21,7 +21,6 @@ from offline_rl.algorithms.common.registry import (
     algorithm_yaml,
 )
 from offline_rl.report.runs import collect
-from offline_rl.report.standing import Standing
 from offline_rl.utils.text import mean_std, table
 
 PAGE, README = Path("docs/algorithms.md"), Path("README.md")
@@ -130,13 +129,6 @@ def learns_from(cls: Any) -> str:
     return f"{data}, then an environment" if cls.online else data
 
 
-def learnt(c: Standing) -> int:
-    """Updates from data; where there are none, those in the environment."""
-    outcome = c.seeds[0].outcome
-    assert outcome is not None
-    return outcome.num_updates or outcome.online_updates
-
-
 def scores() -> list[str]:
     """A table for each study: algorithms by tasks. Dual RL's data is made for it: its own page."""
     lines = list[str]()
@@ -150,7 +142,8 @@ def scores() -> list[str]:
                 if kept(c) and c.values:
                     # where data stands in, every run is named by it
                     own = label if c.seeds[0].config["dataset"] is None else label.split(" ")[0]
-                    text = f"{mean_std(c.values, 1)} after {learnt(c):,}"
+                    updates = next(s.outcome.updates for s in c.seeds if s.outcome)
+                    text = f"{mean_std(c.values, 1)} after {updates:,}"
                     found.setdefault(own, {})[task] = text + "*" * (not c.finished)
         body = [[name, *(row.get(task, "") for task in tasks)] for name, row in found.items()]
         lines += [f"### [{study.name}](../{study}/README.md)", ""]

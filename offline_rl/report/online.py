@@ -19,6 +19,7 @@ from offline_rl.report.runs import Seed, groups, key_of
 from offline_rl.report.statistics import wilson
 
 EARLY = 0.1  # share of the steps, after the warm-up, in which what was learnt may collapse
+FIGURE = "online.png"  # what `draw` makes is called
 HEADER = ["algorithm", "env steps", "before", "worst early", "end", "lost"]
 NOTE = (
     "In an environment, of several evaluations after as many steps the last counts: before is that "
@@ -67,6 +68,11 @@ class Course:
         steps, values = np.array([(p.env_steps, p.value) for p in self.points]).T
         area = ((values[1:] + values[:-1]) / 2 * np.diff(steps)).sum()
         return float(100 - area / (steps[-1] - steps[0]))
+
+
+def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
+    """The tasks in whose environment something was learnt."""
+    return {task: own for task, own in tasks.items() if any(seed.moments for seed in own)}
 
 
 def measure_of(seeds: Sequence[Seed]) -> str:

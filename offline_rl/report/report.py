@@ -60,9 +60,9 @@ def report(folders: Sequence[str | Path], /, **keys: Any) -> str:
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
-    acting = {task: s for task, s in evaluated.items() if any(seed.moments for seed in s)}
+    acting = online.acting(evaluated)
     if acting:
-        written.insert(0, out / "online.png")
+        written.insert(0, out / online.FIGURE)
         write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
         page.append("## In an environment")
         for task, seeds in acting.items():
@@ -117,7 +117,7 @@ def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float,
         success(found),
         mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
         f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
-        span(o.num_updates or o.online_updates for o in done),
+        span(o.updates for o in done),
         progress(found),
         span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
         duration(sum(o.seconds / o.seeds_stacked for o in done)),

@@ -43,6 +43,11 @@ class Outcome:
     precision: str
     compiled: bool | None
 
+    @property
+    def updates(self) -> int:
+        """From data; where there are none, those in the environment."""
+        return self.num_updates or self.online_updates
+
 
 @dataclass(frozen=True)
 class Moment:

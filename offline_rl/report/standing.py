@@ -69,10 +69,7 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
         values=[v for v in values if v is not None],
         lasts=[v for v in lasts if v is not None],
         error=_error([o for _, o in done], key),
-        # values learnt from rollouts (with a trace) follow no target that would have to form
-        formed=None
-        if "trace" in hyper
-        else formed_share(hyper, outcome.num_updates + outcome.online_updates),
+        formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
     )

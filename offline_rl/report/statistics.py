@@ -25,9 +25,10 @@ def formed(target_updates: float, tau: float, discount: float) -> float:
 def formed_share(hyper: Mapping[str, Any], updates: int) -> float | None:
     """`formed` after `updates` updates of a run with these hyper-parameters.
 
-    None where nothing bootstraps: no discount, or no target that follows.
+    None where nothing bootstraps: no discount, or no target that follows, as of values that are
+    learnt from rollouts (by a trace).
     """
-    if hyper.get("tau") is None or hyper.get("discount") is None:
+    if hyper.get("tau") is None or hyper.get("discount") is None or "trace" in hyper:
         return None
     return formed(updates / hyper.get("policy_delay", 1), hyper["tau"], hyper["discount"])
 

@@ -39,7 +39,7 @@ def device(name: str) -> torch.device:
     return found
 
 
-_keeps = False  # what `keep_memory` said
+_keeps = False  # what is freed, since `keep_memory`
 
 
 def keep_memory() -> None:
@@ -49,8 +49,9 @@ def keep_memory() -> None:
     a quarter of CQL's time on a processor with bf16 units.
     """
     global _keeps
-    _keeps = True
-    _tell_allocator(trim_threshold=-1, mmap_max=0)
+    if platform.libc_ver()[0] == "glibc":
+        _keeps = True
+        _tell_allocator(trim_threshold=-1, mmap_max=0)
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def giving_back() -> Iterator[None]:
     """Within, what is freed goes back to the system at once, and at the end what was kept before.
 
     For work that is done once with large tensors: kept, its blocks of all sizes lie in pieces,
-    fifty times what was ever in use together. Does nothing where `keep_memory` was not called.
+    fifty times what was ever in use together. Does nothing where nothing is kept.
     """
     if not _keeps:
         yield
@@ -68,17 +69,15 @@ def giving_back() -> Iterator[None]:
         yield
     finally:
         keep_memory()
-        if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).malloc_trim(0)
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _tell_allocator(trim_threshold: int, mmap_max: int) -> None:
-    """In bytes, -1: never; the most blocks of their own. Nothing where it is not glibc's."""
-    if platform.libc_ver()[0] == "glibc":
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD in malloc.h
-        mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: from 128 KiB on a block of its own
-        mallopt(-4, mmap_max)  # M_MMAP_MAX
+    """Glibc's: in bytes, -1: never; and the most blocks of their own."""
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD in malloc.h
+    mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: from 128 KiB on a block of its own
+    mallopt(-4, mmap_max)  # M_MMAP_MAX
 
 
 def cores() -> int:
