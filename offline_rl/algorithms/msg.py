@@ -8,7 +8,7 @@ Paper:   Ghasemipour, Gu, Nachum, NeurIPS 2022, arXiv:2205.13703.
 Differs: from the authors' code (google-research/google-research:jrl/agents/msg) in that the
          temperature's loss is linear in log alpha, not alpha, the policy's deviation exp of a
          clipped output, not softplus + 0.01, and initial weights are torch's; and without the pair
-         of networks for each critic that they had on locomotion, to no noticeable effect.
+         of networks for each critic that they had on locomotion.
 """
 
 from __future__ import annotations

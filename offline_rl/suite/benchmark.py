@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from offline_rl.report.report import report
 from offline_rl.suite.options import BenchmarkOptions
-from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, write_plan
+from offline_rl.suite.plan import (
+    Cell,
+    cells,
+    costs_of,
+    priced,
+    read_plan,
+    read_suite,
+    select,
+    write_plan,
+)
 from offline_rl.suite.queue import work_off
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -28,13 +38,15 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
-        chosen = {"algorithms": options.algorithms, "tasks": options.tasks, "seeds": options.seeds}
-        wanted = cells(read_suite(name), str(out), **chosen)  # type: ignore[arg-type]
+        whole = cells(read_suite(name), str(out), options.seeds)
+        wanted = select(whole, options.algorithms, options.tasks)
         if show:
             print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
         wanted = priced(wanted, str(out))
         if not options.dry_run:
-            write_plan(out / "plan.json", name, wanted)
+            known = costs_of(out / "plan.json") | {cell.id: cell.seconds for cell in wanted}
+            priced_all = [replace(cell, seconds=known.get(cell.id)) for cell in whole]
+            write_plan(out / "plan.json", name, priced_all)
     if options.dry_run:
         return costs(wanted, workers)
     if show:

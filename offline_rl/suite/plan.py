@@ -86,8 +86,8 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether all seeds are."""
-        return all(folder.finished for folder in self.folders)
+        """Whether all seeds are, with as many updates and environment steps as it has now."""
+        return all(f.finished and _work(f.outcome()) >= self.total for f in self.folders)
 
     @property
     def before(self) -> str | None:
@@ -132,15 +132,13 @@ def read_suite(name: str) -> Suite:
     return build(Suite, values, f"{path.name}: ")
 
 
-def cells(
-    suite: Suite,
-    out: str,
-    *,
-    algorithms: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-    seeds: int | list[int] | None = None,
-) -> list[Cell]:
-    """Its cells, each checked; algorithms, tasks: only these. Raises UserError naming the cell."""
+def _work(outcome: Mapping[str, Any]) -> int:
+    """Updates of the main phase and environment steps, of a result.json."""
+    return int(outcome.get("num_updates", 0)) + int(outcome.get("num_env_steps", 0))
+
+
+def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[Cell]:
+    """Its cells, each checked. Raises UserError naming the cell."""
     made: dict[str, Cell] = {}
     for number, own in enumerate(suite.cells, 1):
         if not isinstance(own, dict):
@@ -160,21 +158,27 @@ def cells(
             if folder in made:
                 raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
             made[folder] = cell
+    return [*made.values()]
+
+
+def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]) -> list[Cell]:
+    """Those of these algorithms and tasks; of all where none is named. Raises UserError."""
     for kind, wanted in (("algorithm", algorithms), ("task", tasks)):
-        known = {cell.keys[kind] for cell in made.values()}
+        known = {cell.keys[kind] for cell in plan}
         for name in wanted:
             if name not in known:
                 raise UserError(unknown(f"{kind} of this suite", name, known))
-    chosen_cells = {
-        folder: cell
-        for folder, cell in made.items()
+    chosen = [
+        cell
+        for cell in plan
         if (not algorithms or cell.keys["algorithm"] in algorithms)
         and (not tasks or cell.keys["task"] in tasks)
-    }
-    for cell in chosen_cells.values():
-        if not cell.ready and cell.before not in chosen_cells:
+    ]
+    runs = {str(cell.folders[0].path.parent) for cell in chosen}
+    for cell in chosen:
+        if not cell.ready and cell.before not in runs:
             raise UserError(f"{cell.label} goes on from {cell.before}: finish that one before")
-    return [*chosen_cells.values()]
+    return chosen
 
 
 def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from small_data import save_small
 
 from offline_rl.suite import queue
 from offline_rl.suite.benchmark import benchmark
-from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, write_plan
+from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, select, write_plan
 from offline_rl.suite.queue import taken, work_off
 from offline_rl.utils.errors import UserError
 
@@ -47,7 +47,7 @@ def test_lists_of_algorithms_and_tasks_are_crossed_in_order() -> None:
     pairs = [(c.keys["algorithm"], c.keys["task"]) for c in found]
     tasks = ("none", "env:Pendulum-v1")
     assert pairs == [(algorithm, task) for algorithm in ("iql", "bc") for task in tasks]
-    only = cells(read_suite(str(path)), "runs", algorithms=["bc"], tasks=["none"], seeds=[7])
+    only = select(cells(read_suite(str(path)), "runs", [7]), ["bc"], ["none"])
     assert [(c.label, [f.seed for f in c.folders]) for c in only] == [("bc on none", [7])]
 
 
@@ -119,7 +119,7 @@ def test_a_cell_cannot_go_on_from_what_is_not_before_it() -> None:
     with pytest.raises(UserError, match=r"cell 1 .*from=td3_bc/first: no cell before"):
         cells(read_suite(str(suite(AFTER, base))), "runs")
     with pytest.raises(UserError, match=r"td3 on env:Pendulum-v1 .*goes on from .*: finish"):
-        cells(read_suite(str(suite(base, AFTER))), "runs", algorithms=["td3"])
+        select(cells(read_suite(str(suite(base, AFTER))), "runs"), ["td3"], [])
 
 
 def test_a_suite_that_is_none_is_named(folder: Path) -> None:
@@ -142,6 +142,7 @@ def finished(task: str, seconds: float, seed: int = 0) -> Path:
     path = Path(f"runs/mine/{task}/td3_bc/default/seed_{seed}/result.json")
     path.parent.mkdir(parents=True)
     facts = {"num_updates": 1000, "num_env_steps": 0, "seconds": seconds, "seeds_stacked": 3}
+    facts |= {"score": None, "mean_return": None}
     path.write_text(json.dumps({"algorithm": "td3_bc", "task": task, **facts}))
     return path
 
@@ -172,6 +173,20 @@ def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     assert not cell.finished
     finished("none", 1, seed=0)
     assert cell.finished
+    longer = replace(cell, keys={**cell.keys, "num_updates": 1001})
+    assert not longer.finished  # the results are of 1,000 updates
+
+
+def test_a_part_of_a_suite_leaves_the_others_in_the_plan(folder: Path) -> None:
+    path = suite({**CELL, "num_updates": 5, "algorithm": "bc"}, CELL, seeds=1)
+    benchmark(suite=str(path), algorithms=["td3_bc"], workers=1, show=False)
+    plan = read_plan(folder / "runs/mine/plan.json")
+    assert [(cell.label, cell.finished) for cell in plan] == [
+        ("bc on none", False),
+        ("td3_bc on none", True),
+    ]
+    assert plan[0].seconds is None
+    assert plan[1].seconds is not None
 
 
 @pytest.mark.parametrize(
