@@ -95,8 +95,9 @@ class Transform:
         return cls(normaliser, float(scale), float(shift), cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Raw rewards -> those that are learnt from, float32."""
-        return (np.asarray(rewards) * self.reward_scale + self.reward_shift).astype(np.float32)
+        """Raw rewards -> those that are learnt from, float32, whatever the raw ones are."""
+        raw = np.asarray(rewards, np.float32)
+        return (raw * self.reward_scale + self.reward_shift).astype(np.float32)
 
     def dataset(self, dataset: Dataset) -> Dataset:
         """`dataset` as it is learnt from."""

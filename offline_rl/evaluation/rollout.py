@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs import VectorEnv
+from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
 from policies import channels
 from policies.channels import Observations
@@ -39,6 +39,14 @@ class Episodes(NamedTuple):
         return Episodes(**kept)
 
 
+def numbers(what: str, observations: Observations, rewards: np.ndarray | None = None) -> None:
+    """Raises Broken for an answer that is no number, which a policy must not be blamed for."""
+    if not all(np.isfinite(x).all() for x in channels.parts(observations)):
+        raise Broken(f"{what} answers an observation that is no number")
+    if rewards is not None and not np.isfinite(rewards).all():
+        raise Broken(f"{what} answers a reward that is no number")
+
+
 def rollout(
     env: VectorEnv,
     act: Act,
@@ -49,9 +57,10 @@ def rollout(
     """One episode in each environment from each seed; those that ended wait for the rest.
 
     observe: told each step's raw rewards [B], 0 where the episode is over; for policies with
-    memory.
+    memory. Raises Broken where the environment answers what is no number.
     """
     observations = env.reset([int(seed) for seed in seeds])
+    numbers("reset", observations)
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
     success, costs = np.zeros(env.num_envs, bool), np.zeros(env.num_envs)
     told = set[str]()
@@ -59,6 +68,7 @@ def rollout(
     while len(running):
         actions = act(normaliser(observations))
         step = env.step(actions[running], running)
+        numbers("step", step.observations, step.rewards)
         returns[running] += step.rewards
         lengths[running] += 1
         if observe is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -32,7 +33,7 @@ class Collector:
     """Steps an environment of each seed with the exploring policy and appends to the buffer.
 
     An environment that raises, or answers what is no number, is made anew and begins its next
-    episode; what it gave of the broken one is never learnt from.
+    episode; the broken one leaves the buffer.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Collector:
             self.envs[0].observation_shape,
         )
         for s in range(count):
-            self._reset(s)
+            self._begin(s)
 
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
@@ -190,14 +191,19 @@ class Collector:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
         self.buffer.drop(s, length)
-        self.envs[s].close()
+        with contextlib.suppress(Exception):  # what is broken may not even close
+            self.envs[s].close()
         self.envs[s] = self.make()
         self._next(s)
 
     def _next(self, s: int) -> None:
-        """The next episode, which may break at once."""
+        """The next episode."""
         self.lengths[s] = 0
         self.episodes[s] += 1
+        self._begin(s)
+
+    def _begin(self, s: int) -> None:
+        """An episode's beginning, which may break at once."""
         try:
             self._reset(s)
         except (BaseFault, Broken) as error:
@@ -225,9 +231,17 @@ class Collector:
             zip(state["episodes"], state["lengths"], strict=True)
         ):
             self.episodes[s] = episode
-            self._reset(s)
-            for action in self.buffer.newest(s, length).actions if length else ():
-                step = self.envs[s].step(action[None])
-                self._returns[s] += step.rewards[0]
-                channels.put(self._observations, [s], step.observations)
-            self.lengths[s] = length
+            try:
+                self._replay(s, length)
+            except (BaseFault, Broken) as error:
+                self.lengths[s] = length
+                self._mishap(s, error)
+
+    def _replay(self, s: int, length: int) -> None:
+        """The running episode, as far as it had come."""
+        self._reset(s)
+        for action in self.buffer.newest(s, length).actions if length else ():
+            step = self.envs[s].step(action[None])
+            self._returns[s] += step.rewards[0]
+            channels.put(self._observations, [s], step.observations)
+        self.lengths[s] = length

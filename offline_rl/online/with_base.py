@@ -36,6 +36,7 @@ from policies.chunks import Queue
 from policies.player import episodes
 from policies.policy import BundlePolicy
 from policies.residual import Corrected, ResidualPolicy, beside
+from policies.spec import VECTOR
 
 BUNDLE = "policy.bundle"  # what a run's folder calls it
 EPISODES = 256  # of demonstrations that are labelled side by side
@@ -155,6 +156,13 @@ def labelled(data: Dataset, base: Base) -> Dataset:
         notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")
     spec = data.spec and with_base(data.spec)
     return replace(data, observations=seen, spec=spec, notes=notes)
+
+
+def without_base(data: Dataset) -> Dataset:
+    """The inverse of `labelled`: what was observed before the base's action was shown beside it."""
+    seen = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
+    spec = data.spec and replace(data.spec, channels=data.spec.channels[:-1])
+    return replace(data, observations=seen.pop(VECTOR) if [*seen] == [VECTOR] else seen, spec=spec)
 
 
 def with_base(spec: Spec) -> Spec:

@@ -26,8 +26,9 @@ NOTE = (
     "before the first step, worst early the "
     f"lowest of the warm-up and the {100 * EARLY:.0f} % of all steps that follow it, and when that "
     "was, end the last one. Success in per cent with Wilson's 95 % interval over all seeds' "
-    "episodes, as though none shared a start; scores and returns as means over seeds. Lost: 100 less the mean over all steps of "
-    "success or score (cumulative regret), between evaluations linear."
+    "episodes, as though none shared a start; scores and returns as means over seeds. Lost: 100 "
+    "less the mean over all steps of success or score (cumulative regret), between evaluations "
+    "linear."
 )
 
 

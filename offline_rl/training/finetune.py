@@ -2,8 +2,10 @@
 
 Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
 counters and the transform of observations and rewards. The same seed learns the same as in one
-command, `train … num_updates= num_env_steps=`. Another algorithm has the same sizes of networks and
-the same transform, takes over what it can use, or says by name which tensor it lacks.
+command, `train … num_updates= num_env_steps=`; where a method warms up by random actions (SAC, TD3,
+RLPD), with the same `online.warm_up` and `online.warm_up_by` given: who goes on has none. Another
+algorithm has the same sizes of networks and the same transform, takes over what it can use, or says
+by name which tensor it lacks.
 
 `offline-rl distill`: another algorithm learns from a run's policies. Each seed's teacher is what
 acted in its newest checkpoint; the student sees the same data through the same transform, and its
@@ -120,8 +122,8 @@ def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
 def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -> dict[str, Any]:
     """What `train` is told: the other run's options and hyper-parameters under the given ones.
 
-    Of another algorithm's hyper-parameters those that networks are made with: the size of its
-    batches was its own.
+    Of another algorithm's hyper-parameters those that networks are made with, and the discount: the
+    size of its batches was its own.
     """
     algorithm = given.get("algorithm", start.algorithm)
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
@@ -136,6 +138,8 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
         kept = {f.name: hyper[f.name] for f in own}
     else:
         kept = networks_of(kind.Config, hyper) | kind.inherits(start.algorithm, hyper)
+        if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
+            kept["discount"] = hyper["discount"]  # what the critics that are taken over are worth
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
     if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already

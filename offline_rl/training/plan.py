@@ -119,7 +119,9 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         )
     dataset = expert = None
     how = chosen.interaction
-    if options.num_updates or (options.num_env_steps and how.online.mixing):
+    brought = options.dataset is not None or chosen.task.card is not None
+    normalises = algorithm.corrects and brought  # by data, though none may be learnt from
+    if options.num_updates or (options.num_env_steps and (how.online.mixing or normalises)):
         if options.dataset is None and chosen.task.card is None:
             wanted = {"num_updates": options.num_updates, "online.mixing": how.online.mixing}
             alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
@@ -154,6 +156,11 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                     f"online.discount={how.cfg.discount:g}: {options.algorithm} keeps its data's "
                     f"returns, which are of algorithm.discount={min(now):g}; give both one value"
                 )
+        if "next_actions" in algorithm.needs and how.online.n_step > 1:
+            raise UserError(
+                f"online.n_step={how.online.n_step}: {options.algorithm} learns from the action "
+                "that follows a step, and there would be several steps between; leave it at 1"
+            )
         if any(cfg.normalise_returns for cfg in settings.values()):
             range_of_returns(dataset)  # refuses what has none
         if any(cfg.centre_rewards for cfg in settings.values()):

@@ -9,6 +9,7 @@ from typing import Any
 from offline_rl.algorithms.common.registry import label, origin
 from offline_rl.data.writers.d4rl import write
 from offline_rl.online.collector import Collector
+from offline_rl.online.with_base import without_base
 from offline_rl.training.choices import Choices
 from offline_rl.training.plan import Plan
 from offline_rl.training.run_folder import SeedFolder
@@ -107,8 +108,8 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         and isinstance(trainer.collector, Collector)
         and trainer.collector.buffer.added[s]
     ):
-        seen = trainer.collector.buffer.everything(s)
-        write(trainer.transform.raw(seen), folder.path / EXPERIENCE)
+        seen = trainer.transform.raw(trainer.collector.buffer.everything(s))
+        write(seen if plan.base is None else without_base(seen), folder.path / EXPERIENCE)
     result = plain(result)
     if progress.diverged[s] is None:
         told = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from envs import Task, VectorEnv
+from envs import Broken, Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interact, Learn, Piece, at
 from offline_rl.data.transform import Transform
@@ -84,7 +84,7 @@ class Trainer:
         self.last: list[Episodes] = []
         self._told = (0.0, 0)  # when the last line was told, and at which clock
         self._asked: Callable[[], bool] = lambda: False  # whether to end
-        self._mishaps = 0  # evaluations in a row that the base broke
+        self._mishaps = 0  # evaluations in a row that broke
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
@@ -346,7 +346,7 @@ class Trainer:
             return
         try:
             done = self.evaluator.finish()
-        except BaseFault as error:
+        except (BaseFault, Broken) as error:
             self._mishap(begun, error)
             return
         assert done is not None
@@ -380,11 +380,12 @@ class Trainer:
         if self.watch is not None:
             self.watch(self)
 
-    def _mishap(self, moment: Moment, error: BaseFault) -> None:
+    def _mishap(self, moment: Moment, error: BaseFault | Broken) -> None:
         """Says that an evaluation broke; gives up where it is one too many."""
         self._mishaps, self.last = self._mishaps + 1, []
         self.progress.evaluated = moment["clock"]
-        what = f"the base policy broke in the evaluation after {moment['clock']:,} steps ({error})"
+        who = "the base policy" if isinstance(error, BaseFault) else "the environment"
+        what = f"{who} broke in the evaluation after {moment['clock']:,} steps ({error})"
         if self._mishaps >= MISHAPS:
             raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
         if moment["clock"] < self.total:

@@ -23,6 +23,7 @@ from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.resfit import Config, Online, ResFiT
 from offline_rl.data.meaning import spec_of
+from offline_rl.data.read import read
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import evaluate, play
 from offline_rl.online import with_base
@@ -437,11 +438,38 @@ def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that
 
 
 def test_exploration_has_its_deviation_whatever_the_scale_is() -> None:
-    for scale in (0.01, 0.5):
-        actor = ResidualActor(3, 2, [8], scale=scale, noise=0.05)
+    """Nor is it clipped, as the target's noise is: a third of these are beyond 0.3."""
+    for scale, noise in ((0.01, 0.05), (0.5, 0.05), (0.5, 0.3)):
+        actor = ResidualActor(3, 2, [8], scale=scale, noise=noise)
         seen = torch.zeros(20_000, 3)
         noisy = actor.explore(seen, Random(torch.tensor(0), torch.tensor(0)))
-        assert noisy.std().item() == pytest.approx(0.05, rel=0.02)
+        assert noisy.std().item() == pytest.approx(noise, rel=0.02)
+
+
+def test_what_was_seen_with_a_base_leaves_as_the_tasks_own_data(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+) -> None:
+    path = learn(own("simple"), data, tmp_path, keep_data=True, seeds=1).path
+    found = read(path / "seed_0" / "experience.hdf5")
+    assert (found.observations.shape[1:], found.num_rows) == ((2,), 40)
+    starts = found.observations[found.episode_starts]
+    assert starts[:, 1].tolist() == [0] * len(starts)  # raw: the step within the episode
+    np.testing.assert_allclose(found.rewards, -np.abs(found.next_observations[:, 0]), atol=1e-5)
+    learn(own("simple"), found, tmp_path / "again", seeds=1)
+
+
+def test_demonstrations_that_are_not_learnt_from_normalise_all_the_same(
+    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+) -> None:
+    transforms = list[Any]()
+    for mixing in (0.5, 0.0):
+        keys = {"seeds": 1, "online.mixing": mixing}
+        path = learn(own("simple"), data, tmp_path / str(mixing), **keys).path
+        folder = SeedFolder(path, 0)
+        transforms.append(folder.load(max(folder.checkpoints()))[1]["transform"])
+    assert transforms[0] == transforms[1]
+    mean = data.observations[: data.num_rows].mean(0)
+    assert transforms[1]["mean"]["observation"] == pytest.approx(mean.tolist(), abs=1e-6)
 
 
 def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_actor_alone() -> None:

@@ -151,15 +151,25 @@ def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts
     assert np.abs(drawn).max() <= 1
 
 
-@pytest.mark.parametrize(("step", "kind"), [(2, "raise"), (-1, "raise"), (-1, "nan")])
+@pytest.mark.parametrize(
+    ("number", "step", "kind"), [(1, 2, "raise"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")]
+)
 def test_a_seeds_broken_episode_is_gone_and_its_neighbour_never_knew(
-    step: int, kind: str, made: Any
+    number: int, step: int, kind: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """In the third step of its second episode, or where that begins."""
+    """In the third step of its second episode, or where that or the first begins.
+
+    What is broken cannot even be closed.
+    """
+
+    def stuck(self):
+        raise OSError("the port is gone")
+
+    monkeypatch.setattr(Walk, "close", stuck)
     sound, _ = made()
     for _ in range(21):
         sound.step()
-    broken = training(SEEDS[0], 1)
+    broken = training(SEEDS[0], number)
     shaky, said = made(lambda seed, t: kind if (seed, t) == (broken, step) else "")
     for _ in range(21):
         shaky.step()
@@ -168,7 +178,7 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbour_never_knew(
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     found = shaky.buffer.everything(0)
     assert found.num_rows == 21 - (step + 1)  # what went before it, and itself
-    episodes = walked(found.actions, SEEDS[0], without=1)
+    episodes = walked(found.actions, SEEDS[0], without=number)
     for name in ("observations", "rewards"):
         expected = np.concatenate([episode[name] for episode in episodes])
         np.testing.assert_allclose(getattr(found, name)[: len(expected)], expected, atol=1e-6)
@@ -182,6 +192,26 @@ def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
     for _ in range(39):
         collector.step()
     assert len(said) >= 2 * 5
+
+
+def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neighbours_are_not(
+    made: Any,
+):
+    collector, _ = made()
+    for _ in range(10):
+        collector.step()
+    stored, lengths = [collector.buffer.filled(s) for s in range(2)], collector.lengths.copy()
+    running = training(SEEDS[0], int(collector.episodes[0]))
+    again, said = made(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
+    for s, rows in enumerate(stored):
+        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
+    again.restore(collector.state())
+    assert lengths[0] > 0
+    assert again.lengths.tolist() == [0, lengths[1]]
+    assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
+    assert again.buffer.everything(0).num_rows == 10 - lengths[0]
+    assert len(said) == 1
+    assert "seed 3: the environment broke" in said[0]
 
 
 def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(made: Any):

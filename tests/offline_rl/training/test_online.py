@@ -292,6 +292,12 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
     assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
     other = keys_of(config, {"algorithm": "td3"}, start)
     assert not [key for key in other if "." in key]
+    config["hyper"] = {"tau": 0.5, "discount": 0.9}  # of the critics that come along
+    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert {key: other[key] for key in other if "." in key} == {"algorithm.discount": 0.9}
+    assert keys_of(config, {"algorithm": "td3", "algorithm.discount": 0.8}, start)[
+        "algorithm.discount"
+    ] == pytest.approx(0.8)
 
 
 def test_batches_are_the_same_methods_own() -> None:
@@ -403,6 +409,30 @@ def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_
         train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
 
 
+def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Path) -> None:
+    """The first evaluation online is the last one offline, normalised as the data were."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
+    keys |= {"algorithm": "awac", "task": line, "dataset": str(data), "out": str(tmp_path)}
+    keys |= {"algorithm.normalise_observations": True, "eval_episodes": 3}
+    run = train(**keys, num_updates=10).path
+    kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
+    path = finetune(run=run, num_env_steps=20, **{k: keys[k] for k in kept}).path
+    told = [
+        (folder / "seed_0" / "evaluations.jsonl").read_text().splitlines() for folder in (run, path)
+    ]
+    assert json.loads(told[0][-1])["returns"] == json.loads(told[1][0])["returns"]
+    offline, online = SeedFolder(run, 0), SeedFolder(path, 0)
+    transforms = [f.load(max(f.checkpoints()))[1]["transform"] for f in (offline, online)]
+    assert transforms[0] == transforms[1]
+    assert max(map(abs, transforms[0]["mean"])) > 0.05
+
+
+def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, data: Path) -> None:
+    keys = {"algorithm": "rebrac", "task": line, "dataset": str(data), "num_updates": 4}
+    with pytest.raises(UserError, match=r"online\.n_step=3: rebrac learns from the action that"):
+        prepare({**keys, "num_env_steps": 5, "online.n_step": 3})
+
+
 def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
     """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
@@ -435,6 +465,23 @@ def test_a_broken_episode_is_dropped_and_the_next_begins(
     said = capsys.readouterr().out
     assert "seed 0: the environment broke in step 4" in said
     assert kept["buffer/rewards"].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_an_evaluation_that_the_environment_breaks_is_left_out_and_the_policy_not_blamed(
+    kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of three: 10 steps each."""
+    Line.breaks = {kind: lambda number, steps: number == 1 and steps == 15}
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "eval_every": 20, "show": True}
+    path = train(**keys, num_env_steps=40).path / "seed_0"
+    rows = map(json.loads, (path / "evaluations.jsonl").read_text().splitlines())
+    assert [row["env_steps"] for row in rows] == [0, 40]
+    said = capsys.readouterr()
+    assert "the environment broke in the evaluation after" in said.out + said.err
+    assert read_json(path / "result.json")["diverged_at"] is None
+    assert (path / "policy.bundle").is_file()
 
 
 def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(
