@@ -217,6 +217,7 @@ CASES = (
             "noise_levels": 5,
             "rounds": 5,
             "tuned": 3,
+            "batch_size": 60_000,
             "history": 1,
             "window": 4,
             "executed": 2,

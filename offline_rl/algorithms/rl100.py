@@ -18,7 +18,8 @@ Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/co
          round ends without noise but for `sampling_floor`, there at the least noisy level, and
          noise is cut at `noise_max`; chunks are judged as they are taken, in their range; targets
          follow every update, there each second; the model's weights do not decay, and it tells no
-         rewards; the head is told the policy's first time. Its flows' transitions are `dppo`'s.
+         rewards; the head is told the policy's first time, and held to chunks in [-1, 1], there in
+         the actions' own units. Its flows' transitions are `dppo`'s.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Rollouts:
     """T decisions of E environments for each seed, in tensors [S, T, E, …] that stay in place.
 
     A batch is a slice of a permutation of all pairs of a decision and a step of its chain, a new
-    one each time that all were visited; what is left of the last slice is not.
+    one each time that all were visited.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Sources
-from offline_rl.replay.rollouts import Rollouts
+from offline_rl.replay.rollouts import Decisions, Rollouts
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
@@ -174,11 +174,59 @@ def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
 def test_the_ratio_is_one_on_a_first_pass_and_later_not():
     """With rates of 0 no update moves anything, whatever the epoch."""
     for rate, same in ((0.0, True), (1e-2, False)):
-        e, _ = engine(policy_lr=rate, target_kl=1e9)
+        e, _ = engine(policy_lr=rate, target_kl=1e9, sampling_floor=0.3, density_floor=0.4)
         e.run(1, ONLINE)
         assert abs(e.metrics(ONLINE)["divergence"][0]) < 1e-9
         e.run(5, ONLINE)
         assert (e.metrics(ONLINE)["divergence"][0] < 1e-9) == same
+
+
+@pytest.mark.parametrize("tuned", [3, 1])
+def test_a_step_drawn_from_a_rollout_is_as_probable_as_when_it_was_digested(tuned: int):
+    e, store = engine(tuned=tuned, batch_size=24, sampling_floor=0.3, density_floor=0.4)
+    state = e.algorithm.acting(eager(tuned=tuned, sampling_floor=0.3, density_floor=0.4))
+    own = {name: value[0] for name, value in store.tensors().items()}
+    digested = state.algorithm.digest(state, own)["log_probs"].flatten(0, 1)  # [T E, K']
+    assert digested.shape == (24, tuned)
+    columns = {name: own[name].flatten(0, 1) for name in ("observations", "chain", "executed")}
+    for k in range(tuned):
+        batch = Decisions(columns, torch.full((24,), k), own["rollout"])
+        numbers = state.algorithm.numbers(batch)
+        found = state.algorithm.density(state.model, batch, numbers)
+        assert found.std() > 1e-3
+        torch.testing.assert_close(found, digested[:, k], atol=1e-6, rtol=0)
+
+
+def test_one_round_can_be_tuned_alone():
+    e, _ = engine(tuned=1, batch_size=12)
+    before = e.seed_state(0)
+    e.run(4, ONLINE)
+    after = e.seed_state(0)
+    assert all(v.isfinite().all() for v in after.values())
+    moved = {k.split("/")[1] for k, v in after.items() if (v != before[k]).any()}
+    assert {"model", "policy", "value"} <= moved
+
+
+def test_a_clone_acts_on_as_it_acted_and_its_first_ratios_are_one(line: str, tmp_path: Path):
+    """By its average, with its normaliser, without its dropout: rates of 0 keep it so."""
+    more = {"algorithm.dropout": 0.3, "algorithm.normalise_observations": True, "seeds": 1}
+    more |= {"algorithm.sampler": "ddim"}
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE | more)
+    keys = TUNE | {"algorithm.policy_lr": 0.0, "num_env_steps": 48}
+    path = finetune(run=run, **keys).path / "seed_0"
+    before = load_file(max(SeedFolder(run, 0).checkpoints().items())[1])
+    clone = {k: v for k, v in before.items() if k.startswith("params/policy/network.")}
+    raw = {k: before.get(k.replace("/policy/", "/model/")) for k in clone}
+    assert any(v is None or not torch.equal(v, clone[k]) for k, v in raw.items())
+    told = [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
+    found = [row["train/divergence"] for row in told if "train/divergence" in row]
+    assert found
+    assert max(map(abs, found)) < 1e-9
+    returns = [
+        json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])["returns"]
+        for folder in (run / "seed_0", path)
+    ]
+    assert returns[0] == returns[1]
 
 
 def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
@@ -203,6 +251,18 @@ def test_in_a_warm_up_the_critic_alone_learns():
     assert moved == {"value", "update"}
 
 
+def test_a_warm_up_counts_from_where_the_clone_ended():
+    e, store = engine(value_warm_up=1)
+    e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
+    e.starts[ONLINE] = 3000
+    store.put({}, e.updates)
+    before = e.seed_state(0)
+    e.run(6, ONLINE)
+    after = e.seed_state(0)
+    moved = {k.split("/")[1] for k, v in after.items() if (v != before[k]).any()}
+    assert moved == {"value", "update"}
+
+
 def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
     """While it collects, with episodes under way, and between two minibatches."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
@@ -217,17 +277,20 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
         last = load_file(files[max(files)])
         undisturbed = load_file(ends[0])
         assert all(torch.equal(last[k], v) for k, v in undisturbed.items())
-    for stop in (24, 51):  # in the middle of collecting; in the middle of learning
-        name = f"from-{stop}"
+    for stop, every in ((24, 8), (53, 17)):  # goes on while it collects, and after three updates
+        name, clocks = f"from-{stop}", list[int]()
 
-        def quit_at(trainer: Any, stop: int = stop) -> None:
-            if trainer.clock == stop:
+        def quit_at(trainer: Any, stop: int = stop, clocks: list[int] = clocks) -> None:
+            clocks.append(trainer.clock)
+            if clocks.count(stop) == 1 and trainer.clock == stop:
                 raise RuntimeError("the cable is out")
 
-        keys = {**TUNE, "name": name, "checkpoint_every": stop, "eval_every": stop}
+        keys = {**TUNE, "name": name, "checkpoint_every": every, "eval_every": stop}
         with pytest.raises(RuntimeError, match="cable"):
             finetune(run=run, **keys, watch=quit_at)
-        path = finetune(run=run, **keys).path
+        assert SeedFolder(whole.parent / name, 0).checkpoints()
+        path = finetune(run=run, **keys, watch=quit_at).path
+        assert clocks[:3] == [0, stop, stop]  # the second time not from the beginning
         for seed in range(2):
             one, two = (SeedFolder(p, seed).checkpoints() for p in (whole, path))
             first, second = load_file(one[max(one)]), load_file(two[max(two)])
@@ -283,7 +346,8 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         ({"algorithm.tuned": 6}, "tuned=6 steps are more than the sampler's 5"),
         ({"algorithm.environments": 5}, "environments=5 do not divide decisions=24"),
         ({"num_env_steps": 100}, "num_env_steps=100: an iteration takes 48 steps"),
-        ({"algorithm.batch_size": 100}, "batch_size=100 is more than decisions x tuned, 72"),
+        ({"algorithm.batch_size": 100}, "batch_size=100 does not divide decisions x tuned, 72; 72"),
+        ({"algorithm.batch_size": 25}, "batch_size=25 does not divide decisions x tuned, 72; 24"),
         ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
         ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
     ],

@@ -101,8 +101,9 @@ def test_what_acted_is_what_goes_on_after_imitation_and_its_optimiser_begins_ane
 
 
 def moments() -> dict[str, Any]:
-    """An optimiser's state in which seven steps have been."""
-    return {"model": {"count": {"steps": torch.tensor(7)}, "first": {LAST: torch.ones(2)}}}
+    """An optimiser's state in which seven steps have been, the last of them no number."""
+    lost = torch.tensor([1.0, float("nan")])
+    return {"model": {"count": {"steps": torch.tensor(7)}, "first": {LAST: lost}}}
 
 
 def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
@@ -123,7 +124,8 @@ def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
     state, told = algorithm.compare(State(algorithm, params, moments(), random), batch, 0)
     steps = state.optimiser["model"]["count"]["steps"]
     assert steps.dtype == torch.int64
-    assert steps == 7 * (not cfg.rollback or told["accepted"] == 1)  # begins anew if put back
+    assert steps == 0  # what comes next is another loss, whoever has won
+    assert not state.optimiser["model"]["first"][LAST].any()
     return params, state.params, told
 
 
@@ -185,9 +187,11 @@ def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_b
 
 
 def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
+    """Values are negative here: the margin is of their size."""
     assert compared(judged, 0.0, margin=0.0)[2]["accepted"] == 1
     _, _, told = compared(judged, 0.0, margin=0.05)
     assert told["accepted"] == 0
+    assert told["score_before"] < 0
     assert told["score_after"] == told["score_before"]
 
 
@@ -257,8 +261,53 @@ def test_a_model_that_fits_nothing_is_refused_with_its_error():
     algorithm = RL100(Spec((3,), 2), Config(**SMALL))
     algorithm.refuse("compare", {"model_error": np.array([0.5, 0.2])})
     algorithm.refuse("judge", {"model_error": np.array([2.0])})
-    with pytest.raises(UserError, match=r"does not fit: on episodes held out its error is 1\.30"):
-        algorithm.refuse("compare", {"model_error": np.array([0.5, 1.3])})
+    for worst, words in ((1.3, r"1\.30"), (np.nan, "nan")):
+        with pytest.raises(UserError, match=rf"does not fit: on episodes .* error is {words}"):
+            algorithm.refuse("compare", {"model_error": np.array([0.5, worst])})
+    free = RL100(Spec((3,), 2), Config(**(SMALL | {"gate": False})))  # the model decides nothing
+    free.refuse("compare", {"model_error": np.array([1.3])})
+
+
+@pytest.mark.parametrize("process", ["ddpm", "flow"])
+def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(process: str):
+    """What an answer depends on is no number where the weights are none."""
+    changes = {"tuned": 1, "process": process, "decisions": 8, "batch_size": 8}
+    cfg = Config(**(SMALL | changes))
+    algorithm: Any = RL100(Spec((3,), 2), cfg).at("improve")
+    draw = torch.Generator().manual_seed(0)
+    seen = torch.randn(8, 2, 3, generator=draw)
+    rounds = [
+        (
+            torch.randn(8, *algorithm.modules["policy"].noise_shape, generator=draw),
+            torch.zeros(8, dtype=torch.int64),
+            torch.randn(8, 6, generator=draw),
+        )
+    ]
+    source = algorithm.source("imitate", Sources(ReplayBuffer.from_dataset(dataset())))
+    one = {name: x[0] for name, x in source.tensors().items()}
+    random = Random(torch.tensor(0), torch.tensor(0))
+    batch = source.sample(one, random, 8, 0.99)
+    asked = {"model": set[str](), "behaviour": set[str](), "chain": set[str]()}
+    for network, part in (
+        ("policy", "base."),
+        ("policy", "network."),
+        ("model", "network."),
+        ("behaviour", "network."),
+    ):
+        params = algorithm.initial()["params"]
+        params[network] = {
+            k: v * float("nan") if k.startswith(part) else v for k, v in params[network].items()
+        }
+        state = State(algorithm, params, {}, random)
+        found = {
+            name: algorithm.score(state, name, seen, rounds) for name in ("model", "behaviour")
+        }
+        found["chain"] = algorithm.fill(state, batch)["chain"].sum()
+        for name, value in found.items():
+            if value.isnan():
+                asked[name].add(f"{network}/{part}")
+    assert asked["model"] == {"policy/base.", "model/network."}
+    assert asked["behaviour"] == asked["chain"] == {"policy/base.", "behaviour/network."}
 
 
 def test_the_one_step_head_learns_where_the_policy_ends():

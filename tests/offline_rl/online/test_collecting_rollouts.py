@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 import envs
 from envs import tasks
 from offline_rl.algorithms.common.base import Interaction
-from offline_rl.algorithms.common.schedule import OnPolicy
+from offline_rl.algorithms.common.schedule import Fill, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
@@ -246,6 +246,23 @@ def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_doe
     assert other.sizes[0] == data.sizes[0]
     for name, column in data.data.items():
         assert torch.equal(other.data[name], column), name
+
+
+def test_rollouts_know_after_how_many_updates_they_were_made(
+    collector: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """By which an iteration's end and its permutations are told from the next one's."""
+    one, _ = collector(whole)
+    engine = one.engine
+    engine.load_seed_state(0, engine.seed_state(0) | {"counters/update": torch.tensor(7)})
+    for _ in range(20):
+        assert one.buffer.data["rollout"].tolist() == [0]
+        one.step()
+    assert one.buffer.data["rollout"].tolist() == [7]
+    engine.load_seed_state(0, engine.seed_state(0) | {"counters/update": torch.tensor(9)})
+    monkeypatch.setattr(engine, "apply", lambda *of_whom: {})
+    one.fill(Fill("improve", 60, "imitate"))
+    assert one.buffer.data["rollout"].tolist() == [9]
 
 
 def test_a_fault_that_does_not_come_again_costs_nothing(collector: Any):

@@ -90,10 +90,12 @@ class ChainConfig(DenoiserShape):
             raise ValueError(
                 f"environments={self.environments} do not divide decisions={self.decisions}"
             )
-        if self.batch_size > self.decisions * self.tuned:
+        pairs = self.decisions * self.tuned
+        if pairs % self.batch_size:
+            nearest = min(range(1, pairs + 1), key=lambda n: (pairs % n, abs(n - self.batch_size)))
             raise ValueError(
-                f"batch_size={self.batch_size} is more than decisions x tuned, "
-                f"{self.decisions * self.tuned}"
+                f"batch_size={self.batch_size} does not divide decisions x tuned, {pairs}; "
+                f"{nearest} does"
             )
 
 

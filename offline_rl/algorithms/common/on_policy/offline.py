@@ -113,7 +113,7 @@ class Judged(DenoisingRL):
     def compare(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """The gate: the model's weights stay where they are better than `behaviour`'s.
 
-        Those of a one-step head that learns beside it share its fate.
+        Those of a one-step head that learns beside it share its fate. Optimisers begin anew.
         """
         cfg, random = self.cfg, state.random
         head: Any = self.modules["policy"]
@@ -139,9 +139,8 @@ class Judged(DenoisingRL):
             was, found = params[before_it], params[name]
             was = {k: torch.where(stays, found[k], was[k]) for k in was}
             params[before_it] = was
-            if cfg.rollback:
-                params[name] = was  # whose old moments lean the way that was refused
-                optimiser[name] = tree_map(lambda x: x * stays, optimiser[name])
+            params[name] = was if cfg.rollback else found
+            optimiser[name] = tree_map(torch.zeros_like, optimiser[name])  # next is another loss
         metrics = {"score_before": before, "score_after": after, "accepted": stays.float()}
         metrics |= {"model_error": state.fit()[best].mean()}
         return self.acting(replace(state, params=params, optimiser=optimiser)), metrics
@@ -163,7 +162,7 @@ class Judged(DenoisingRL):
     def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """See `Algorithm`."""
         worst = float(np.max(metrics.get("model_error", 0.0)))
-        if phase == "compare" and worst > HELD_OUT:
+        if phase == "compare" and self.cfg.gate and not worst <= HELD_OUT:  # NaN is none
             raise UserError(
                 f"the transition model does not fit: on episodes held out its error is {worst:.2f} "
                 "of what their mean change has; give more data, or a higher "
