@@ -21,7 +21,7 @@ from typing import Any
 import envs
 from offline_rl.report import compact, online
 from offline_rl.report.curves import draw
-from offline_rl.report.report import hardware, progress, success
+from offline_rl.report.report import hardware, infeasible, progress, success
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
 from offline_rl.report.standing import Standing, standing
 from offline_rl.report.statistics import FORMED
@@ -106,7 +106,8 @@ def section(seeds: Sequence[Seed]) -> str:
     if early := [f"{label} ({progress(c).split(',')[0]})" for label, c in found if not kept(c)]:
         text += "\n\nNot benchmarked here, values having formed too little: "
         text += f"{', '.join(early)}."
-    return text
+    lost = [note for seed in seeds if (note := infeasible(seed))]
+    return "\n\n".join([text, *lost])
 
 
 def standings(seeds: Sequence[Seed]) -> list[tuple[str, Standing]]:
