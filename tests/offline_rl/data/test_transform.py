@@ -152,3 +152,11 @@ def test_centred_rewards_have_mean_zero_and_are_refused_where_episodes_terminate
     over = Dataset.from_arrays(*rows, np.arange(4) == 1)
     with pytest.raises(UserError, match=r"1 episodes terminate.*centre_rewards=false"):
         Transform.fit(cfg, over, (2,))
+
+
+def test_a_reward_is_the_same_number_from_data_and_from_an_environment() -> None:
+    """Cal-QL knows a failing step by it; data have float32, environments often float64."""
+    transform = Transform.fit(Preprocessing(reward_scale=0.3, reward_shift=0.1), None, (2,))
+    seen = np.random.default_rng(0).normal(size=10_000)
+    assert seen.dtype == np.float64
+    np.testing.assert_array_equal(transform.rewards(seen), transform.rewards(np.float32(seen)))
