@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 
-from envs.faults import Broken, line, told
+from envs.faults import Broken, line, numbers, told
 from envs.vector import Step, Threads, VectorEnv
 
 
@@ -169,7 +169,8 @@ class LoopVectorEnv(VectorEnv):
             raise
         except Exception as error:  # of answers that are no numbers, or lack a member
             raise Broken(f"{self.name}: {told(error)}; it answers other than its spaces") from error
-        for what, observations in (("reset", seen), ("step", step.observations)):
+        answers = (("reset", seen, None), ("step", step.observations, step.rewards))
+        for what, observations, rewards in answers:
             parts = [(observations, shapes)]
             if isinstance(shapes, Mapping):
                 parts = [(observations[name], shape) for name, shape in shapes.items()]
@@ -179,10 +180,7 @@ class LoopVectorEnv(VectorEnv):
                         f"{self.name}: {what} answers an observation of shape {found.shape[1:]}, "
                         f"its observation_space has {tuple(shape)}"
                     )
-                if not np.isfinite(found).all():
-                    raise Broken(f"{self.name}: {what} answers an observation that is no number")
-        if not np.isfinite(step.rewards).all():
-            raise Broken(f"{self.name}: step answers a reward that is no number")
+            numbers(f"{self.name}: {what}", observations, rewards)
 
     def _side_by_side(self, observations: Sequence[Any]) -> Any:
         """B observations as one."""

@@ -2,7 +2,11 @@
 
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 _HERE = Path(__file__).parents[1]
 _PATHS = sysconfig.get_paths()
@@ -15,6 +19,18 @@ LIBRARIES = (  # whose lines tell a user nothing
 
 class Broken(ValueError):
     """An environment raised, or answered what is no observation or reward."""
+
+
+def numbers(what: str, observations: Any, rewards: np.ndarray | None = None) -> None:
+    """Raises Broken where `what` answers what is no number, of which no policy can make anything.
+
+    observations: an array, or one of each channel.
+    """
+    parts = observations.values() if isinstance(observations, Mapping) else (observations,)
+    if not all(np.isfinite(part).all() for part in parts):
+        raise Broken(f"{what} answers an observation that is no number")
+    if rewards is not None and not np.isfinite(rewards).all():
+        raise Broken(f"{what} answers a reward that is no number")
 
 
 def line(error: BaseException) -> str | None:

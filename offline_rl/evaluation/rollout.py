@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs import Broken, VectorEnv
+from envs import VectorEnv
 from envs.adapters import SUCCESS
+from envs.faults import numbers
 from policies import channels
 from policies.channels import Observations
 
@@ -37,14 +38,6 @@ class Episodes(NamedTuple):
         kept: dict[str, Any]
         kept = {k: v if v is None else v[start:stop] for k, v in self._asdict().items()}
         return Episodes(**kept)
-
-
-def numbers(what: str, observations: Observations, rewards: np.ndarray | None = None) -> None:
-    """Raises Broken for an answer that is no number, which a policy must not be blamed for."""
-    if not all(np.isfinite(x).all() for x in channels.parts(observations)):
-        raise Broken(f"{what} answers an observation that is no number")
-    if rewards is not None and not np.isfinite(rewards).all():
-        raise Broken(f"{what} answers a reward that is no number")
 
 
 def rollout(

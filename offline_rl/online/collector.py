@@ -13,6 +13,7 @@ import torch
 
 from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
+from envs.faults import numbers
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
@@ -76,8 +77,7 @@ class Collector:
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
         first = self.envs[s].reset([seed])
-        if not all(np.isfinite(x).all() for x in channels.parts(first)):
-            raise Broken("reset answers an observation that is no number")
+        numbers("reset", first)
         channels.put(self._observations, [s], first)
         self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s] = self.lengths[s] = 0
@@ -122,9 +122,7 @@ class Collector:
         for s, env in enumerate(self.envs):
             try:
                 step = env.step(actions[[s]])
-                told = (*channels.parts(step.observations), step.rewards)
-                if not all(np.isfinite(x).all() for x in told):
-                    raise ValueError("an observation or a reward is no number")
+                numbers("step", step.observations, step.rewards)
                 answers.append(step)
             except Exception as error:
                 answers.append(error)

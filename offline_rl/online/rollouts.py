@@ -10,6 +10,7 @@ import torch
 
 from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
+from envs.faults import numbers
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
@@ -119,8 +120,7 @@ class RolloutCollector:
             for row in rows
         ]
         first = self.transform.normaliser(self.env.reset(self._seeds[rows].tolist(), rows))
-        if not np.isfinite(first).all():
-            raise Broken("reset answers an observation that is no number")
+        numbers("reset", first)
         self._seen[rows] = first[:, None]
         self._watched[rows, 0] = first
 
@@ -266,9 +266,8 @@ class RolloutCollector:
 
 
 def sound(step: Step) -> Step:
-    """`step` itself. Raises ValueError where an observation or a reward is no number."""
-    if not all(np.isfinite(x).all() for x in (step.observations, step.rewards)):
-        raise ValueError("an observation or a reward is no number")
+    """`step` itself. Raises Broken where an observation or a reward is no number."""
+    numbers("step", step.observations, step.rewards)
     return step
 
 

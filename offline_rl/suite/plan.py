@@ -62,6 +62,11 @@ class Cell:
         return [SeedFolder(run, seed) for seed in seeds]
 
     @property
+    def run(self) -> str:
+        """The folder above them."""
+        return str(self.folders[0].path.parent)
+
+    @property
     def label(self) -> str:
         """For people."""
         name = self.keys.get("name", "default")
@@ -154,10 +159,9 @@ def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[
                 check(cell.keys)
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
-            folder = str(cell.folders[0].path.parent)
-            if folder in made:
+            if cell.run in made:
                 raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
-            made[folder] = cell
+            made[cell.run] = cell
     return [*made.values()]
 
 
@@ -174,7 +178,7 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
         if (not algorithms or cell.keys["algorithm"] in algorithms)
         and (not tasks or cell.keys["task"] in tasks)
     ]
-    runs = {str(cell.folders[0].path.parent) for cell in chosen}
+    runs = {cell.run for cell in chosen}
     for cell in chosen:
         if not cell.ready and cell.before not in runs:
             raise UserError(f"{cell.label} goes on from {cell.before}: finish that one before")

@@ -122,7 +122,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     brought = options.dataset is not None or chosen.task.card is not None
     normalises = algorithm.corrects and brought  # by data, though none may be learnt from
     if options.num_updates or (options.num_env_steps and (how.online.mixing or normalises)):
-        if options.dataset is None and chosen.task.card is None:
+        if not brought:
             wanted = {"num_updates": options.num_updates, "online.mixing": how.online.mixing}
             alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
             raise UserError(
