@@ -116,6 +116,10 @@ REINFORCED |= {"window": 4, "executed": 2, "noise_levels": 20, "rounds": 5, "tun
 REINFORCED |= {"noise_max": 100.0, "environments": 1, "decisions": 7, "batch_size": 7}
 REINFORCED |= {"spread_max": 0.5, "policy_lr": 1e-3, "offline_lr": 1e-3, "one_step": "none"}
 REINFORCED |= {"clip": 0.04, "offline_clip": 0.04, "members": 3, "elites": 2}
+DENOISED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "rounds": 5}
+DENOISED |= {"tuned": 3, "batch_size": 60_000, "history": 1, "window": 4, "executed": 2}
+DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
+WIDER = "a time's perceptron twice as wide as its input -> four times"
 VECTORS = "points and pictures, encoders of them -> vectors and perceptrons"
 LEVELS = "a last jump to the least noisy level, from whose number times are counted -> to none"
 BESIDE = "1e-{} beside advantages' deviation -> 1e-8"
@@ -210,21 +214,17 @@ CASES = (
         "dppo",
         "dppo",
         "model/diffusion/diffusion_ppo.py",
-        config={
-            "network": "mlp",
-            "widths": [8, 8],
-            "time_size": 4,
-            "noise_levels": 5,
-            "rounds": 5,
-            "tuned": 3,
-            "batch_size": 60_000,
-            "history": 1,
-            "window": 4,
-            "executed": 2,
-            "first_clip": 0.001,
-            "policy_lr": 1e-3,
-        },
-        adapted=("a time's perceptron twice as wide as its input -> four times",),
+        config=DENOISED | {"noise_levels": 5},
+        adapted=(WIDER,),
+        aims=("advantages", "returns"),
+    ),
+    Case(
+        "dppo",
+        "dppo",
+        "model/diffusion/diffusion_ppo.py",
+        config=DENOISED | {"noise_levels": 20, "sampler": "ddim"},
+        variant="ddim",
+        adapted=(WIDER, "followed is the clipped guess's noise -> the network's"),
         aims=("advantages", "returns"),
     ),
     Case(
@@ -538,6 +538,17 @@ CASES = (
         "cal_ql",
         "JaxCQL/conservative_sac.py",
         PENALTY,
+        adapted=(SHARED,),
+        updates=6,
+    ),
+    Case(
+        "cal_ql",
+        "cal_ql",
+        "JaxCQL/conservative_sac.py",
+        PENALTY,
+        {"max_target_backup": True},
+        phase="online",
+        variant="online",
         adapted=(SHARED,),
         updates=6,
     ),

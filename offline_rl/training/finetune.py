@@ -41,6 +41,7 @@ class Start:
     """Where each seed of a run begins."""
 
     run: Path
+    task: str
     algorithm: str
     num_updates: int  # of that run's main phase: the length that its schedules know
     hyper: Mapping[str, Any]  # its hyper-parameters
@@ -93,7 +94,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     assert done is not None
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
     config = read_object(folders[0].config)
-    told = config["algorithm"], config["num_updates"], config["hyper"]
+    told = config["task"], config["algorithm"], config["num_updates"], config["hyper"]
     return Start(path, *told, checkpoints), config
 
 
@@ -186,14 +187,7 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
         )
     if "dataset" in keys and not told.get("online.mixing", kind.Online().mixing):
         raise UserError(f"{told['algorithm']} learns from no data: leave dataset= out")
-    tell_where(start, config, told["task"], show)
     return train(show=show, start=start, **told)
-
-
-def tell_where(start: Start, config: Mapping[str, Any], task: str, show: bool) -> None:
-    """A line where it is not the run's own task that is gone on with."""
-    if show and task != config["task"]:
-        print(f"{start.run} learnt in {config['task']}, and goes on in {task}")
 
 
 def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
@@ -223,7 +217,6 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     for name in names:
         if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:
             raise UserError(f"algorithm.{name}: the student's is its teacher's, {hyper[name]}")
-    tell_where(start, config, (told | keys)["task"], show)
     return train(show=show, start=start, **(told | keys))
 
 

@@ -86,6 +86,8 @@ def train(
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
+        if start is not None and o.task != start.task:
+            say(f"{start.run} learnt in {start.task}, and goes on in {o.task}")
         if not left:
             say(f"{path}: already finished; nothing to do")
         else:

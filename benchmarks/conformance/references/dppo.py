@@ -13,14 +13,21 @@ from benchmarks.conformance.torch_side import link, mlp
 
 SIDE = "torch_side"
 NETWORK = "model/diffusion/mlp_diffusion.py"
+STEPS = "model/diffusion/diffusion_vpg.py"
+OF_CLIPPED = "noise = (x - alpha ** (0.5) * x_recon) / sqrt_one_minus_alpha"
 
 
 def dppo(job: Job) -> Learner:
     """As TrainPPODiffusionAgent takes a minibatch; the scale of rewards and GAE lie before it."""
     sys.path.insert(0, str(job.checkout))
-    module, c = job.load(), job.config
+    c, ddim = job.config, job.config["sampler"] == "ddim"
+    if ddim:  # what is followed is the network's noise, not that of the clipped guess
+        own = job.load(STEPS, {OF_CLIPPED: "pass"})
+        sys.modules[STEPS.removesuffix(".py").replace("/", ".")] = own
+    module = job.load()
     network = job.load(NETWORK, {"time_dim * 2": "time_dim * 4"})
     from model.common.critic import CriticObs
+    from model.diffusion.eta import EtaFixed
 
     sizes = {"action_dim": ACT, "horizon_steps": c["window"], "cond_dim": OBS * c["history"]}
     actor = network.DiffusionMLP(**sizes, time_dim=c["time_size"], mlp_dims=list(c["widths"]))
@@ -39,8 +46,9 @@ def dppo(job: Job) -> Learner:
         horizon_steps=c["window"],
         obs_dim=OBS,
         action_dim=ACT,
-        denoising_steps=c["rounds"],
+        denoising_steps=c["noise_levels"],
         device="cpu",
+        **({"use_ddim": True, "ddim_steps": c["rounds"], "eta": EtaFixed(c["eta"])} if ddim else {}),
     )
     optimisers = [
         torch.optim.AdamW(model.actor_ft.parameters(), c["policy_lr"], weight_decay=0),

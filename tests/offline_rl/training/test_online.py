@@ -284,7 +284,7 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
 
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
     hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
-    start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
+    start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
     keys = keys_of(config, {}, start)
     assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
@@ -303,7 +303,7 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
 def test_batches_are_the_same_methods_own() -> None:
     """What a run was told of its batches holds for its algorithm, not for one that goes on."""
     hyper, newest = {"batch_size": 32}, {0: (Done(updates=8), "")}
-    start = Start(Path("runs/line/sac/default"), "sac", 8, hyper, newest)
+    start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
     config["batch_size"] = 32
 
