@@ -120,6 +120,11 @@ DENOISED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, 
 DENOISED |= {"tuned": 3, "batch_size": 60_000, "history": 1, "window": 4, "executed": 2}
 DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
 WIDER = "a time's perceptron twice as wide as its input -> four times"
+RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
+BLIND = (
+    "a subset of critics by choice -> as ours draws it",
+    "what is made of pictures, a layer of all critics among it, -> 0",
+)
 VECTORS = "points and pictures, encoders of them -> vectors and perceptrons"
 LEVELS = "a last jump to the least noisy level, from whose number times are counted -> to none"
 BESIDE = "1e-{} beside advantages' deviation -> 1e-8"
@@ -464,12 +469,20 @@ CASES = (
         "resfit",
         "resfit/rl_finetuning/off_policy/rl/q_agent.py",
         ("noise", "subset"),
-        {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3},
+        RESIDUAL,
         {"utd": 2.0, "critic_updates": 2},
-        adapted=(
-            "a subset of critics by choice -> as ours draws it",
-            "what is made of pictures, a layer of all critics among it, -> 0",
-        ),
+        adapted=BLIND,
+        updates=8,
+    ),
+    Case(
+        "resfit",
+        "resfit",
+        "resfit/rl_finetuning/off_policy/rl/q_agent.py",
+        ("noise", "subset"),
+        RESIDUAL | {"correction_weight": 0.5},
+        {"utd": 2.0, "critic_updates": 2},
+        variant="correction_weight",
+        adapted=BLIND,
         updates=8,
     ),
     Case(

@@ -64,6 +64,7 @@ class Config(SeeingConfig):
     noise_clip: NonNegative = 0.3  # and the latter's largest size
     target_noise: bool = True  # on the next action of the target
     clip_target: bool = False  # to [0, 1], where only success is rewarded
+    correction_weight: NonNegative = 0.0  # of the correction's square, in the actor's loss
     mean_first: bool = False  # squares the critics' mean error, as the code, not each one's
     critics: Ensemble = 10  # E
     subset: Count = 2  # critics whose least makes the target; drawn anew for every update
@@ -157,10 +158,13 @@ class ResFiT(ActorLast):
         if not self.last(i):
             return state, metrics
 
-        def policy_loss(policy):  # the mean over all critics
-            return -state.critic(s, policy(s, state.random), state.random).mean()
-
         base = (s if self.spec.lone else s[BASE_ACTION])[..., -self.spec.action_dim :]
+
+        def policy_loss(policy):  # the mean over all critics
+            added = policy.correction(s, state.random)
+            value = state.critic(s, (base + added).clamp(-1, 1), state.random).mean()
+            return cfg.correction_weight * added.square().sum(-1).mean() - value
+
         correction = (state.policy(s) - base).abs().mean().detach()
         before = state
         state, policy_value = minimise(state, "policy", policy_loss)

@@ -43,7 +43,7 @@ class ResidualActor(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.actions, self.noise = actions, noise
 
-    def correction(self, observations: Tensor) -> Tensor:
+    def correction(self, observations: Tensor, random: Random | None = None) -> Tensor:
         """[..., O] -> [..., A], within the scale."""
         return self.scale.detach() * self.trunk(observations).tanh()
 

@@ -50,6 +50,10 @@ class Seeing(nn.Module):
         """See `heads.head`."""
         return self.head.explore(self.eyes(observations), random)
 
+    def correction(self, observations: Mapping[str, Tensor], random: Any = None) -> Tensor:
+        """Of a `ResidualActor`."""
+        return self.head.correction(self.eyes(observations, random))
+
 
 class SeeingPlanner(Seeing):
     """And one that answers with chunks: a `heads.head.Planner`."""

@@ -42,7 +42,8 @@ def resfit(job: Job) -> Learner:
     module.VitEncoder = Blind
     sizes: dict[str, Any] = {"hidden_dim": WIDTH, "num_layers": len(c["hidden"])}
     sizes |= {"use_layer_norm": c["layer_norm"]}
-    actor = rlpd.ActorConfig(feature_dim=FEATURE, action_scale=c["scale"], **sizes)
+    pulled = {"action_scale": c["scale"], "action_l2_reg_weight": c["correction_weight"]}
+    actor = rlpd.ActorConfig(feature_dim=FEATURE, **pulled, **sizes)
     heads = {"num_q": c["critics"], "min_q_heads": c["subset"], "spatial_emb": FEATURE}
     told = rlpd.QAgentConfig(
         device="cpu",
