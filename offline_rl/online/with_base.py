@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
@@ -57,7 +57,14 @@ class Base:
     made: Callable[[], Queue | Corrected]  # the queue of new episodes
     action_dim: int
     bundle: Bundle | None = None  # where it is one
+    weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)  # its own
     lock: Any = field(default_factory=threading.Lock, compare=False)  # of who acts and evaluates
+
+    def digests(self) -> dict[str, str] | None:
+        """sha256 of its weights, as the bundle has them and as they are now; None for code."""
+        if self.bundle is None or self.weights is None:
+            return None
+        return {"before": digest(self.bundle.weights), "after": digest(self.weights())}
 
     def observe(
         self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
@@ -214,9 +221,16 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source} corrects a base that it does not hold, and can be none")
     if (problem := differs(own, here)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
-    return Base(
-        source, checksum(Path(source)), lambda: episodes(policy), env.action_dim, policy.bundle
-    )
+    told = source, checksum(Path(source)), lambda: episodes(policy), env.action_dim, policy.bundle
+    return Base(*told, weights=lambda: policy.module.state_dict())
+
+
+def digest(weights: Mapping[str, Any]) -> str:
+    """sha256 of arrays or tensors and their names."""
+    found = sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
+    return found.hexdigest()
 
 
 def differs(own: Spec, here: Spec) -> str | None:

@@ -103,6 +103,8 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "version": __version__,
         "commit": hardware.commit(),
     }
+    if plan.base is not None and (digests := plan.base.digests()):
+        result["base_weights"] = digests
     if (
         o.keep_data
         and isinstance(trainer.collector, Collector)
