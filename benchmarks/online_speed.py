@@ -23,7 +23,8 @@ from offline_rl.utils import hardware
 from offline_rl.utils.options import Checked, Count, Positive, build, parse
 from offline_rl.utils.text import table, wrapped
 
-HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "simulator", "acting", "learner"]
+HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "updates/s"]
+HEADER += ["simulator", "acting", "learner"]
 RLPD = """
 Environment steps a second of one seed, simulator included: the median, slowest and fastest of
 {blocks} turns of {seconds:g} s. Two hidden layers of 256, batches of 256, half of them data. Shares
@@ -34,9 +35,8 @@ DPPO = """
 Environment steps a second of all seeds together, simulator included: the median, slowest and
 fastest of {blocks} turns of whole iterations, about {seconds:g} s each. A seed's iteration: 5,000
 decisions of two actions in 50 environments, 20 denoising steps each, then five visits to the last
-five of them in batches of 2,500, 50 updates; three hidden layers of 256. So a seed's updates a
-second are its environment steps / 200. Shares are of our own loop's time; acting holds the sampling
-and the advantages. {machine}
+five of them in batches of 2,500, 50 updates; three hidden layers of 256. Shares are of our own
+loop's time; acting holds the sampling and the advantages. {machine}
 """
 ONE, THREE = {"seeds": 1, "compile": "always"}, {"seeds": 3, "compile": "always"}
 
@@ -51,6 +51,7 @@ class Method:
     note: str
     eager: str  # the worker's kind of the plain contender
     ours: Mapping[str, Mapping[str, Any]]  # by name: what ours is told
+    updates: float  # for each environment step
     least: int  # ticks in a first turn, from which the number of the others follows
 
 
@@ -58,6 +59,7 @@ METHODS = {
     "rlpd": Method(
         *("online", "RLPD, 20 updates a step", "Hopper-v4", RLPD, "online_eager"),
         {"ours": {"overlap": False}, "ours, overlap": {"overlap": True}},
+        20,
         10,
     ),
     "dppo": Method(
@@ -68,6 +70,7 @@ METHODS = {
             "ours, three seeds": THREE,
             "ours, one seed, not compiled": ONE | {"compile": "never"},
         },
+        1 / 200,
         1,
     ),
 }
@@ -121,7 +124,7 @@ def page(found: dict[str, Any]) -> str:
     for name, row in zip(("plain PyTorch", *method.ours), rows, strict=True):
         rate, shares = statistics.median(row["turns"]), row["shares"]
         cells = [name, *(f"{x:.1f}" for x in (rate, min(row["turns"]), max(row["turns"])))]
-        cells += [f"{rate / plain:.2f}"]
+        cells += [f"{rate / plain:.2f}", f"{rate * method.updates:.3g}"]
         names = ("simulator", "acting", "learner")
         body.append(cells + [f"{100 * shares[k]:.1f} %" if shares else "" for k in names])
     note = method.note.format(
