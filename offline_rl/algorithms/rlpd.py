@@ -8,7 +8,7 @@ Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py)
          critic update draws a batch of its own, half and half, where there one of `utd` times the
          size is cut into as many, half and half; both are uniform draws with replacement. Layer
          normalisation has torch's eps (1e-5, there 1e-6); the data's actions are as they are, there
-         clipped to +-0.99999.
+         clipped to +-0.99999; terminals of the binary hands' data count, there they are removed.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=â
          with critics=10 subset=2 layer_norm=true, IQL's with critics=10 subset=2 squashed=true.
 Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py) in that the temperature is exp
          of what is learnt, as in the checkpoints, there softplus; the policy's deviation has CQL's
-         learnt scale and shift, there none (and in AntMaze it depends on the state, there not); the
-         actor's step takes the last of a block's batches, there all; networks that a step leaves
-         out stay as they are, there Adam's momentum carries them on; every critic has an output
-         layer of its own, there all share one; layer normalisation has torch's eps (1e-5, there
-         1e-6); the binary hands' episodes do not end with success. After IQL, which has none, the
-         temperature is new.
+         learnt scale and shift and lies in [e^-20, e^2], there none and in [1e-5, 10] (and in
+         AntMaze it depends on the state, there not); the actor's step takes the last of a block's
+         batches, there all; networks that a step leaves out stay as they are, there Adam's momentum
+         carries them on; every critic has an output layer of its own, there all share one; layer
+         normalisation has torch's eps (1e-5, there 1e-6); the binary hands' episodes do not end
+         with success. After IQL, which has none, the temperature is new.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def dppo(job: Job) -> Learner:
     sizes = {"action_dim": ACT, "horizon_steps": c["window"], "cond_dim": OBS * c["history"]}
     actor = network.DiffusionMLP(**sizes, time_dim=c["time_size"], mlp_dims=list(c["widths"]))
     critic = CriticObs(OBS * c["history"], list(c["value_hidden"]))
+    jumps = {"use_ddim": True, "ddim_steps": c["rounds"], "eta": EtaFixed(c["eta"])}
     model = module.PPODiffusion(
         actor=actor,
         critic=critic,
@@ -48,7 +49,7 @@ def dppo(job: Job) -> Learner:
         action_dim=ACT,
         denoising_steps=c["noise_levels"],
         device="cpu",
-        **({"use_ddim": True, "ddim_steps": c["rounds"], "eta": EtaFixed(c["eta"])} if ddim else {}),
+        **(jumps if ddim else {}),
     )
     optimisers = [
         torch.optim.AdamW(model.actor_ft.parameters(), c["policy_lr"], weight_decay=0),

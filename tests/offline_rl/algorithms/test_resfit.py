@@ -623,7 +623,8 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     digests = made.results[0]["base_weights"]
     assert digests["before"] == digests["after"]
     frozen = base_of(base, envs.make_vector(line, 1))
-    assert frozen.digests() == digests and frozen.weights is not None
+    assert frozen.digests() == digests
+    assert frozen.weights is not None
     next(iter(frozen.weights().values())).view(-1)[0] += 1e-6  # what it acts by
     assert frozen.digests() != digests
     file = made.path / "seed_0" / "policy.bundle"
