@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.paths import share
 from offline_rl.data.cache import cached
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum
+from offline_rl.utils.files import checksum, read_object
 
 if TYPE_CHECKING:
     from envs.cards import Card, File
@@ -58,11 +59,23 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
         return path
     looked = ", nor ".join(str(path.parent) for path in _places(file, data_dir))
     there = f" data_dir={data_dir}" if data_dir else ""
-    download = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
+    had = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
+    if recipe := recipe_of(card):
+        had = f"make it with offline-rl generate recipe={recipe}, or "
     raise UserError(
-        f"{card.name}: {file.name} is not in {looked}. Remedy: {download}name another folder with "
+        f"{card.name}: {file.name} is not in {looked}. Remedy: {had}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
     )
+
+
+def recipe_of(card: "Card") -> str | None:
+    """The recipe that made the card's file; None where it is not our own."""
+    name = card.name.removeprefix("gym/").replace("/", "-")
+    made = share("datasets") / "generated" / f"{name}.json"
+    if not made.is_file():
+        return None
+    recipe = read_object(made)["recipe"]
+    return str(recipe["name"] if isinstance(recipe, dict) else recipe)
 
 
 def stored(

@@ -74,4 +74,6 @@ def costs(wanted: Sequence[Cell], workers: int) -> str:
     if known:
         total += f": about {duration(sum(known) / workers)}"
     total += f"{', and' if known else ':'} {blind} of unknown length" if blind else ""
+    for reason in dict.fromkeys(cell.unknown for cell in left if cell.seconds is None):
+        total += f"\n?: {reason}" if reason else ""
     return f"{table(['cell', 'seeds', 'updates', 'done', 'cost'], body)}\n\n{total}"

@@ -52,6 +52,7 @@ class Cell:
 
     keys: dict[str, Any]  # of `train`; of `finetune` where there is a `run`
     seconds: float | None = None  # what it is expected to take, where that is known
+    unknown: str = ""  # why not, where it is not; no part of a plan
 
     @property
     def folders(self) -> list[SeedFolder]:
@@ -234,11 +235,13 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
         k = cell.keys
         name, size = label(k["algorithm"]), cell.total * len(cell.folders)
         found = speeds.get((name, k["task"])) or speeds.get((name, None))
+        unknown = ""
         if not found:
-            seconds = before[cell.id] if before.get(cell.id) is not None else counted(cell)
+            known = before.get(cell.id)
+            seconds, unknown = (known, "") if known is not None else counted(cell)
             if seconds is not None and size:
                 found = speeds[name, None] = [seconds / size]
-        priced.append(Cell(k, median(found) * size if found else None))
+        priced.append(Cell(k, median(found) * size if found else None, unknown))
     return priced
 
 
@@ -250,14 +253,16 @@ def costs_of(plan: Path) -> dict[str, float | None]:
         return {}
 
 
-def counted(cell: Cell) -> float | None:
-    """What its updates should take in seconds; None where that is not known before it begins."""
-    if "run" in cell.keys or not cell.total or cell.finished:
-        return None
+def counted(cell: Cell) -> tuple[float | None, str]:
+    """What its updates should take in seconds, or why that is not known before it begins."""
+    if not cell.total or cell.finished:
+        return None, ""
+    if "run" in cell.keys:
+        return None, "a run that goes on from another: none of this method is finished yet"
     try:
-        return expected_seconds(cell.keys)
-    except UserError:  # such as data that is not there yet: said when its turn comes
-        return None
+        return expected_seconds(cell.keys), ""
+    except UserError as error:  # such as data that is not there yet: it may be when its turn comes
+        return None, str(error)
 
 
 def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from made_files import in_neorl2_words, save, steps, two_episodes, with_next
 from made_layouts import episodes, minari
 
-from envs.cards import Card, File
+from envs.cards import Card, File, cards
 from envs.tasks import Task
 from offline_rl.data.load import data_folder, find, lerobot_folder, load
 from offline_rl.utils.errors import UserError
@@ -85,6 +85,11 @@ def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeyp
         find(card)
     with pytest.raises(UserError, match=r"Remedy: name another folder"):
         find(a_card(File("a.hdf5", "suite/a.hdf5")))
+    for name, recipe in (("gym/pen-binary-medium", "pen"), ("push/slow-expert", "push")):
+        with pytest.raises(
+            UserError, match=f"Remedy: make it with offline-rl generate recipe={recipe}"
+        ):
+            find(cards()[name], tmp_path)
 
 
 def test_an_unknown_split_is_refused(tmp_path: Path):

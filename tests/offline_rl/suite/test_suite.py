@@ -16,7 +16,7 @@ import pytest
 from small_data import save_small
 
 from offline_rl.suite import queue
-from offline_rl.suite.benchmark import benchmark
+from offline_rl.suite.benchmark import benchmark, costs
 from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, select, write_plan
 from offline_rl.suite.queue import taken, work_off
 from offline_rl.utils.errors import UserError
@@ -155,7 +155,10 @@ def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
     assert first.seconds == pytest.approx(0.16)
     assert 0 < (second.seconds or 0) < 1  # none like it: by counted work
     gone = replace(second, keys={**second.keys, "dataset": "gone.npz"})
-    assert priced([gone], "runs/nowhere")[0].seconds is None
+    (dear,) = priced([gone], "runs/nowhere")
+    assert dear.seconds is None
+    assert costs([dear], 1).endswith(f": 1 of unknown length\n?: {dear.unknown}")
+    assert "gone.npz" in dear.unknown
     (folder / "runs/nowhere").mkdir(parents=True)
     write_plan(folder / "runs/nowhere/plan.json", "mine", [replace(gone, seconds=7.0)])
     assert priced([gone], "runs/nowhere")[0].seconds == pytest.approx(7)  # it is not counted again
@@ -333,7 +336,7 @@ def test_who_is_asked_to_stop_waits_for_the_workers(
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
         f"{begun}from offline_rl.suite import queue; "
-        "from offline_rl.suite.benchmark import benchmark; "
+        "from offline_rl.suite.benchmark import benchmark, costs; "
         "queue.NICENESS = 0; "
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
