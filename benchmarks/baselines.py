@@ -19,7 +19,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +76,6 @@ def search(play: Play, known: np.ndarray, generations: int) -> np.ndarray:
     return best
 
 
-def all_starts(task: Task) -> list[int] | None:
-    """Seeds that meet every start once, where a task has so few; else None."""
-    if task.env_id != "neorl2/Simglucose":
-        return None
-    seeds = dict[tuple[int, int], int]()
-    for seed in count(EVALUATION_SEED):
-        rng = np.random.RandomState(seed)
-        rng.randint(0, 1000)
-        seeds.setdefault((rng.randint(0, 24), rng.choice(15)), seed)  # hour, patient
-        if len(seeds) == 24 * 15:
-            return sorted(seeds.values())
-    raise AssertionError
-
-
 def of_data(task: Task, data: Dataset) -> dict[str, Any]:
     """The rows that no simulator is needed for."""
     returns = np.sort(data.episode_returns())
@@ -131,7 +116,7 @@ def main(arguments: list[str]) -> None:
     task = envs.task(options["task"])
     data = load(data_folder() / options["dataset"] if "dataset" in options else task)
     number = int(options["starts"])
-    exact = all_starts(task)
+    exact = envs.make_vector(task, 1).every_start(EVALUATION_SEED)
     searched = exact[:: len(exact) // number] if exact else range(SEARCH_SEED, SEARCH_SEED + number)
     chosen = exact or range(EVALUATION_SEED, EVALUATION_SEED + EPISODES)
 

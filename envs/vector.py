@@ -89,6 +89,10 @@ class VectorEnv(ABC):
         self._running[indices] = ~(terminated | truncated)
         return Step(typed(observations), rewards, terminated, truncated, infos)
 
+    def every_start(self, first: int) -> list[int] | None:
+        """Seeds from `first` on that meet every start once; None where starts are too many."""
+        return None
+
     def render(self, index: int = 0) -> np.ndarray:
         """A picture of one environment, [height, width, 3] uint8."""
         raise NotImplementedError(f"{type(self).__name__} has no picture.")

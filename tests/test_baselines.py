@@ -64,16 +64,6 @@ def test_an_episode_that_ended_is_worth_what_it_earned():
     assert found["weight"] == pytest.approx(sum(by_row) / 10, rel=1e-5)
 
 
-def test_simglucose_is_played_from_each_of_its_360_starts_once():
-    task = envs.task("neorl2/Simglucose")
-    seeds = baselines.all_starts(task)
-    assert seeds is not None
-    env = envs.make_vector(task, len(seeds))
-    observations = env.reset(seeds)
-    starts = {(tuple(row), minute) for row, minute in zip(observations, env._minute, strict=True)}
-    assert len(seeds) == len(starts) == 360
-
-
 def test_what_data_is_worth_follows_the_rewards_that_a_run_learns_from(monkeypatch):
     """Rewards r become 1000 / 50 r - 1: 20 value - weight."""
     values = {"discount": 0.99, "range_of_returns": 50.0, "value": 3.0, "weight": 10.0}

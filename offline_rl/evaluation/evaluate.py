@@ -15,7 +15,7 @@ import policies
 from envs import Task, VectorEnv
 from offline_rl.data.meaning import spec_of
 from offline_rl.evaluation.options import EvaluateOptions
-from offline_rl.evaluation.rollout import Episodes, rollout
+from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.online.with_base import attached
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
@@ -36,11 +36,12 @@ def evaluate(**keys: Any) -> str:
     paths = bundles(Path(options.run))
     try:
         task = task_of(options.task, paths)
-        env = envs.make_vector(task, options.episodes, num_threads=min(cores(), 8))
+        seeds = starts(task, options.episodes)
+        env = envs.make_vector(task, len(seeds), num_threads=min(cores(), 8))
         target = options.target_return
         given = {} if target is None else {"target_return": target}
         loaded = {path: load(path, task, env, given, options.base) for path in paths}
-        played = {path: play(policy, env) for path, policy in loaded.items()}
+        played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     env.close()
@@ -106,9 +107,13 @@ def load(
     return policy
 
 
-def play(policy: BundlePolicy, env: VectorEnv) -> Episodes:
-    """An episode in every environment; of a chunk of actions the first `executed` are taken."""
-    seeds, player, rewards = EVALUATION_SEED + np.arange(env.num_envs), Player(policy), None
+def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
+    """An episode in every environment; of a chunk of actions the first `executed` are taken.
+
+    seeds: [num_envs]; default: those of every evaluation.
+    """
+    seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
+    player, rewards = Player(policy), None
     player.reset(seeds)
 
     def act(observations: Observations) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from offline_rl.utils.options import Checked, Count, Number
 
@@ -13,7 +14,9 @@ class EvaluateOptions(Checked):
 
     run: str  # a bundle, a seed's folder or its parent
     task: str | None = None  # default: the one the policy was trained on
-    episodes: Count = 100  # of each bundle; episode k always starts from the same seed
+    # of each bundle; episode k always starts from the same seed; all: each start once, of a task
+    # that has few
+    episodes: Count | Literal["all"] = 100
     target_return: Number | None = None  # for policies that aim at one; default: the bundle's
     base: str | None = None  # module:function, where a bundle corrects what it does not hold
     json: bool = False  # numbers for machines instead of a table

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs import VectorEnv
+import envs
+from envs import Task, VectorEnv
 from envs.adapters import SUCCESS
 from envs.faults import numbers
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
 
@@ -38,6 +41,23 @@ class Episodes(NamedTuple):
         kept: dict[str, Any]
         kept = {k: v if v is None else v[start:stop] for k, v in self._asdict().items()}
         return Episodes(**kept)
+
+
+def starts(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
+    """The seeds of an evaluation's episodes. UserError for "all" of a task that has no count.
+
+    key: what the user calls `episodes`.
+    """
+    if isinstance(episodes, int):
+        return EVALUATION_SEED + np.arange(episodes)
+    found = None
+    if task.env_id is not None:
+        env = envs.make_vector(task, 1)
+        found = env.every_start(EVALUATION_SEED)
+        env.close()
+    if found is None:
+        raise UserError(f"{key}={episodes}: {task.name} has no few starts to count: give a number")
+    return np.array(found)
 
 
 def rollout(

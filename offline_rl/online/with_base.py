@@ -120,6 +120,9 @@ class WithBase(VectorEnv):
             shown[going] = self.base.observe(self._queue, seen, rows[going])[BASE_ACTION]
         return step._replace(observations=beside(step.observations, shown))
 
+    def every_start(self, first: int) -> list[int] | None:
+        return self.env.every_start(first)
+
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
 

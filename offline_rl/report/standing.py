@@ -68,7 +68,7 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
         seeds=[seed for seed, _ in done],
         values=[v for v in values if v is not None],
         lasts=[v for v in lasts if v is not None],
-        error=_error([o for _, o in done], key),
+        error=_error([o for _, o in done], key, exact=first.config.get("eval_episodes") == "all"),
         formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
@@ -80,11 +80,16 @@ def share_of(successes: Sequence[bool]) -> tuple[float, float, float]:
     return (sum(successes) / len(successes), *wilson(sum(successes), len(successes)))
 
 
-def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
-    """The standard error over episodes; episode k of every seed begins alike."""
+def _error(outcomes: Sequence[Outcome], key: str, *, exact: bool) -> float | None:
+    """The standard error over episodes; episode k of every seed begins alike.
+
+    exact: they are all the starts there are, so that there is none.
+    """
     sound = [o.returns for o in outcomes if o.returns and None not in o.returns]
     if not sound:
         return None
+    if exact:
+        return 0.0
     count = min(map(len, sound))
     error = evaluation_error(np.array([returns[:count] for returns in sound], np.float64))
     reference = outcomes[0].score_reference

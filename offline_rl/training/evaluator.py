@@ -13,7 +13,6 @@ import torch
 from envs import VectorEnv
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes, rollout
-from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
 
@@ -36,12 +35,16 @@ class Evaluator:
         engine: Engine,
         env: VectorEnv,
         normaliser: Callable[[Observations], Observations],
-        episodes: int,
+        starts: np.ndarray,
         *,
         beside: bool,
     ) -> None:
-        """env: `episodes` environments of each seed. beside: in a thread of its own."""
-        self.env, self.normaliser, self.episodes = env, normaliser, episodes
+        """env: an environment for each seed and start. starts: the episodes' seeds.
+
+        beside: in a thread of its own.
+        """
+        self.env, self.normaliser, self.starts = env, normaliser, starts
+        self.episodes = episodes = len(starts)
         self.groups = env.num_envs // episodes
         # a small network's steps on a GPU cost more in waiting than on the processor
         self._policies = engine.stacked_policy(episodes, device=torch.device("cpu"))
@@ -99,6 +102,6 @@ class Evaluator:
             told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
             self._policies.observe(told)
 
-        seeds = np.tile(EVALUATION_SEED + np.arange(count), groups)
+        seeds = np.tile(self.starts, groups)
         self._policies.reset(seeds)
         return rollout(env, act, self.normaliser, seeds, observe), broken

@@ -36,7 +36,7 @@ class TrainOptions(Checked):
     keep_data: bool = False  # leaves what was seen online as a data set, experience.hdf5 of a seed
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
-    eval_episodes: Count = 10  # for each seed
+    eval_episodes: Count | Literal["all"] = 10  # for each seed; all: each start, of tasks with few
     checkpoint_every: Count = 10_000  # updates (online: environment steps)
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products

@@ -24,6 +24,7 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.meaning import spec_of
 from offline_rl.data.transform import centre_of, range_of_returns
+from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
@@ -110,6 +111,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
+    if options.eval_episodes == "all":
+        starts(chosen.task, "all", "eval_episodes")  # refuses a task that has too many
     hardware.device(options.device)
     base = frozen(options, algorithm, env)
     if options.action_range == "data" and env is not None:

@@ -16,6 +16,7 @@ to 3e-3, is no matter of integration: the files have the actions in float32, and
 
 import csv
 import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ KM0, VMX, VG = (PARAMETERS.index(name) for name in ("Km0", "Vmx", "Vg"))
 PATIENTS = [
     f"{age}#{number:03d}" for age in ("adolescent", "adult", "child") for number in range(1, 6)
 ]
+HOURS = 24  # of a day, at any of which an episode may begin
 MEALS_G = {7: 45, 9.5: 10, 12: 70, 15: 10, 18: 80, 21.5: 10}  # by the hour of the day
 
 
@@ -47,6 +49,13 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
         for keys in (PARAMETERS, states)
     )
     return parameters, start
+
+
+def start_of(seed: int) -> tuple[int, int]:
+    """The hour and the patient, as their number."""
+    rng = np.random.RandomState(seed)
+    rng.randint(0, 1000)  # upstream's seed of the sensor, whose noise is off
+    return rng.randint(0, HOURS), rng.choice(len(PATIENTS))
 
 
 def derivative(x: np.ndarray, inputs: np.ndarray, p: np.ndarray) -> np.ndarray:
@@ -126,15 +135,22 @@ class Simglucose(VectorEnv):
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         start = patients()[1]
         for seed, index in zip(seeds, indices, strict=True):
-            rng = np.random.RandomState(seed)
-            rng.randint(0, 1000)  # upstream's seed of the sensor, whose noise is off
-            self._minute[index] = 60 * rng.randint(0, 24)
-            self._patient[index] = rng.choice(len(PATIENTS))
+            hour, self._patient[index] = start_of(seed)
+            self._minute[index] = 60 * hour
         self._x[:, indices] = start[:, self._patient[indices]]
         for array in (self._to_eat, self._eaten, self._rest, self._eating):
             array[indices] = 0
         self._sensor[indices] = self._cgm[indices] = self._glucose(indices).clip(10, 600)
         return self._observations(indices)
+
+    def every_start(self, first: int) -> list[int]:
+        """Of each patient at each hour."""
+        seeds = dict[tuple[int, int], int]()
+        for seed in itertools.count(first):
+            seeds.setdefault(start_of(seed), seed)
+            if len(seeds) == HOURS * len(PATIENTS):
+                break
+        return sorted(seeds.values())
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         parameters = patients()[0][:, self._patient[indices]]

@@ -49,6 +49,17 @@ def test_patients_begin_in_the_steady_state_of_their_basal_rate() -> None:
     np.testing.assert_allclose(more - change, np.eye(13)[:, 10:11] * np.ones(COUNT), atol=1e-12)
 
 
+def test_every_start_is_met_once() -> None:
+    """Each of 15 patients at each of 24 hours; the same seeds whenever they are asked for."""
+    seeds = Simglucose(1).every_start(1000)
+    env = Simglucose(len(seeds))
+    observations = env.reset(seeds)
+    starts = {(tuple(row), minute) for row, minute in zip(observations, env._minute, strict=True)}
+    assert len(seeds) == len(set(seeds)) == len(starts) == 24 * COUNT == 360
+    assert min(seeds) >= 1000
+    assert seeds == Simglucose(3).every_start(1000)
+
+
 def test_what_is_eaten_leaves_through_the_gut_only() -> None:
     """Solid, liquid and gut together gain the food and lose what is absorbed, however full."""
     rng = np.random.default_rng(0)

@@ -59,6 +59,24 @@ def returns_by_a_loop(action: tuple[float, ...], episodes: int) -> list[float]:
     return returns
 
 
+def test_every_start_of_a_task_that_has_few_gives_its_exact_score(tmp_path: Path) -> None:
+    """As `benchmarks.baselines` has it, which plays the action without a bundle."""
+    kept = json.loads(Path("benchmarks/results/baselines.json").read_text())["neorl2/Simglucose"]
+    expected = kept["rows"]["constant_-0.996"]
+    size = envs.make_vector("neorl2/Simglucose", 1).observation_shape[0]
+    path = constant_policy(
+        tmp_path / "policy.bundle", (-0.996,), observations=size, task="neorl2/Simglucose"
+    )
+    (only,) = json.loads(evaluate(run=str(path), episodes="all", json=True))["bundles"]
+    assert len(only["returns"]) == 360
+    assert only["score"] == pytest.approx(expected["score"], abs=1e-3)
+
+
+def test_a_task_with_too_many_starts_to_count_says_so(dmsd: Path) -> None:
+    with pytest.raises(UserError, match="episodes=all: neorl2/DMSD has no few starts to count"):
+        evaluate(run=str(dmsd), episodes="all")
+
+
 def test_a_constant_policy_scores_what_a_plain_loop_over_the_environment_finds(dmsd: Path) -> None:
     expected = returns_by_a_loop(ACTION, 3)
     found = json.loads(evaluate(run=str(dmsd), episodes=3, json=True))

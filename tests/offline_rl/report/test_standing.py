@@ -1,6 +1,7 @@
 """What the seeds of one algorithm came to together."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import seed_folder
@@ -9,9 +10,11 @@ from offline_rl.report.runs import collect
 from offline_rl.report.standing import Standing, standing
 
 
-def of_scores(out: Path, last: tuple[float, ...], before: float, updates: int = 4000) -> Standing:
+def of_scores(
+    out: Path, last: tuple[float, ...], before: float, updates: int = 4000, **more: Any
+) -> Standing:
     """Seeds that ended at `last`, with `before` in four evaluations; target rate and bias 0.5."""
-    config = {"num_updates": updates, "hyper": {"tau": 0.5, "discount": 0.5}}
+    config = {"num_updates": updates, "hyper": {"tau": 0.5, "discount": 0.5}, **more}
     for seed, score in enumerate(last):
         curve = {0: -99.0, **dict.fromkeys(range(1, 5), before), updates: score}
         seed_folder(out, seed, curve, config=config, num_updates=updates)
@@ -28,6 +31,10 @@ def test_above_is_by_more_than_the_deviation_over_seeds_and_the_error_over_episo
     assert found.error == pytest.approx(0.5)
     assert found.above(50 - 8.17 - 0.51)
     assert not found.above(50 - 8.16 - 0.49)
+
+
+def test_who_played_every_start_has_no_error_over_episodes(tmp_path: Path) -> None:
+    assert of_scores(tmp_path, (40.0, 50.0), before=50.0, eval_episodes="all").error == 0.0
 
 
 def test_above_is_at_the_end_and_over_the_last_five_evaluations(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import envs
 from offline_rl import Dataset, UserError, train
 from offline_rl.utils.files import read_json
 
@@ -33,6 +34,25 @@ def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
     assert (seed / "result.json").stat() == before
     with pytest.raises(UserError, match="was begun with other data"):
         train(**QUICK, dataset=made(2.0), out=str(tmp_path))
+
+
+def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> None:
+    draw, size = (
+        np.random.default_rng(0),
+        envs.make_vector("neorl2/Simglucose", 1).observation_shape,
+    )
+    few = Dataset.from_arrays(
+        draw.normal(size=(200, *size)),
+        draw.uniform(-1, 1, (200, 1)),
+        np.ones(200),
+        np.arange(200) % 50 == 49,
+    )
+    keys = {**QUICK, "dataset": few, "seeds": 1, "eval_every": 20, "eval_episodes": "all"}
+    (seed,) = train(**{**keys, "task": "neorl2/Simglucose", "out": str(tmp_path)}).results
+    assert len(seed["returns"]) == 360
+    with pytest.raises(UserError, match="eval_episodes=all: env:Pendulum-v1 has no few starts"):
+        train(**{**keys, "task": "env:Pendulum-v1", "out": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
