@@ -70,7 +70,7 @@ class Shares:
         self.since += time.perf_counter() - held
 
 
-def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
+def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "auto") -> None:
     """`train` itself: rlpd as its authors have it, one tick an environment step."""
     env = envs.make_vector(task, 1)
     rows = data(env)
@@ -101,6 +101,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool) -> None:
             eval_episodes=1,
             checkpoint_every=1_000_000,
             overlap=overlap,
+            precision=precision,
             compile="always",
             device=device,
             tracker="none",
