@@ -617,5 +617,6 @@ CASES = (
 )
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
+    "one_step": "Lei-Kun/RL-100 has this loss beside its own updates: see rl100's one-step head",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

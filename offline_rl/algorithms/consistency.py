@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise_with
-from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
+from offline_rl.algorithms.common.chunk_cloning import SHAPE, Denoising, DenoisingConfig
 from offline_rl.algorithms.common.config import Dropout
 from offline_rl.algorithms.common.noising.edm import (
     BINS,
@@ -60,6 +60,12 @@ class Consistency(Denoising):
     Config = Config
     distils = "a run of diffusion_policy with algorithm.process=edm"
     frozen = ("teacher",)
+
+    @classmethod
+    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+        if algorithm != "diffusion_policy" or hyper.get("process") != "edm":
+            return None
+        return {name: hyper[name] for name in SHAPE if hyper.get(name) is not None}
 
     def table(self) -> Table:
         return jumps(self.cfg.rounds, BINS, self.cfg.unit)

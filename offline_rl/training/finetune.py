@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.chunk_cloning import SHAPE
 from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.training.options import FinetuneOptions, TrainOptions
@@ -203,7 +202,8 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     seeds = keys.pop("seeds", None)
     start, config = start_of(run, seeds)
     hyper = config["hyper"]
-    if hyper.get("process") != "edm":
+    given = student.of_teacher(start.algorithm, hyper)
+    if given is None:
         how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
             f"run={run}, of {start.algorithm}{how}, is no teacher: {keys['algorithm']} is taught "
@@ -211,12 +211,11 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
         )
     told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     told |= {name: config[name] for name in KEPT if config.get(name) is not None}
-    told |= {"name": f"from-{label(start.algorithm)}"}
-    names = {field.name for field in fields(student.Config)} & set(SHAPE) & hyper.keys()
-    told |= {f"algorithm.{name}": hyper[name] for name in sorted(names) if hyper[name] is not None}
-    for name in names:
-        if keys.get(f"algorithm.{name}", hyper[name]) != hyper[name]:
-            raise UserError(f"algorithm.{name}: the student's is its teacher's, {hyper[name]}")
+    told |= place_of(start.run, config) | {"name": f"from-{label(start.algorithm)}"}
+    for name, value in sorted(given.items()):
+        told[f"algorithm.{name}"] = value
+        if keys.get(f"algorithm.{name}", value) != value:
+            raise UserError(f"algorithm.{name}: the student's is its teacher's, {value}")
     return train(show=show, start=start, **(told | keys))
 
 

@@ -197,6 +197,14 @@ class Algorithm:
         """`cfg` with the values that only the data can tell, where they were left open."""
         return cfg
 
+    @classmethod
+    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a student's config has of its teacher's run; None where that can be none.
+
+        hyper: the run's hyper-parameters.
+        """
+        raise NotImplementedError
+
     def source(self, phase: str, sources: Sources) -> Source:
         """Where a phase's batches come from: one of `sources`, a view of it, or a mixture."""
         if phase != ONLINE:

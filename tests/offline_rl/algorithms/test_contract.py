@@ -402,6 +402,7 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
             "diffusion_policy",
             "flow_policy",
             "consistency",
+            "one_step",
             "act",
             "dppo",
             "rl100",

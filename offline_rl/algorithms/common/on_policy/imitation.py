@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimise, wanted
 from offline_rl.algorithms.common.chunk_cloning import completed
 from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.noising.certain import at_once, certain
 from offline_rl.algorithms.common.noising.questions import of_diffusion, of_flow
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.schedule import ONLINE
@@ -25,7 +26,7 @@ from offline_rl.replay.chunks import Chunks
 from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.options import Count, Range
 from policies.heads.diffusion import DiffusionActor
-from policies.heads.schedules import Round, Table, cosine_alphas, ddim, euler, sample
+from policies.heads.schedules import sample
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -58,8 +59,7 @@ class Imitating(DenoisingRL):
         """`student` is the one-step head, `student_before` what it was when last accepted."""
         made, cfg = super().networks(), self.cfg
         if cfg.one_step != "none":
-            options = cfg.actor(self.spec) | {"table": self.table(0.0)}
-            made["student"] = student(cfg, options)
+            made["student"] = DiffusionActor(**cfg.actor(self.spec), table=at_once(certain(cfg)))
             made["student"].load_state_dict(made["model"].state_dict())
         if cfg.one_step == "joint":
             made["student_before"] = copy.deepcopy(made["student"])
@@ -119,19 +119,6 @@ class Imitating(DenoisingRL):
 def own(name: str) -> str:
     """The model's weight that goes into the policy's of that name, of whatever rounds."""
     return f"network.{name.split('.', 1)[1]}"
-
-
-def certain(cfg: Any) -> Table:
-    """The rounds of a chain config's policy without noise between them."""
-    if cfg.process == "flow":
-        return euler(cfg.rounds)
-    return ddim(cosine_alphas(cfg.noise_levels), cfg.rounds, cfg.predicts)
-
-
-def student(cfg: Any, options: dict[str, Any]) -> DiffusionActor:
-    """A head that is asked once, where the first round is, and tells the chunk itself."""
-    once = Round(certain(cfg)[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)
-    return DiffusionActor(**(options | {"table": [once]}))
 
 
 def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:

@@ -1,0 +1,121 @@
+"""One step: a policy that denoises in many rounds, taught to a head that answers at once.
+
+From the same noise, without any between the rounds, the teacher and the head should end in the same
+chunk; the states are the data's, its actions are not looked at.
+`offline-rl distill algorithm=one_step run=<run>` begins with one of diffusion_policy, flow_policy,
+dppo or rl100.
+
+Paper:   Lei et al., arXiv:2510.14830, whose RL-100 ends so, or keeps such a head in step throughout
+         (`rl100` with `one_step`).
+Differs: from the authors' code (Lei-Kun/RL-100) in that all actions from the present one on are
+         taught, there those executed; what acts is a moving average, there the last weights
+         (`ema_max=0`); the head is told the policy's first time, and held to chunks in [-1, 1],
+         there in the actions' own units. Pictures are seen by the teacher's encoder, which stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.chunk_cloning import (
+    SHAPE,
+    Built,
+    ChunkConfig,
+    DenoiserShape,
+    Denoising,
+)
+from offline_rl.algorithms.common.config import BUILT
+from offline_rl.algorithms.common.noising.certain import at_once, certain
+from offline_rl.replay.batch import Batch
+from policies.heads.diffusion import DiffusionActor, TunedActor
+from policies.heads.schedules import Table, sample
+
+
+@dataclass(frozen=True)
+class Config(DenoiserShape, ChunkConfig):
+    """What the teacher is made of is its run's; the rest as Diffusion Policy learns."""
+
+    process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's
+    noise_levels: Built = 100  # the teacher's, of ddpm
+    predicts: Annotated[Literal["noise", "action"], BUILT] = "noise"  # the teacher's, of ddpm
+    rounds: Built = 100  # the teacher's, from noise to a chunk
+    tuned: Built | None = None  # of these, the last that were fine-tuned; null: all, or none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_ends:
+            raise ValueError("mask_ends is not read: the data's actions are not looked at")
+        if self.process == "ddpm" and self.rounds > self.noise_levels:
+            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+
+
+class OneStep(Denoising):
+    Config: ClassVar[type] = Config
+    distils = "a run of diffusion_policy, flow_policy, dppo or rl100"
+    frozen = ("teacher",)
+
+    @classmethod
+    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+        if algorithm not in ("diffusion_policy", "flow_policy", "dppo", "rl100"):
+            return None
+        names = (*SHAPE, "process", "noise_levels", "predicts", "rounds", "tuned")
+        found = {name: hyper[name] for name in names if hyper.get(name) is not None}
+        if algorithm == "flow_policy":
+            found["process"] = "flow"
+        return found
+
+    def table(self) -> Table:
+        return at_once(certain(self.cfg))
+
+    def networks(self) -> dict[str, nn.Module]:
+        options = self.cfg.actor(self.spec) | {"table": certain(self.cfg)}
+        tuned = {} if self.cfg.tuned in (None, self.cfg.rounds) else {"tuned": self.cfg.tuned}
+        teacher = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
+        return {"model": self.head(), "teacher": teacher}
+
+    def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
+        return DiffusionActor(**self.cfg.actor(self.spec), table=table, until=until)
+
+    @property
+    def undecayed(self) -> tuple[str, ...]:
+        """The teacher's eyes, which nothing teaches here, stay as they are."""
+        return (*super().undecayed, "eyes")
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """One step towards where the teacher's rounds end, in the actions from the present one."""
+        cfg, random, head = self.cfg, state.random, self.modules["model"]
+        s = state.teacher.encode(batch.observations, random)  # [B, history, F], by its eyes
+        noise = random.normal((len(s), *head.noise_shape))  # type: ignore[misc]
+
+        def teacher(x: Tensor, time: float) -> Tensor:
+            told: Tensor = state.teacher.asked(s, x, time)
+            return told
+
+        target = sample(certain(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]
+        x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], self.table()[0][0])
+
+        def policy_loss(model) -> Tensor:
+            error: Tensor = model.predict(s, x, time) - target
+            return error[:, cfg.history - 1 :].square().mean()
+
+        state, value = minimise(state, "model", policy_loss)
+        return self.averaged(state), {"policy_loss": value}
+
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other's acting policy is the teacher, and where the student begins."""
+        taken = {**own, "counters/update": other["counters/update"]}
+        for name, value in own.items():
+            if not name.startswith("params/"):
+                continue
+            parameter = name.split("/", 2)[2]
+            found = other.get(f"params/policy/{parameter}")
+            if found is None or found.shape != value.shape:
+                raise ValueError(f"{parameter}, {[*value.shape]}, is missing or of another shape")
+            taken[name] = found
+        return taken

@@ -1,0 +1,160 @@
+"""One step: where the teacher's rounds end, by hand; who may teach it, and that it learns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from on_a_line import CLONE, registered, run_of
+
+import policies
+from offline_rl import UserError, finetune
+from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.noising.certain import certain
+from offline_rl.algorithms.one_step import Config, OneStep
+from offline_rl.replay.batch import Batch
+from offline_rl.training.finetune import distill
+from offline_rl.utils.random import Random
+from policies import Spec
+from policies.heads.schedules import sample
+
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
+SMALL |= {"executed": 2, "rounds": 5, "action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
+QUICK: dict[str, Any] = {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
+
+
+def state_of(algorithm: OneStep) -> State:
+    """Its own beginning; the teacher's two networks differ where it was tuned."""
+    tree = algorithm.initial()
+    params = {name: dict(tensors) for name, tensors in tree["params"].items()}
+    for name, value in params["teacher"].items():
+        params["teacher"][name] = value + 0.3 * torch.randn_like(value)
+    return State(algorithm, params, tree["optimiser"], Random(torch.tensor(0), torch.tensor(0)))
+
+
+def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) -> torch.Tensor:
+    """Where the teacher's rounds end: a flow's by its definition, else by diffusers' DDIM."""
+
+    def asked(x: torch.Tensor, time: float, round_: int) -> torch.Tensor:
+        late = cfg.tuned is None or round_ >= cfg.rounds - cfg.tuned
+        network = state.teacher if late else None
+        times = torch.full(x.shape[:1], time)
+        return network(seen, x, times) if network else state.teacher.before(seen, x, times)
+
+    x = noise
+    if cfg.process == "flow":
+        for k in range(cfg.rounds):
+            x = x + asked(x, 1000.0 * k / cfg.rounds, k) / cfg.rounds
+        return x.clip(-1, 1)
+    made = DDIMScheduler(
+        num_train_timesteps=cfg.noise_levels,
+        beta_schedule="squaredcos_cap_v2",
+        prediction_type={"noise": "epsilon", "action": "sample"}[cfg.predicts],
+        clip_sample=True,
+        timestep_spacing="leading",
+    )
+    made.set_timesteps(cfg.rounds)
+    for k, time in enumerate(made.timesteps):
+        x = made.step(asked(x, float(time), k), int(time), x, eta=0.0).prev_sample
+    return x.clip(-1, 1)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"process": "flow"},
+        {"process": "ddpm", "noise_levels": 10},
+        {"process": "ddpm", "noise_levels": 20, "predicts": "action", "tuned": 2},
+    ],
+    ids=["flow", "ddpm", "tuned"],
+)
+def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    cfg = Config(**SMALL, **own)
+    algorithm = OneStep(Spec((3,), 2), cfg, 10)
+    state, draw = state_of(algorithm), torch.Generator().manual_seed(1)
+    seen, actions = torch.randn(6, 2, 3, generator=draw), torch.rand(6, 4, 2, generator=draw)
+    nothing = torch.zeros(6)
+    batch = Batch(seen, actions, nothing, nothing, seen)
+    noise = Random(torch.tensor(0), torch.tensor(0)).normal((6, 1, 4, 2))
+    target = by_hand(state, seen, noise[:, 0], cfg)
+    first = {"flow": 0.0, "ddpm": cfg.noise_levels // 5 * 4.0}[cfg.process]
+    answer = state.model(seen, noise[:, 0], torch.full((6,), first))
+    expected = (answer - target)[:, 1:].square().mean()  # the first lies beside the older one
+    new, metrics = algorithm.update(state, batch, 0)
+    torch.testing.assert_close(metrics["policy_loss"], expected, atol=1e-5, rtol=1e-4)
+    new, _ = algorithm.update(new, batch, 0)  # the first step's rate is 0
+    for name, value in state.params["teacher"].items():
+        assert torch.equal(new.params["teacher"][name], value)
+    moved = [not torch.equal(new.params["model"][k], x) for k, x in state.params["model"].items()]
+    assert any(moved)
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task's name."""
+    return registered(monkeypatch)
+
+
+@pytest.mark.parametrize("teacher", ["diffusion_policy", "flow_policy", "edm", "dppo"])
+def test_each_policy_that_denoises_is_taught_to_act_at_once(
+    teacher: str, line: str, tmp_path: Path
+) -> None:
+    """And the student ends nearer to its teacher than it began."""
+    more = {"algorithm.process": "edm"} if teacher == "edm" else {}
+    clone = "flow_policy" if teacher == "flow_policy" else "diffusion_policy"
+    run = run_of(clone, line, tmp_path, **CLONE, **more)
+    if teacher == "dppo":
+        keys = {"algorithm.tuned": 3, "algorithm.environments": 4, "algorithm.decisions": 24}
+        keys |= {"algorithm.batch_size": 24, "algorithm.epochs": 2, "algorithm.policy_lr": 1e-2}
+        run = finetune(run=run, algorithm="dppo", num_env_steps=48, **keys, **QUICK).path
+    keys = {"algorithm.warm_up_updates": 5, "algorithm.lr": 1e-2, "eval_every": 1000}
+    keys |= {"algorithm": "one_step", "run": run, **QUICK}
+    seen = np.random.default_rng(0).uniform(-0.9, 0.9, (64, 2, 2)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(size=(64, 1, 4, 1)).astype(np.float32)
+    head: Any = policies.load(run / "seed_1" / "policy.bundle").module
+    cfg = Config(**read_hyper(distill(num_updates=1, name="begun", **keys).path))
+    given = torch.from_numpy(seen), torch.from_numpy(noise)
+    normalised = head_input(policies.load(run / "seed_1" / "policy.bundle"), given[0])
+    with torch.no_grad():
+        rounds = sample(certain(cfg), lambda x, t: head.asked(normalised, x, t), given[1])
+        target = head.finished(rounds).numpy()
+    errors = []
+    for name, updates in (("begun", 1), ("learnt", 150)):
+        made = distill(num_updates=updates, name=name, **keys)
+        policy = policies.load(made.path / "seed_1" / "policy.bundle")
+        assert policy.noise_shape == (1, 4, 1)
+        errors.append(np.square(policy.plan(seen, noise) - target).mean())
+    assert made.path.parent.name == "one_step"
+    assert errors[1] < 0.5 * errors[0]
+
+
+def read_hyper(path: Path) -> dict[str, Any]:
+    """Of a run's first seed, as a config takes them."""
+    found = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def head_input(policy: Any, seen: torch.Tensor) -> torch.Tensor:
+    """What its network is shown of raw observations."""
+    (name,) = policy.bundle.normalisers
+    normal = policy.bundle.normalisers[name]
+    return policy.module.encode(
+        (seen - torch.from_numpy(normal.mean)) / torch.from_numpy(normal.scale)
+    )
+
+
+def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
+    line: str, tmp_path: Path
+) -> None:
+    run = run_of("diffusion_policy", line, tmp_path, **CLONE)
+    with pytest.raises(UserError, match=r"algorithm\.rounds: the student's is its teacher's, 5"):
+        distill(run=run, algorithm="one_step", num_updates=3, **{"algorithm.rounds": 7}, **QUICK)
+    other = run_of("bc", line, tmp_path, seeds=1)
+    with pytest.raises(UserError, match=r"of bc, is no teacher: one_step is taught by a run of"):
+        distill(run=other, algorithm="one_step", num_updates=3, **QUICK)
+    with pytest.raises(ValueError, match="mask_ends is not read"):
+        Config(mask_ends=True)
