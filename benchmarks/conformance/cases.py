@@ -617,6 +617,6 @@ CASES = (
 )
 KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
 WITHOUT = {  # algorithms without a case, and why
-    "one_step": "Lei-Kun/RL-100 has this loss beside its own updates: see rl100's one-step head",
+    "one_step": "its loss is that of rl100's one-step head, which has one; a test holds them equal",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

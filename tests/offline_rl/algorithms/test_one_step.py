@@ -12,9 +12,11 @@ from on_a_line import CLONE, registered, run_of
 
 import policies
 from offline_rl import UserError, finetune
+from offline_rl.algorithms import rl100
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.noising.certain import certain
 from offline_rl.algorithms.one_step import Config, OneStep
+from offline_rl.algorithms.rl100 import RL100
 from offline_rl.replay.batch import Batch
 from offline_rl.training.finetune import distill
 from offline_rl.utils.random import Random
@@ -91,6 +93,27 @@ def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[st
         assert torch.equal(new.params["teacher"][name], value)
     moved = [not torch.equal(new.params["model"][k], x) for k, x in state.params["model"].items()]
     assert any(moved)
+
+
+def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_code() -> None:
+    """`benchmarks.conformance`, rl100 (one_step); where all that is answered is executed."""
+    torch.manual_seed(0)
+    shape = SMALL | {"executed": 3, "noise_levels": 10}
+    sizes = {"environments": 1, "decisions": 6, "batch_size": 6, "tuned": 5}
+    made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).at("distil")
+    tree, random = made.initial(), Random(torch.tensor(0), torch.tensor(0))
+    params = {name: dict(tensors) for name, tensors in tree["params"].items()}
+    for name, value in params["policy"].items():
+        params["policy"][name] = value + 0.3 * torch.randn_like(value)
+    seen, actions, nothing = torch.randn(6, 2, 3), torch.rand(6, 4, 2), torch.zeros(6)
+    batch = Batch(seen, actions, nothing, nothing, seen)
+    _, expected = made.distil(State(made, params, tree["optimiser"], random), batch, 0)
+    own = OneStep(Spec((3,), 2), Config(**shape), 10)
+    tree = own.initial()
+    given = {**tree["params"], "teacher": params["policy"], "model": params["student"]}
+    random = Random(torch.tensor(0), torch.tensor(0))
+    _, found = own.update(State(own, given, tree["optimiser"], random), batch, 0)
+    torch.testing.assert_close(found["policy_loss"], expected["student_loss"])
 
 
 @pytest.fixture
