@@ -107,13 +107,15 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
 
     keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": data}
     keys |= {"compile": "never", "eval_episodes": 2}
-    student = distill(run=result.path, num_updates=2, **keys)
-    taught = policies.load(student.path / "seed_0" / "policy.bundle")
     eyes = {k: v for k, v in policy.bundle.weights.items() if k.startswith("eyes.")}
     assert eyes
-    for name, weight in eyes.items():
-        np.testing.assert_array_equal(taught.bundle.weights[name], weight)
-    assert taught.bundle.normalisers["row"].kind == "min-max"
+    for kind in ("consistency", "one_step"):
+        student = distill(run=result.path, algorithm=kind, num_updates=2, **keys)
+        taught = policies.load(student.path / "seed_0" / "policy.bundle")
+        for name, weight in eyes.items():
+            np.testing.assert_array_equal(taught.bundle.weights[name], weight)
+        assert taught.bundle.normalisers["row"].kind == "min-max"
+        assert taught.noise_shape == (1, *policy.noise_shape[1:])
     part = channels.take(data.observations, slice(data.num_rows))
     for other in ({"picture": part["picture"][:, ::2]}, {"front": part["picture"]}):
         rest = (data.actions, data.rewards, data.terminated, data.truncated)
