@@ -145,8 +145,9 @@ class Trained:
 
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
-        if episodes < 1:
-            raise UserError(f"episodes={episodes}: at least 1 is needed")
+        if not isinstance(episodes, int) or episodes < 1:
+            every = "; offline-rl evaluate episodes=all plays each start" * (episodes == "all")
+            raise UserError(f"episodes={episodes}: a whole number from 1 on is needed{every}")
         env = self._world(episodes, task)
         try:
             played = play(self.policy, env)

@@ -1,7 +1,8 @@
 """One step: a policy that denoises in many rounds, taught to a head that answers at once.
 
 From the same noise, without any between the rounds, the teacher and the head should end in the same
-chunk; the states are the data's, its actions are not looked at.
+chunk; the states are the data's, its actions are not looked at. What was acted by DDPM, or with
+noise between the rounds, is taught as its DDIM without; of rl100 the policy in its rounds teaches.
 `offline-rl distill algorithm=one_step run=<run>` begins with one of diffusion_policy, flow_policy,
 dppo or rl100.
 
@@ -51,6 +52,10 @@ class Config(DenoiserShape, ChunkConfig):
         super().__post_init__()
         if self.mask_ends:
             raise ValueError("mask_ends is not read: the data's actions are not looked at")
+        if self.process != "ddpm":
+            self.refuse_unread("process", "noise_levels", "predicts")
+        if self.tuned is not None and self.tuned > self.rounds:
+            raise ValueError(f"tuned={self.tuned} steps are more than the teacher's {self.rounds}")
         if self.process == "ddpm" and self.rounds > self.noise_levels:
             raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
 
@@ -68,6 +73,8 @@ class OneStep(Denoising):
         found = {name: hyper[name] for name in names if hyper.get(name) is not None}
         if algorithm == "flow_policy":
             found["process"] = "flow"
+        if found.get("process") != "ddpm":  # of others these are not read
+            found = {k: v for k, v in found.items() if k not in ("noise_levels", "predicts")}
         return found
 
     def table(self) -> Table:
@@ -108,7 +115,7 @@ class OneStep(Denoising):
         return self.averaged(state), {"policy_loss": value}
 
     def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The other's acting policy is the teacher, and where the student begins."""
+        """The other's policy in rounds is the teacher, and where the student begins."""
         taken = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
             if not name.startswith("params/"):

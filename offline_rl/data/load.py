@@ -61,7 +61,8 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
     there = f" data_dir={data_dir}" if data_dir else ""
     had = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
     if recipe := recipe_of(card):
-        had = f"make it with offline-rl generate recipe={recipe}, or "
+        place = f" out={data_dir}/{card.suite}" if data_dir else ""
+        had = f"make it with offline-rl generate recipe={recipe}{place}, or "
     raise UserError(
         f"{card.name}: {file.name} is not in {looked}. Remedy: {had}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."

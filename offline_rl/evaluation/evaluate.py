@@ -141,7 +141,10 @@ def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
         body.append([f"mean of {len(means)} ± deviation over them", score, mean_std(means), "", ""])
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
-    notes = [f"{count}, begun from seeds {seeds[0]} to {seeds[-1]}."]
+    begun = f"begun from seeds {seeds[0]} to {seeds[-1]}"
+    if len(seeds) <= seeds[-1] - seeds[0]:
+        begun = "each start once"
+    notes = [f"{count}, {begun}."]
     raw = "The task has no score references: these are raw returns."
     notes.append(wrapped(task.reference.in_words()) if task.reference else raw)
     return "\n".join([task.name, "", table(HEADER, body), "", *notes])

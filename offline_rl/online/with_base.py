@@ -64,7 +64,7 @@ class Base:
         """sha256 of its weights, as the bundle has them and as they are now; None for code."""
         if self.bundle is None or self.weights is None:
             return None
-        return {"before": digest(self.bundle.weights), "after": digest(self.weights())}
+        return {"before": digest(held(self.bundle)), "after": digest(self.weights())}
 
     def observe(
         self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
@@ -119,9 +119,6 @@ class WithBase(VectorEnv):
             seen = channels.take(step.observations, going)
             shown[going] = self.base.observe(self._queue, seen, rows[going])[BASE_ACTION]
         return step._replace(observations=beside(step.observations, shown))
-
-    def every_start(self, first: int) -> list[int] | None:
-        return self.env.every_start(first)
 
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
@@ -225,7 +222,20 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
     if (problem := differs(own, here)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
     told = source, checksum(Path(source)), lambda: episodes(policy), env.action_dim, policy.bundle
-    return Base(*told, weights=lambda: policy.module.state_dict())
+    return Base(*told, weights=lambda: acting(policy))
+
+
+def held(bundle: Bundle) -> dict[str, Any]:
+    """A bundle's weights, and those of what it corrects."""
+    below = {} if bundle.base is None else held(bundle.base)
+    return {**bundle.weights, **{f"base/{name}": weight for name, weight in below.items()}}
+
+
+def acting(policy: Any) -> dict[str, Any]:
+    """Those that it acts by, by the same names."""
+    below = acting(policy.base) if isinstance(policy, ResidualPolicy) else {}
+    own = policy.module.state_dict()
+    return {**own, **{f"base/{name}": weight for name, weight in below.items()}}
 
 
 def digest(weights: Mapping[str, Any]) -> str:

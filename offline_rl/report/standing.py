@@ -63,12 +63,13 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
     targets = [seed.target for seed, _ in done if seed.target is not None]
     successes = [s for _, o in done for s in o.success or ()]
     first, outcome = done[0]
+    exact = all(seed.config.get("eval_episodes") == "all" for seed, _ in done)
     hyper = {k.removeprefix("hyper."): v for k, v in first.config.items()}
     return Standing(
         seeds=[seed for seed, _ in done],
         values=[v for v in values if v is not None],
         lasts=[v for v in lasts if v is not None],
-        error=_error([o for _, o in done], key, exact=first.config.get("eval_episodes") == "all"),
+        error=_error([o for _, o in done], key, exact=exact),
         formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,

@@ -26,6 +26,7 @@ from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_object
 from offline_rl.utils.options import signature
+from offline_rl.utils.trees import plain
 
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
@@ -214,7 +215,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     told |= place_of(start.run, config) | {"name": f"from-{label(start.algorithm)}"}
     for name, value in sorted(given.items()):
         told[f"algorithm.{name}"] = value
-        if keys.get(f"algorithm.{name}", value) != value:
+        if plain(keys.get(f"algorithm.{name}", value)) != plain(value):
             raise UserError(f"algorithm.{name}: the student's is its teacher's, {value}")
     return train(show=show, start=start, **(told | keys))
 

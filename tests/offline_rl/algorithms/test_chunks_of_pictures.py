@@ -16,6 +16,7 @@ from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.consistency import Consistency
 from offline_rl.algorithms.diffusion_policy import Config, DiffusionPolicy
 from offline_rl.algorithms.flow_policy import FlowPolicy
+from offline_rl.algorithms.one_step import OneStep
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch
@@ -33,6 +34,7 @@ KINDS: list[Any] = [
     (FlowPolicy, OWN | {"levels": 2}),
     (ACT, ACT_SMALL),
     (Consistency, OWN | {"levels": 2}),
+    (OneStep, OWN | {"noise_levels": 10, "rounds": 2}),
 ]
 
 
@@ -83,11 +85,16 @@ def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, ow
         assert (state.params["model"][name] - first[name]).abs().max() > 1e-4
 
 
-def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are() -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"), [(Consistency, {}), (OneStep, {"process": "edm", "rounds": 2})]
+)
+def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
+    kind: Any, more: dict[str, Any]
+) -> None:
     teacher = begun(DiffusionPolicy, EDM)
     params = {k: v + 0.1 * torch.randn_like(v) for k, v in teacher.params["policy"].items()}
     given = flatten({"params": {"policy": params}}) | {"counters/update": torch.tensor(7)}
-    state = begun(Consistency, OWN)
+    state = begun(kind, OWN | more)
     taken = state.algorithm.adopt(flatten(state.algorithm.initial()), given)
     networks = {
         network: {k: taken[f"params/{network}/{k}"] for k in state.params[network]}

@@ -434,6 +434,7 @@ def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that
     combined = (base + 0.1).clamp(max=1)
     expected = -state.critic(drawn.observations, combined).mean()
     assert metrics["policy_loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+    assert metrics["correction"].item() == pytest.approx((combined - base).mean().item(), abs=1e-6)
     quiet: dict[str, Any] = {"target_noise": False, "subset": 4, "critic_lr": 0.0}
     weighed = small({"critic_updates": 0}, correction_weight=3.0, **quiet)
     _, metrics = weighed.update(replace(state, algorithm=weighed), drawn, 1)

@@ -87,7 +87,8 @@ def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeyp
         find(a_card(File("a.hdf5", "suite/a.hdf5")))
     for name, recipe in (("gym/pen-binary-medium", "pen"), ("push/slow-expert", "push")):
         with pytest.raises(
-            UserError, match=f"Remedy: make it with offline-rl generate recipe={recipe}"
+            UserError,
+            match=f"Remedy: make it with offline-rl generate recipe={recipe} out={tmp_path}/",
         ):
             find(cards()[name], tmp_path)
 

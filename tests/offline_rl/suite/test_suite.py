@@ -336,7 +336,7 @@ def test_who_is_asked_to_stop_waits_for_the_workers(
     path = suite({**CELL, "num_updates": 200_000, "checkpoint_every": 1000})
     code = (
         f"{begun}from offline_rl.suite import queue; "
-        "from offline_rl.suite.benchmark import benchmark, costs; "
+        "from offline_rl.suite.benchmark import benchmark; "
         "queue.NICENESS = 0; "
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
