@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Metrics, State, minimise_with
-from offline_rl.algorithms.common.chunk_cloning import SHAPE, Denoising, DenoisingConfig
+from offline_rl.algorithms.common.chunk_cloning import SHAPE, DenoisingConfig, Taught
 from offline_rl.algorithms.common.config import Dropout
 from offline_rl.algorithms.common.noising.edm import (
     BINS,
@@ -56,10 +56,9 @@ class Config(DenoisingConfig):
     batch_size: Count = 64  # chunks
 
 
-class Consistency(Denoising):
+class Consistency(Taught):
     Config = Config
     distils = "a run of diffusion_policy with algorithm.process=edm"
-    frozen = ("teacher",)
 
     @classmethod
     def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -75,11 +74,6 @@ class Consistency(Denoising):
 
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.head(), "teacher": self.actor(karras(1))}
-
-    @property
-    def undecayed(self) -> tuple[str, ...]:
-        """The teacher's eyes, which nothing teaches here, stay as they are."""
-        return (*super().undecayed, "eyes")
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step on both losses, at `levels` noise levels of each chunk."""
@@ -112,27 +106,12 @@ class Consistency(Denoising):
         metrics = {"policy_loss": policy_value, "ctm_loss": ctm, "dsm_loss": dsm}
         return self.averaged(state), metrics
 
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The other's acting policy is the teacher, and where the student begins.
+    def widened(self, found: Tensor, own: Tensor) -> Tensor:
+        """A teacher's weights with rows of zeros for the second time, behind those of the first.
 
         What the student is told besides, a jump's end, has no weight at first. In a transformer it
         is one token more, which all others attend to, so that it begins near its teacher only.
         """
-        taken = {**own, "counters/update": other["counters/update"]}
-        for name, value in own.items():
-            if not name.startswith("params/"):
-                continue
-            _, network, parameter = name.split("/", 2)
-            found = other.get(f"params/policy/{parameter}")
-            if found is None:
-                raise ValueError(f"{parameter} is missing")
-            taken[name] = found if network == "teacher" else self.widened(found, value)
-            if taken[name].shape != value.shape:
-                raise ValueError(f"{parameter} is {[*found.shape]}, here it is {[*value.shape]}")
-        return taken
-
-    def widened(self, found: Tensor, own: Tensor) -> Tensor:
-        """A teacher's weights with rows of zeros for the second time, behind those of the first."""
         more = len(own) - len(found) if own.dim() else 0
         if more < 1:
             return found

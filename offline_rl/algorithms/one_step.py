@@ -29,7 +29,7 @@ from offline_rl.algorithms.common.chunk_cloning import (
     Built,
     ChunkConfig,
     DenoiserShape,
-    Denoising,
+    Taught,
 )
 from offline_rl.algorithms.common.config import BUILT
 from offline_rl.algorithms.common.noising.certain import at_once, certain
@@ -60,10 +60,9 @@ class Config(DenoiserShape, ChunkConfig):
             raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
 
 
-class OneStep(Denoising):
+class OneStep(Taught):
     Config: ClassVar[type] = Config
     distils = "a run of diffusion_policy, flow_policy, dppo or rl100"
-    frozen = ("teacher",)
 
     @classmethod
     def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -89,11 +88,6 @@ class OneStep(Denoising):
     def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
         return DiffusionActor(**self.cfg.actor(self.spec), table=table, until=until)
 
-    @property
-    def undecayed(self) -> tuple[str, ...]:
-        """The teacher's eyes, which nothing teaches here, stay as they are."""
-        return (*super().undecayed, "eyes")
-
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step towards where the teacher's rounds end, in the actions from the present one."""
         cfg, random, head = self.cfg, state.random, self.modules["model"]
@@ -113,16 +107,3 @@ class OneStep(Denoising):
 
         state, value = minimise(state, "model", policy_loss)
         return self.averaged(state), {"policy_loss": value}
-
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The other's policy in rounds is the teacher, and where the student begins."""
-        taken = {**own, "counters/update": other["counters/update"]}
-        for name, value in own.items():
-            if not name.startswith("params/"):
-                continue
-            parameter = name.split("/", 2)[2]
-            found = other.get(f"params/policy/{parameter}")
-            if found is None or found.shape != value.shape:
-                raise ValueError(f"{parameter}, {[*value.shape]}, is missing or of another shape")
-            taken[name] = found
-        return taken

@@ -45,7 +45,11 @@ def evaluate(**keys: Any) -> str:
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     env.close()
-    return as_json(task, played) if options.json else as_text(task, played)
+    return (
+        as_json(task, played)
+        if options.json
+        else as_text(task, played, every=options.episodes == "all")
+    )
 
 
 def bundles(run: Path) -> list[Path]:
@@ -127,8 +131,8 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
     return rollout(env, act, raw, seeds, observe)
 
 
-def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
-    """For a terminal."""
+def as_text(task: Task, played: Mapping[Path, Episodes], *, every: bool = False) -> str:
+    """For a terminal.  every: the episodes are all the starts there are."""
     body = []
     for path, e in played.items():
         score = mean_std(task.score(e.returns), 1) if task.reference else ""
@@ -141,9 +145,7 @@ def as_text(task: Task, played: Mapping[Path, Episodes]) -> str:
         body.append([f"mean of {len(means)} ± deviation over them", score, mean_std(means), "", ""])
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
-    begun = f"begun from seeds {seeds[0]} to {seeds[-1]}"
-    if len(seeds) <= seeds[-1] - seeds[0]:
-        begun = "each start once"
+    begun = "each start once" if every else f"begun from seeds {seeds[0]} to {seeds[-1]}"
     notes = [f"{count}, {begun}."]
     raw = "The task has no score references: these are raw returns."
     notes.append(wrapped(task.reference.in_words()) if task.reference else raw)

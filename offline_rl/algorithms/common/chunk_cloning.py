@@ -5,6 +5,7 @@ Batches are `replay.chunks.Chunks`. `model` learns; `policy`, its moving average
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -231,6 +232,36 @@ class Denoising(ChunkCloning):
     @property
     def undecayed(self) -> tuple[str, ...]:
         return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
+
+
+class Taught(Denoising):
+    """A student of another run's policy, its `teacher`: it begins as that, and sees by its eyes."""
+
+    frozen = ("teacher",)
+
+    @property
+    def undecayed(self) -> tuple[str, ...]:
+        """The teacher's eyes, which nothing teaches here, stay as they are."""
+        return (*super().undecayed, "eyes")
+
+    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other's policy in rounds is the teacher, and where the student begins."""
+        taken = {**own, "counters/update": other["counters/update"]}
+        for name, value in own.items():
+            if not name.startswith("params/"):
+                continue
+            _, network, parameter = name.split("/", 2)
+            found = other.get(f"params/policy/{parameter}")
+            if found is None:
+                raise ValueError(f"{parameter} is missing")
+            taken[name] = found if network == "teacher" else self.widened(found, value)
+            if taken[name].shape != value.shape:
+                raise ValueError(f"{parameter} is {[*found.shape]}, here it is {[*value.shape]}")
+        return taken
+
+    def widened(self, found: Tensor, own: Tensor) -> Tensor:
+        """A teacher's weights as the student has them, whose own are `own`."""
+        return found
 
 
 def completed(cfg: Any, dataset: Dataset) -> Any:
