@@ -67,6 +67,7 @@ class Plan(Resolved):
     schedule: list[Piece]
     start: Start | None  # where it goes on from, if not from nothing
     stackable: bool  # its seeds train side by side
+    starts: np.ndarray  # the seeds of an evaluation's episodes
     base: Base | None = None  # the frozen policy that it corrects
 
     def world(self, count: int, threads: int = 1) -> envs.VectorEnv:
@@ -111,8 +112,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
         raise UserError(str(error)) from None
-    if options.eval_episodes == "all":
-        starts(chosen.task, "all", "eval_episodes")  # refuses a task that has too many
+    begun = starts(chosen.task, options.eval_episodes, "eval_episodes")
     hardware.device(options.device)
     base = frozen(options, algorithm, env)
     if options.action_range == "data" and env is not None:
@@ -216,7 +216,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
-    known["stackable"] = learner.stackable
+    known |= {"stackable": learner.stackable, "starts": begun}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 

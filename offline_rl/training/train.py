@@ -23,7 +23,6 @@ from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
-from offline_rl.evaluation.rollout import starts
 from offline_rl.online.collector import Collector
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
@@ -180,9 +179,7 @@ def train_group(
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation = None
-    if plan.task.env_id:
-        evaluation = plan.world(len(seeds) * len(starts(plan.task, o.eval_episodes)), threads)
+    evaluation = plan.world(len(seeds) * len(plan.starts), threads) if plan.task.env_id else None
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
@@ -233,6 +230,7 @@ def train_group(
         trackers,
         schedule=plan.schedule,
         evaluation=evaluation,
+        starts=plan.starts,
         collector=collector,
         choices=asdict(choices),
         watch=watch,

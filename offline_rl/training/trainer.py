@@ -22,7 +22,7 @@ from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interact, Learn, Piece, at
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
-from offline_rl.evaluation.rollout import Episodes, starts
+from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.collector import MISHAPS, Collector
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.online.with_base import BaseFault
@@ -66,6 +66,7 @@ class Trainer:
         *,
         schedule: Sequence[Piece],
         evaluation: VectorEnv | None,
+        starts: np.ndarray,
         collector: Collector | RolloutCollector | None = None,
         choices: Mapping[str, Any],
         watch: Callable[[Trainer], None] | None = None,
@@ -73,6 +74,7 @@ class Trainer:
     ) -> None:
         """schedule: what is done, in order. evaluation: S * episodes environments.
 
+        starts: the seeds of an evaluation's episodes.
         choices: how it computes (`training/choices.py`); kept. watch: called after each
         evaluation.
         """
@@ -89,9 +91,8 @@ class Trainer:
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
             beside = hardware.cores() > busy and watch is None
-            begun = starts(task, options.eval_episodes)
             self.evaluator = Evaluator(
-                engine, evaluation, transform.normaliser, begun, beside=beside
+                engine, evaluation, transform.normaliser, starts, beside=beside
             )
         hidden = not show if "ipykernel" in sys.modules else None if show else True  # no terminal
         self.bar = tqdm(total=self.total, disable=hidden, unit="step", dynamic_ncols=True)
