@@ -103,7 +103,7 @@ def test_the_headline_names_the_card_whose_settings_hold() -> None:
     """With task=none too, where the data is a card's."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
         known = vars(resolve({"algorithm": "iql", **task}))
-        known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True}
+        known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True, "starts": np.arange(1)}
         plan = Plan(**known, dataset=None, expert=None, start=None)
         assert "the card's reward_shift=-4" in headline(plan)
 
