@@ -2,8 +2,9 @@
 
 A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and keeps every
 transition. The medium policy is that of the first evaluation, not before `medium_after` steps, that
-reaches `medium_return`; the expert is that of the best evaluation. The kinds are those of D4RL
-(Fu et al., arXiv:2004.07219):
+reaches `medium_return`; the expert is that of the best evaluation. Training stops where the wanted
+sets have what they need, and goes on from there when others are wanted. The kinds are those of
+D4RL (Fu et al., arXiv:2004.07219):
 
     random         uniform actions               medium, expert   the policy, its actions sampled
     medium-replay  every transition up to the medium policy, in order, the random start included
@@ -15,6 +16,7 @@ recorded, and gives the rewards of the transitions that the learner kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from offline_rl.data.load import data_folder
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, script
 from offline_rl.generation.store import Act, record, store, there
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import seeds
@@ -48,6 +50,7 @@ from offline_rl.utils.paths import share
 from policies import bundle
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
+BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need nothing that is learnt later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +118,13 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     for quality in wanted:  # refuses what another recipe made, before hours of learning
         name = f"{plan.family}-{quality}"
         there(folder / f"{name}.hdf5", planned(plan, recipe, name), show=False)
-    run = learn(plan, recipe, options.runs, show)
+    whole = any(quality not in BY_THE_MEDIUM for quality in wanted)
+    run = learn(plan, recipe, options.runs, show, whole=whole)
     made: dict[str, Dataset] = {}
     for quality in wanted:
         data, name = make_set(plan, quality, run, made), f"{plan.family}-{quality}"
         made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
-        card = describe(plan, recipe, name, run)
+        card = describe(plan, recipe, name, run, whole=quality not in BY_THE_MEDIUM)
         store(data, folder / f"{name}.hdf5", made_by, card, plan.environment or plan.task, show)
     curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
@@ -159,14 +163,22 @@ def environments(plan: Recipe | Script, where: str) -> list[str]:
     return tasks + ([build(Agent, plan.agent, f"{where}agent.").task] if plan.agent else [])
 
 
-def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
-    """Trains the agent; leaves its best policy, the medium one and the buffer in its folder."""
+class Enough(KeyboardInterrupt):
+    """Ends the training as Ctrl-C does: the same call goes on from its checkpoint."""
+
+
+def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) -> SeedFolder:
+    """Trains the agent; leaves its best policy, the medium one and the buffer in its folder.
+
+    whole: to the end; otherwise to the medium policy.
+    """
+    folder = SeedFolder(run_folder(runs, plan.task, "sac") / f"recipe-{name}", plan.seed)
+    medium = folder.path / "medium.json"
 
     def watch(trainer: Trainer) -> None:
         """After each evaluation: is this the medium policy, is it the best so far?"""
-        folder, steps = trainer.folders[0].path, trainer.env_steps
-        mean = float(trainer.last[0].returns.mean())
-        best, medium = folder / "expert.json", folder / "medium.json"
+        steps, mean = trainer.env_steps, float(trainer.last[0].returns.mean())
+        best = folder.path / "expert.json"
         if (
             isinstance(plan, Recipe)
             and steps >= plan.medium_after
@@ -176,34 +188,41 @@ def learn(plan: Agent, name: str, runs: str, show: bool) -> SeedFolder:
             keep(trainer, "medium", mean)
         if not best.is_file() or mean > read_json(best)["return"]:
             keep(trainer, "expert", mean)
+        if not whole and medium.is_file():
+            trainer.save()
+            raise Enough
 
     def keep(trainer: Trainer, quality: str, mean: float) -> None:
         """Writes the present policy, then where it stands: that says both are there."""
-        path, facts = trainer.folders[0].path, {"env_steps": trainer.env_steps, "return": mean}
+        facts = {"env_steps": trainer.env_steps, "return": mean}
         policy = trainer.policy(0, facts)
-        write_atomically(path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
-        write_json(path / f"{quality}.json", facts)
+        write_atomically(folder.path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
+        write_json(folder.path / f"{quality}.json", facts)
 
-    result = train(
-        algorithm="sac",
-        task=plan.task,
-        seeds=[plan.seed],
-        num_updates=0,
-        num_env_steps=plan.num_env_steps,
-        utd=plan.utd,
-        eval_every=plan.eval_every,
-        eval_episodes=plan.eval_episodes,
-        checkpoint_every=20_000,
-        precision=plan.precision,
-        compile="always" if plan.compile else "never",  # however short: the same bytes
-        device="cpu",
-        out=runs,
-        name=f"recipe-{name}",
-        watch=watch,
-        show=show,
-    )
-    folder = SeedFolder(result.path, plan.seed)
-    if isinstance(plan, Recipe) and not (folder.path / "medium.json").is_file():
+    if not whole and medium.is_file():
+        return folder
+    try:
+        train(
+            algorithm="sac",
+            task=plan.task,
+            seeds=[plan.seed],
+            num_updates=0,
+            num_env_steps=plan.num_env_steps,
+            utd=plan.utd,
+            eval_every=plan.eval_every,
+            eval_episodes=plan.eval_episodes,
+            checkpoint_every=20_000,
+            precision=plan.precision,
+            compile="always" if plan.compile else "never",  # however short: the same bytes
+            device="cpu",
+            out=runs,
+            name=f"recipe-{name}",
+            watch=watch,
+            show=show,
+        )
+    except Enough:
+        return folder
+    if isinstance(plan, Recipe) and not medium.is_file():
         raise UserError(f"recipe {name}: no evaluation reached a return of {plan.medium_return}")
     return folder
 
@@ -288,13 +307,15 @@ def planned(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
     return {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
 
 
-def describe(plan: Recipe, recipe: str, name: str, run: SeedFolder) -> dict[str, Any]:
-    """How a set was made, for its card."""
-    return {
-        **planned(plan, recipe, name),
-        "policies": {q: read_json(run.path / f"{q}.json") for q in ("medium", "expert")},
-        "learning_curve": learning_curve(run),
-    }
+def describe(
+    plan: Recipe, recipe: str, name: str, run: SeedFolder, *, whole: bool
+) -> dict[str, Any]:
+    """How a set was made, for its card. whole: with what was learnt after the medium policy."""
+    used = ("medium", "expert") if whole else ("medium",)
+    policies = {quality: read_json(run.path / f"{quality}.json") for quality in used}
+    last = math.inf if whole else policies["medium"]["env_steps"]
+    curve = [point for point in learning_curve(run) if point["env_steps"] <= last]
+    return {**planned(plan, recipe, name), "policies": policies, "learning_curve": curve}
 
 
 def learning_curve(run: SeedFolder) -> list[dict[str, float]]:

@@ -1,5 +1,6 @@
 """A damaged recipe is one sentence that names the file, before anything is learnt."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,43 @@ def test_a_damaged_recipe_is_named(
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+SMALL = """task: env:Pendulum-v1
+family: pendulum
+medium_return: -1.0e+9
+medium_after: 200
+num_env_steps: 400
+rows: 450
+utd: 0.1
+precision: fp32
+compile: false
+eval_every: 100
+eval_episodes: 1
+"""
+
+
+def test_an_agent_learns_no_longer_than_the_wanted_sets_need(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+
+    def make(where: str, *qualities: str) -> dict[str, bytes]:
+        out, runs = tmp_path / where / "sets", tmp_path / where / "runs"
+        keys = {"recipe": str(tmp_path / "small.yaml"), "out": str(out), "runs": str(runs)}
+        recipes.generate(**keys, qualities=list(qualities), show=False)
+        return {path.name: path.read_bytes() for path in out.glob("*medium-replay*")}
+
+    def learnt(where: str) -> list[int]:
+        rows = (tmp_path / where).rglob("evaluations.jsonl")
+        return [json.loads(line)["env_steps"] for line in next(rows).read_text().splitlines()]
+
+    early = make("early", "medium-replay")
+    assert learnt("early") == [0, 100, 200]
+    assert len(early) == 2  # the set and its card
+    assert make("early", "medium-replay", "expert") == early
+    assert learnt("early") == [0, 100, 200, 300, 400]
+    assert make("whole", "medium-replay", "expert") == early  # to the byte
+    experts = [
+        (tmp_path / where / "sets" / "pendulum-expert.hdf5").read_bytes()
+        for where in ("early", "whole")
+    ]
+    assert experts[0] == experts[1]
