@@ -130,7 +130,7 @@ def row(label: str, c: Standing) -> list[str]:
     return [
         label,
         mean_std(c.values, 1) + (f"; {lost} of {len(done)} diverged" if lost else ""),
-        "" if c.error is None else f"{c.error:.1f}",
+        c.error_text,
         mean_std(c.lasts, 1),
         progress(c),
         f"{c.target / worth:.2f}" if c.target is not None and worth else "",

@@ -9,7 +9,7 @@ from offline_rl.data.cache import cached
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, read_object
+from offline_rl.utils.files import checksum, read_yaml
 
 if TYPE_CHECKING:
     from envs.cards import Card, File
@@ -62,7 +62,7 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
     had = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
     if recipe := recipe_of(card):
         place = f" out={data_dir}/{card.suite}" if data_dir else ""
-        had = f"make it with offline-rl generate recipe={recipe}{place}, or "
+        had = f"make it with offline-rl generate {recipe}{place}, or "
     raise UserError(
         f"{card.name}: {file.name} is not in {looked}. Remedy: {had}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
@@ -70,13 +70,17 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
 
 
 def recipe_of(card: "Card") -> str | None:
-    """The recipe that made the card's file; None where it is not our own."""
-    name = card.name.removeprefix("gym/").replace("/", "-")
-    made = share("datasets") / "generated" / f"{name}.json"
-    if not made.is_file():
-        return None
-    recipe = read_object(made)["recipe"]
-    return str(recipe["name"] if isinstance(recipe, dict) else recipe)
+    """What `generate` makes the card's file from; None where no recipe of ours does."""
+    for path in sorted((share("configs") / "recipe").glob("*.yaml")):
+        recipe = read_yaml(path)
+        suite, sets = recipe.get("suite", "gym"), recipe.get("sets", ())
+        family = f"{recipe.get('family', '')}-"
+        name = card.name.removeprefix(f"{suite}/")
+        if card.suite == suite and (
+            name in sets or ("family" in recipe and name.startswith(family))
+        ):
+            return f"recipe={path.stem} 'qualities=[{name.removeprefix(family)}]'"
+    return None
 
 
 def stored(

@@ -25,6 +25,7 @@ class Standing:
     values: list[float]  # of each seed that has one: its last evaluation's mean
     lasts: list[float]  # the mean of its last five evaluations
     error: float | None  # standard error over the last evaluation's episodes
+    exact: bool  # these are all the starts there are, so that the error is 0
     formed: float | None  # share to which values have formed; None where there are none
     target: float | None  # the mean target at the end, in the rewards that were learnt from
     success: tuple[float, float, float] | None  # share of episodes, and its 95 % interval
@@ -43,6 +44,11 @@ class Standing:
         """Whether values have formed far enough for the result to be compared."""
         return self.formed is None or self.formed >= FORMED
 
+    @property
+    def error_text(self) -> str:
+        """For tables."""
+        return "exact" if self.exact else "" if self.error is None else f"{self.error:.1f}"
+
     def above(self, bar: float) -> bool:
         """Whether it is finished, and surely above `bar`, at the end and over the last five.
 
@@ -57,7 +63,7 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
     """Of the seeds that have finished; key: "score" or "return"."""
     done = [(seed, seed.outcome) for seed in seeds if seed.outcome is not None]
     if not done:
-        return Standing([], [], [], None, None, None, None)
+        return Standing([], [], [], None, False, None, None, None)
     values = [o.score if key == "score" else o.mean_return for _, o in done]
     lasts = [last_mean(seed.curves[key]) for seed, _ in done]
     targets = [seed.target for seed, _ in done if seed.target is not None]
@@ -69,7 +75,8 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
         seeds=[seed for seed, _ in done],
         values=[v for v in values if v is not None],
         lasts=[v for v in lasts if v is not None],
-        error=_error([o for _, o in done], key, exact=exact),
+        error=0.0 if exact else _error([o for _, o in done], key),
+        exact=exact,
         formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
@@ -81,16 +88,11 @@ def share_of(successes: Sequence[bool]) -> tuple[float, float, float]:
     return (sum(successes) / len(successes), *wilson(sum(successes), len(successes)))
 
 
-def _error(outcomes: Sequence[Outcome], key: str, *, exact: bool) -> float | None:
-    """The standard error over episodes; episode k of every seed begins alike.
-
-    exact: they are all the starts there are, so that there is none.
-    """
+def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
+    """The standard error over episodes; episode k of every seed begins alike."""
     sound = [o.returns for o in outcomes if o.returns and None not in o.returns]
     if not sound:
         return None
-    if exact:
-        return 0.0
     count = min(map(len, sound))
     error = evaluation_error(np.array([returns[:count] for returns in sound], np.float64))
     reference = outcomes[0].score_reference

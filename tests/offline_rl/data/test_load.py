@@ -1,5 +1,6 @@
 """find and load: where files are looked for, and that only the right bytes count."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,12 +86,17 @@ def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeyp
         find(card)
     with pytest.raises(UserError, match=r"Remedy: name another folder"):
         find(a_card(File("a.hdf5", "suite/a.hdf5")))
-    for name, recipe in (("gym/pen-binary-medium", "pen"), ("push/slow-expert", "push")):
-        with pytest.raises(
-            UserError,
-            match=f"Remedy: make it with offline-rl generate recipe={recipe} out={tmp_path}/",
-        ):
+    for name, made in (
+        ("gym/pen-binary-medium-replay", "recipe=pen 'qualities=[medium-replay]'"),
+        ("gym/antmaze-umaze", "recipe=antmaze 'qualities=[antmaze-umaze]'"),
+        ("push/standard-pixels-expert", "recipe=push 'qualities=[standard-pixels-expert]'"),
+        ("ogbench/cube-single-expert", "recipe=cube 'qualities=[cube-single-expert]'"),
+    ):
+        remedy = f"Remedy: make it with offline-rl generate {made} out={tmp_path}/"
+        with pytest.raises(UserError, match=re.escape(remedy)):
             find(cards()[name], tmp_path)
+    with pytest.raises(UserError, match="Remedy: offline-rl data download hopper-medium-v2"):
+        find(cards()["hopper-medium-v2"], tmp_path)
 
 
 def test_an_unknown_split_is_refused(tmp_path: Path):

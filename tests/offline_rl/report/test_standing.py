@@ -34,7 +34,9 @@ def test_above_is_by_more_than_the_deviation_over_seeds_and_the_error_over_episo
 
 
 def test_who_played_every_start_has_no_error_over_episodes(tmp_path: Path) -> None:
-    assert of_scores(tmp_path, (40.0, 50.0), before=50.0, eval_episodes="all").error == 0.0
+    found = of_scores(tmp_path, (40.0, 50.0), before=50.0, eval_episodes="all")
+    assert (found.error, found.error_text) == (0.0, "exact")
+    assert of_scores(tmp_path / "some", (40.0, 50.0), before=50.0).error_text == "0.5"
 
 
 def test_above_is_at_the_end_and_over_the_last_five_evaluations(tmp_path: Path) -> None:
