@@ -246,11 +246,8 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
 
 
 def costs_of(plan: Path) -> dict[str, float | None]:
-    """A cell's id -> its cost in a plan; nothing where there is none that can be read."""
-    try:
-        return {cell.id: cell.seconds for cell in read_plan(plan)} if plan.is_file() else {}
-    except UserError:  # it is about to be written anew
-        return {}
+    """A cell's id -> its cost in a plan, if there is one. Raises UserError for another version's."""
+    return {cell.id: cell.seconds for cell in read_plan(plan)} if plan.is_file() else {}
 
 
 def counted(cell: Cell) -> tuple[float | None, str]:
@@ -272,11 +269,15 @@ def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:
 
 
 def read_plan(path: Path) -> list[Cell]:
-    """The inverse of `write_plan`. Raises UserError for a plan of another version."""
-    plan = read_json(path)
+    """The inverse of `write_plan`, each cell checked. Raises UserError, also for another version's."""
+    plan, remedy = read_json(path), "remove it, and give the suite"
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
-        raise UserError(f"{path} is no plan of version {VERSION}: remove it, and give the suite")
+        raise UserError(f"{path} is no plan of version {VERSION}: {remedy}")
     try:
-        return [Cell(entry["keys"], entry["seconds"]) for entry in plan["entries"]]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is no plan as it is written here: {error!r}") from None
+        found = [Cell(entry["keys"], entry["seconds"]) for entry in plan["entries"]]
+        for cell in found:
+            check(cell.keys)
+    except (AttributeError, KeyError, TypeError, UserError) as error:
+        what = error if isinstance(error, UserError) else repr(error)
+        raise UserError(f"{path}: a cell that cannot run ({what}): {remedy}") from None
+    return found

@@ -135,6 +135,17 @@ def test_a_suite_that_is_none_is_named(folder: Path) -> None:
     (folder / "plan.json").write_text(text)
     with pytest.raises(UserError, match="no plan of version"):
         benchmark(plan="plan.json", show=False)
+    suite(CELL)
+    with pytest.raises(UserError, match="no plan of version"):
+        benchmark(suite="mine.yaml", out=".", show=False)
+    assert (folder / "plan.json").read_text() == text
+
+
+def test_a_plan_that_train_would_refuse_is_refused_before_anything_runs(folder: Path) -> None:
+    for wrong, fault in ({"lambda": 1}, "lambda"), ({"task": "neorl2/DMSE"}, "DMSD"):
+        write_plan(folder / "plan.json", "mine", [Cell(CELL | {"seeds": 1, "out": "."} | wrong)])
+        with pytest.raises(UserError, match=rf"plan\.json.*{fault}.*remove it"):
+            benchmark(plan="plan.json", show=False)
 
 
 def finished(task: str, seconds: float, seed: int = 0) -> Path:
