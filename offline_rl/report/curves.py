@@ -89,7 +89,8 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
         name_ends(axes, ends)
         more = f" (best {MOST} of {len(found[task])} runs)" if len(found[task]) > MOST else ""
         axes.set_title(task + more, fontsize=11)
-        axes.set_xlabel("updates")
+        acts = any(seed.moments for seed in seeds)
+        axes.set_xlabel("updates on data, then environment steps" if acts else "updates")
         axes.set_ylabel("normalised score" if key == "score" else "return")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.9", lw=0.8)

@@ -18,17 +18,20 @@ from offline_rl.report.curves import COLOURS, STYLES
 from offline_rl.report.runs import Seed, groups, key_of
 from offline_rl.report.statistics import wilson
 
-EARLY = 0.1  # share of the steps, after the warm-up, in which what was learnt may collapse
+EARLY = 0.1  # share of all steps in which what was learnt may collapse
 FIGURE = "online.png"  # what `draw` makes is called
-HEADER = ["algorithm", "env steps", "before", "worst early", "end", "lost"]
+HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end", "lost"]
+HEADER += ["score"]
 NOTE = (
     "In an environment, of several evaluations after as many steps the last counts: before is that "
     "before the first step, worst early the "
-    f"lowest of the warm-up and the {100 * EARLY:.0f} % of all steps that follow it, and when that "
-    "was, end the last one. Success in per cent with Wilson's 95 % interval over all seeds' "
-    "episodes, as though none shared a start; scores and returns as means over seeds. Lost: 100 "
-    "less the mean over all steps of success or score (cumulative regret), between evaluations "
-    "linear."
+    f"lowest in the first {100 * EARLY:.0f} % of all steps, and when that was, worst after warm-up "
+    f"that in the {100 * EARLY:.0f} % after it, end the last one. Success in per cent with Wilson's "
+    "95 % interval over all seeds' episodes, as though none shared a start; scores and returns as "
+    "means over seeds. Lost: 100 less the mean over the run's own steps of success or score "
+    "(cumulative regret), between evaluations linear. Score: before, lowest at all, and at the end, where success is compared. "
+    "A policy that acts is judged by what it does after as many steps, however far its values have "
+    "formed."
 )
 
 
@@ -48,6 +51,7 @@ class Course:
     points: list[Point]
     measure: str  # success, score or return
     warm_up: int = 0  # steps before anything was learnt
+    scores: Sequence[float] = ()  # at the same moments, where success is compared
 
     @property
     def before(self) -> Point | None:
@@ -57,8 +61,16 @@ class Course:
     @property
     def worst_early(self) -> Point | None:
         """The lowest of the first steps, if it was evaluated among them."""
-        last = self.warm_up + EARLY * self.points[-1].env_steps
-        early = [p for p in self.points if 0 < p.env_steps <= last]
+        return self._worst(0)
+
+    @property
+    def worst_after_warm_up(self) -> Point | None:
+        """The lowest of the first steps that follow it, if there is one."""
+        return self._worst(self.warm_up) if self.warm_up else None
+
+    def _worst(self, first: int) -> Point | None:
+        last = first + EARLY * self.points[-1].env_steps
+        early = [p for p in self.points if first < p.env_steps <= last]
         return min(early, key=lambda p: p.value) if early else None
 
     @property
@@ -91,7 +103,9 @@ def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
         if common:
             points = [point(group, steps, measure) for steps in common]
             warm_up = int(group[0].config.get("online.warm_up", 0))
-            found[label] = Course(points, measure, warm_up)
+            scores = [point(group, steps, "score").value for steps in common]
+            told = measure == "success" and not np.isnan(scores).any()
+            found[label] = Course(points, measure, warm_up, scores if told else ())
     return found
 
 
@@ -116,16 +130,23 @@ def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
 
 def row(label: str, course: Course) -> list[str]:
     """A method's cells."""
-    worst, lost = course.worst_early, course.lost
-    when = "" if worst is None else f" at {worst.env_steps:,}"
+    lost, scores = course.lost, course.scores
+    first = f"{scores[0]:.1f}, " if scores and course.before else ""
     return [
         label,
         f"{course.points[-1].env_steps:,}",
         said(course.before, course.measure),
-        said(worst, course.measure) + when,
+        when(course.worst_early, course.measure),
+        when(course.worst_after_warm_up, course.measure),
         said(course.points[-1], course.measure),
         "" if lost is None else f"{lost:.1f}",
+        f"{first}{min(scores):.1f}, {scores[-1]:.1f}" if scores else "",
     ]
+
+
+def when(point: Point | None, measure: str) -> str:
+    """A value, and after how many steps."""
+    return "" if point is None else f"{said(point, measure)} at {point.env_steps:,}"
 
 
 def said(point: Point | None, measure: str) -> str:

@@ -27,7 +27,8 @@ NOTE = (
     "five evaluations together, of all where there are fewer. Success: with Wilson's 95 % "
     "interval, over all seeds' episodes, as though none shared a start. "
     "Formed: how far values had come, 1 - (1 - tau (1 - discount))^(updates of the target); "
-    f"below {100 * FORMED:.0f} % a result is unfinished, whatever its score. Wall time is that of "
+    f"below {100 * FORMED:.0f} % a result is unfinished, whatever its score, and without values "
+    "where its last evaluation is surely above the last five. Wall time is that of "
     "all seeds, evaluations included; updates/s is one seed's steady rate × the seeds trained side "
     "by side."
 )
@@ -135,9 +136,9 @@ def success(found: Standing) -> str:
 
 
 def progress(found: Standing) -> str:
-    """How far values had formed, in per cent rounded down."""
+    """How far values had formed, in per cent rounded down; without them, whether it still rose."""
     if found.formed is None:
-        return ""
+        return "rising, unfinished" if found.rising else ""
     return f"{math.floor(100 * found.formed)} %" + ("" if found.finished else ", unfinished")
 
 
@@ -146,7 +147,8 @@ def unusual(seed: Seed, key: str) -> str | None:
     name, o = f"{seed.label} seed {seed.number}", seed.outcome
     if o is None:
         at, value = max(seed.curves[key].items(), default=(None, 0))
-        last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} updates"
+        what = "updates and environment steps" if seed.moments else "updates"
+        last = "not evaluated yet" if at is None else f"{key} {value:.1f} after {at:,} {what}"
         state, _, why = seed.state.partition(" ")
         return f"{state.capitalize()}: {name}, {last}{' ' * bool(why)}{why}."
     if o.diverged_at is None:

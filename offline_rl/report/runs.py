@@ -45,8 +45,8 @@ class Outcome:
 
     @property
     def updates(self) -> int:
-        """From data; where there are none, those in the environment."""
-        return self.num_updates or self.online_updates
+        """On the data and in the environment."""
+        return self.num_updates + self.online_updates
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,17 @@ class Seed:
     number: int
     path: Path
     config: dict[str, Any]  # flat
-    curves: dict[str, dict[int, float]]  # "score", "return": updates -> mean over the episodes
+    curves: dict[str, dict[int, float]]  # "score", "return": clock -> mean over the episodes
     outcome: Outcome | None  # None where it is not finished
     machine: dict[str, Any]  # environment.json
     state: str  # finished, running, interrupted, or failed and why
     metrics: dict[str, Any] = field(default_factory=dict)  # the last row's
     moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
+
+    @property
+    def updates_before(self) -> int:
+        """Those of the run that it goes on from."""
+        return int(self.config.get("start.updates") or 0)
 
     @property
     def target(self) -> float | None:
@@ -93,9 +98,11 @@ def seed_of(record: Record, path: Path) -> Seed:
         task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
         title = label(method) + ("" if name == "default" else f" ({name})")
         file, rows = path / "evaluations.jsonl", record.evaluations
+        clock = clocks(rows, int(config.get("start.updates") or 0))
+        timed = [*zip(clock, rows, strict=True)]
         curves = {
-            "return": {int(r["updates"]): number(r["eval/return"]) for r in rows},
-            "score": {r["updates"]: number(r["eval/score"]) for r in rows if "eval/score" in r},
+            "return": {t: number(r["eval/return"]) for t, r in timed},
+            "score": {t: number(r["eval/score"]) for t, r in timed if "eval/score" in r},
         }
         acts = bool(config.get("num_env_steps"))
         moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
@@ -110,6 +117,21 @@ def seed_of(record: Record, path: Path) -> Seed:
     number_of = int(path.name.removeprefix("seed_"))
     told = (curves, outcome, record.environment, record.state, record.metrics, moments)
     return Seed(task, title, number_of, path, config, *told)
+
+
+def clocks(rows: Sequence[dict[str, Any]], before: int) -> list[int]:
+    """When each evaluation was: updates on data and environment steps that were done by then.
+
+    before: updates of the run that it goes on from. Updates in an environment count for nothing
+    beside its steps.
+    """
+    found, last = list[int](), (before, 0)
+    for row in rows:
+        updates, env_steps = int(row["updates"]), int(row["env_steps"])
+        done = env_steps - last[1] or updates - last[0]
+        found.append(done + (found[-1] if found else 0))
+        last = updates, env_steps
+    return found
 
 
 def moment(row: dict[str, Any]) -> Moment:

@@ -41,8 +41,21 @@ class Standing:
 
     @property
     def finished(self) -> bool:
-        """Whether values have formed far enough for the result to be compared."""
-        return self.formed is None or self.formed >= FORMED
+        """Whether the result can be compared: values have formed far enough, or nothing rises."""
+        return not self.rising if self.formed is None else self.formed >= FORMED
+
+    @property
+    def rising(self) -> bool:
+        """Whether what learns no values from data ended surely above its last five evaluations."""
+        if self.formed is not None or self.mean is None or not self.lasts:
+            return False
+        acts = any(seed.moments for seed in self.seeds)
+        return not acts and self.mean - float(np.mean(self.lasts)) > self.doubt
+
+    @property
+    def doubt(self) -> float:
+        """The deviation over seeds and the error over episodes together."""
+        return self.deviation + (self.error or 0)
 
     @property
     def error_text(self) -> str:
@@ -54,9 +67,8 @@ class Standing:
 
         Surely: by more than the deviation over seeds and the error over episodes together.
         """
-        doubt = self.deviation + (self.error or 0)
         means = [float(np.mean(values)) for values in (self.values, self.lasts) if values]
-        return self.finished and bool(means) and min(means) - doubt > bar
+        return self.finished and bool(means) and min(means) - self.doubt > bar
 
 
 def standing(seeds: Sequence[Seed], key: str) -> Standing:
@@ -77,7 +89,7 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
         lasts=[v for v in lasts if v is not None],
         error=0.0 if exact else _error([o for _, o in done], key),
         exact=exact,
-        formed=formed_share(hyper, outcome.num_updates + outcome.online_updates),
+        formed=formed_share(hyper, first.updates_before + outcome.updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
     )

@@ -246,7 +246,7 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
 
 
 def costs_of(plan: Path) -> dict[str, float | None]:
-    """A cell's id -> its cost in a plan, if there is one. Raises UserError for another version's."""
+    """A cell's id -> its cost in a plan, if there is one. Raises UserError as `read_plan`."""
     return {cell.id: cell.seconds for cell in read_plan(plan)} if plan.is_file() else {}
 
 
@@ -269,7 +269,10 @@ def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:
 
 
 def read_plan(path: Path) -> list[Cell]:
-    """The inverse of `write_plan`, each cell checked. Raises UserError, also for another version's."""
+    """The inverse of `write_plan`, each cell checked.
+
+    Raises UserError, also for a plan of another version.
+    """
     plan, remedy = read_json(path), "remove it, and give the suite"
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise UserError(f"{path} is no plan of version {VERSION}: {remedy}")

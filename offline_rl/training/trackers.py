@@ -18,16 +18,19 @@ from offline_rl.utils.files import read_json, write_json
 
 
 class Tracker(Protocol):
-    """Takes `group/name` -> number, with the number of updates done."""
+    """Takes `group/name` -> number, with the clock: updates on the data, then environment steps.
 
-    def log(self, values: Mapping[str, float], updates: int) -> None: ...
+    An evaluation that ran beside the training comes later than it was, with its own clock.
+    """
+
+    def log(self, values: Mapping[str, float], clock: int) -> None: ...
     def close(self) -> None: ...
 
 
 class NoTracker:
     """Keeps nothing."""
 
-    def log(self, values: Mapping[str, float], updates: int) -> None:
+    def log(self, values: Mapping[str, float], clock: int) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -37,7 +40,7 @@ class NoTracker:
 class TensorBoard:
     """Event files under `<seed folder>/tensorboard`.
 
-    What an interrupted call put there from `first` updates on is replaced.
+    What an interrupted call put there from `first` on is replaced.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
@@ -46,9 +49,9 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
 
-    def log(self, values: Mapping[str, float], updates: int) -> None:
+    def log(self, values: Mapping[str, float], clock: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, updates)
+            self.writer.add_scalar(name, value, clock)
 
     def close(self) -> None:
         self.writer.close()
@@ -74,9 +77,10 @@ class WandB:
                 config={**config, "seed": folder.seed},
                 reinit="create_new",
             )
+        self.run.define_metric("*", step_metric="clock")  # its own steps may not go back
 
-    def log(self, values: Mapping[str, float], updates: int) -> None:
-        self.run.log(dict(values), step=updates)
+    def log(self, values: Mapping[str, float], clock: int) -> None:
+        self.run.log({**values, "clock": clock})
 
     def close(self) -> None:
         self.run.finish()
@@ -121,7 +125,7 @@ def tracker(
 ) -> Tracker:
     """The tracker of `tracker=<kind>` for one seed. group: <task>/<algorithm>/<name>.
 
-    first: the least number of updates at which something is still to be logged.
+    first: the clock from which on something is still to be logged.
     """
     if kind == "tensorboard":
         return TensorBoard(folder.path, first)

@@ -44,7 +44,7 @@ from offline_rl.training.plan import (
 from offline_rl.training.result import Result, environment, finish
 from offline_rl.training.run_folder import SeedFolder, common_checkpoint, run_folder
 from offline_rl.training.sources import further_columns, sources_of
-from offline_rl.training.trackers import log_in, tracker
+from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -210,17 +210,7 @@ def train_group(
             folder.rewind(None)
         if done is None or lost(folder.path / "environment.json"):
             write_json(folder.path / "environment.json", environment(plan, choices))
-    trackers = [
-        tracker(
-            o.tracker,
-            m.folder,
-            f"{o.task}/{label(o.algorithm)}/{m.description['name']}",
-            m.description,
-            plan.wandb,
-            done.updates + 1 if done else 0,
-        )
-        for m in members
-    ]
+    trackers = list[Tracker]()
     trainer = Trainer(
         o,
         plan.task,
@@ -238,6 +228,10 @@ def train_group(
     )
     if done is not None:
         trainer.resume(done)
+    first = trainer.clock + 1 if done is not None else 0
+    for m in members:
+        group = f"{o.task}/{label(o.algorithm)}/{m.description['name']}"
+        trackers.append(tracker(o.tracker, m.folder, group, m.description, plan.wandb, first))
     try:
         trainer.run()
     except Exception as error:

@@ -316,7 +316,7 @@ class Trainer:
                 self._diverged(s, updates)
             row = {"updates": updates, "env_steps": self.env_steps, **values}
             folder.append("metrics", row)
-            tracker.log(values, updates)
+            tracker.log(values, self.clock)
 
     def _evaluate_if_due(self) -> None:
         if self.evaluator is None:
@@ -372,7 +372,7 @@ class Trainer:
             row: dict[str, Any] = {"updates": now["updates"], "env_steps": now["env_steps"]}
             row |= {**values, **mine._asdict(), "wall_seconds": now["wall_seconds"]}
             folder.append("evaluations", row)
-            tracker.log(values, now["updates"])
+            tracker.log(values, now["clock"])
         word = "return" if self.task.reference is None else "score"
         line = f"{word} {np.mean(scores):.1f}" if scores else "all seeds diverged"
         self.bar.set_postfix_str(line)

@@ -43,6 +43,12 @@ def test_success_is_of_all_seeds_episodes_with_wilsons_interval(tmp_path: Path) 
     assert point[1:] == pytest.approx((65, 43.29, 81.88), abs=0.01)
 
 
+def test_where_success_is_compared_the_scores_stand_beside_it(tmp_path: Path) -> None:
+    acting(tmp_path, 0, {0: 90, 500: 20, 10_000: 45})
+    acting(tmp_path, 1, {0: 80, 500: 30, 10_000: 55})
+    assert row("x", courses(seeds(tmp_path))["wsrl"])[-1] == "85.0, 25.0, 50.0"
+
+
 def test_scores_are_means_where_success_is_not_told(tmp_path: Path) -> None:
     for seed, share in enumerate((60, 70)):
         acting(tmp_path, seed, {0: 90, 500: share}, told=False)
@@ -51,14 +57,17 @@ def test_scores_are_means_where_success_is_not_told(tmp_path: Path) -> None:
     assert course.points[1] == (500, 65, 60, 70)
 
 
-def test_the_dip_is_the_lowest_of_the_warm_up_and_a_tenth_of_all_steps_after_it() -> None:
+def test_the_dip_is_the_lowest_of_a_tenth_of_all_steps_and_of_as_many_after_a_warm_up() -> None:
     values = {0: 80, 500: 70, 1000: 30, 1500: 20, 5000: 10, 10_000: 90}
     points = [Point(steps, value, value, value) for steps, value in values.items()]
-    for warm_up, worst in ((0, 30), (500, 20), (4000, 10)):
-        found = Course(points, "score", warm_up).worst_early
-        assert found is not None
-        assert found.value == worst
-    assert row("x", Course(points, "score"))[2:5] == ["80.0", "30.0 at 1,000", "90.0"]
+    for warm_up, worst in ((500, 20), (1000, 20), (4000, 10)):
+        found = Course(points, "score", warm_up)
+        assert found.worst_early == points[2]
+        assert found.worst_after_warm_up is not None
+        assert found.worst_after_warm_up.value == worst
+    cells = row("x", Course(points, "score"))
+    assert cells[2:6] == ["80.0", "30.0 at 1,000", "", "90.0"]
+    assert row("x", Course(points, "score", 4000))[4] == "10.0 at 5,000"
 
 
 def test_what_is_lost_is_the_area_above_the_curve() -> None:

@@ -39,6 +39,24 @@ def test_who_played_every_start_has_no_error_over_episodes(tmp_path: Path) -> No
     assert of_scores(tmp_path / "some", (40.0, 50.0), before=50.0).error_text == "0.5"
 
 
+def test_values_of_the_run_before_count_as_formed(tmp_path: Path) -> None:
+    """One update of the target halves what is left by a half: 1 - 0.75^n."""
+    more = {"start": {"run": "a/b", "updates": 2, "sha256": {}}}
+    assert of_scores(tmp_path, (1.0,), before=1.0, updates=5, **more).formed == pytest.approx(
+        1 - 0.75**7
+    )
+
+
+def test_who_learns_no_values_and_still_rises_is_unfinished(tmp_path: Path) -> None:
+    """The last is 40 above the last five; the same where an environment is acted in."""
+    for number, (more, rising) in enumerate((({}, True), ({"num_env_steps": 9}, False))):
+        more = {**more, "hyper": {"beta": 1.0}}
+        found = of_scores(tmp_path / str(number), (60.0, 60.0), before=10.0, **more)
+        assert (found.rising, found.finished) == (rising, not rising)
+    steady = of_scores(tmp_path / "steady", (60.0, 50.0), before=58.0, hyper={"beta": 1.0})
+    assert steady.finished
+
+
 def test_above_is_at_the_end_and_over_the_last_five_evaluations(tmp_path: Path) -> None:
     """The last is at 50; the mean of the last five at (4 * 20 + 50) / 5 = 26."""
     found = of_scores(tmp_path, (50.0,), before=20.0)

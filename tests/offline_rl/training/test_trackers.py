@@ -22,11 +22,14 @@ class Remembered:
     made: list["Remembered"] = []
 
     def __init__(self, **keys: Any) -> None:
-        self.keys, self.logged, self.finished = keys, list[tuple[dict[str, float], int]](), False
+        self.keys, self.logged, self.finished = keys, list[dict[str, float]](), False
         self.made.append(self)
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.logged.append((values, step))
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert (name, step_metric) == ("*", "clock")
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
 
     def finish(self) -> None:
         self.finished = True
@@ -61,7 +64,7 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
             "group": "none/td3_bc/default",
             "resume": "allow",
         }
-        assert [step for _, step in run.logged] == [20]
+        assert [values["clock"] for values in run.logged] == [20]
         assert run.finished
     assert [run.keys["config"]["seed"] for run in begun] == [0, 1, 0, 1]
     for seed in (0, 1):  # as after a kill before the result was written
@@ -102,3 +105,14 @@ def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
     events = accumulator.EventAccumulator(str(seed / "tensorboard"))
     events.Reload()
     assert [e.step for e in events.Scalars("train/critic_loss")] == [10, 20, 30, 40]
+
+
+def test_evaluations_in_a_warm_up_have_places_of_their_own(
+    begun: list[Remembered], tmp_path: Path
+) -> None:
+    """No update is done there, and yet every evaluation stands at its own step."""
+    keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0, "seeds": 1}
+    keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warm_up": 20}
+    train(**keys, batch_size=8, out=str(tmp_path), wandb__mode="offline")
+    (run,) = begun
+    assert [v["clock"] for v in run.logged if "eval/return" in v] == [0, 10, 20, 30]
