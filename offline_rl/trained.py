@@ -7,7 +7,6 @@ run.q_values(observations, run.act(observations)).mean(0)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 import envs
 from envs import VectorEnv
 from offline_rl.algorithms.common.base import Algorithm, Network
-from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.algorithms.common.registry import as_it_learnt
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.rollout import Episodes
@@ -29,7 +28,6 @@ from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 from offline_rl.utils.hardware import cores
-from offline_rl.utils.options import build
 from policies import BundleError, Spec
 from policies.bundle import read
 from policies.policy import BundlePolicy
@@ -72,14 +70,11 @@ class Trained:
 
     def _algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
         """As it was when it learnt. spec: None where an earlier version left it to the bundle."""
-        cls = algorithm_class(self.config["algorithm"])
-        known = {f.name for f in fields(cls.Config)}
-        given = {k: v for k, v in self.config["hyper"].items() if k in known and v is not None}
         try:
             seen = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
         except BundleError as error:
             raise UserError(f"{self.path}: what the policy sees is not known: {error}") from None
-        return cls(seen, build(cls.Config, given, "hyper."))
+        return as_it_learnt(self.config["algorithm"], self.config["hyper"], seen)
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]

@@ -27,6 +27,12 @@ from policies import channels
 from policies.channels import Observations
 
 MISHAPS = 5  # episodes in a row that an environment may break
+
+
+class GivenUp(UserError):
+    """An environment that broke once too often; what was learnt stands where it did before."""
+
+
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 
 
@@ -64,6 +70,7 @@ class Collector:
         self.lengths = np.zeros(count, int)  # of the running episodes
         self.mishaps = np.zeros(count, int)  # broken episodes since the last whole one
         self._returns = np.zeros(count)
+        self._succeeded: list[bool | None] = [None] * count  # in the running episode, if it is told
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
         self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
         self.success: list[list[bool]] = [[] for _ in range(count)]  # where the environment tells
@@ -80,7 +87,7 @@ class Collector:
         numbers("reset", first)
         channels.put(self._observations, [s], first)
         self._act.reset(np.array([seed]), np.array([s]))
-        self._returns[s] = self.lengths[s] = 0
+        self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
 
     def _actions(self, observations: Observations) -> np.ndarray:
         """[S, *obs] normalised -> [S, A]."""
@@ -143,11 +150,11 @@ class Collector:
             self._append(np.asarray(streams), steps, observations, actions)
         self.steps += 1
         for s, step in zip(streams, steps, strict=True):
-            self._returns[s] += step.rewards[0]
+            self._note(s, step)
             self.lengths[s] += 1
             channels.put(self._observations, [s], step.observations)
             if step.terminated[0] or step.truncated[0]:
-                self._end(s, step)
+                self._end(s)
 
     def _append(
         self,
@@ -168,13 +175,20 @@ class Collector:
         }
         self.buffer.append(streams, rows)
 
-    def _end(self, s: int, step: Step) -> None:
+    def _note(self, s: int, step: Step) -> None:
+        """Adds its reward to the episode's return; who succeeds at any step has succeeded."""
+        self._returns[s] += step.rewards[0]
+        told = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
+        if told:
+            self._succeeded[s] = any(told) or bool(self._succeeded[s])
+
+    def _end(self, s: int) -> None:
         """An episode is whole."""
         if self.buffer.columns:
             self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
         self.finished[s].append(float(self._returns[s]))
-        told = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
-        self.success[s] += [any(told)] if told else []
+        succeeded = self._succeeded[s]
+        self.success[s] += [] if succeeded is None else [succeeded]
         self.mishaps[s] = 0
         self._next(s)
 
@@ -186,13 +200,18 @@ class Collector:
         why = error if isinstance(error, Broken) else repr(error)
         what = f"seed {seed}: {who} broke in step {length} of an episode ({why})"
         if self.mishaps[s] >= MISHAPS:
-            raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
+            raise GivenUp(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
         self.buffer.drop(s, length)
         with contextlib.suppress(Exception):  # what is broken may not even close
             self.envs[s].close()
-        self.envs[s] = self.make()
-        self._next(s)
+        try:
+            self.envs[s] = self.make()
+        except Exception as again:
+            self.lengths[s] = 0
+            self._mishap(s, again)
+        else:
+            self._next(s)
 
     def _next(self, s: int) -> None:
         """The next episode."""
@@ -204,8 +223,17 @@ class Collector:
         """An episode's beginning, which may break at once."""
         try:
             self._reset(s)
-        except (BaseFault, Broken) as error:
+        except Exception as error:
             self._mishap(s, error)
+
+    def ready(self, batch_size: int) -> bool:
+        """Whether every stream has rows to learn from: of a batch's steps, or an episode's.
+
+        The latter where an episode's rows come when it ends. So that no seed waits for another's,
+        they may be fewer than a batch; it does wait where another has none, all being broken.
+        """
+        longest = self.envs[0].max_episode_steps if self.buffer.columns else 0
+        return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
 
     def close(self) -> None:
         """The environments."""
@@ -231,7 +259,7 @@ class Collector:
             self.episodes[s] = episode
             try:
                 self._replay(s, length)
-            except (BaseFault, Broken) as error:
+            except Exception as error:
                 self.lengths[s] = length
                 self._mishap(s, error)
 
@@ -240,6 +268,6 @@ class Collector:
         self._reset(s)
         for action in self.buffer.newest(s, length).actions if length else ():
             step = self.envs[s].step(action[None])
-            self._returns[s] += step.rewards[0]
+            self._note(s, step)
             channels.put(self._observations, [s], step.observations)
         self.lengths[s] = length

@@ -65,7 +65,7 @@ class Start:
 def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Start, dict[str, Any]]:
     """Where `run` can be gone on from, and its config. Raises UserError where it cannot.
 
-    A newest checkpoint that is damaged is named, and the one before it taken.
+    That is the newest checkpoint that all have; a damaged one is named, and the one before taken.
     seeds: only these of its seeds, or so many; default: all.
     """
     path = Path(run)
@@ -84,14 +84,18 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
             raise UserError(f"run={run} has no seed {seed}; it has {found}")
     folders = [SeedFolder(path, seed) for seed in seeds or found]
     reached = {folder.seed: max(folder.checkpoints(), default=None) for folder in folders}
-    for seed, done in reached.items():
-        if done is None:
+    for seed, last in reached.items():
+        if last is None:
             raise UserError(f"{path}/seed_{seed} holds no checkpoint to begin from")
-    if len(set(reached.values())) > 1:
-        far = ", ".join(f"seed {s}: {d.updates:,}" for s, d in reached.items() if d)
-        raise UserError(f"run={run}: its seeds have not come equally far ({far} updates)")
     done = common_checkpoint(folders, "bring one back from a copy, or name another run=")
-    assert done is not None
+    far = ", ".join(f"seed {s}: {d.updates:,}" for s, d in reached.items() if d)
+    if done is None:
+        raise UserError(
+            f"run={run}: its seeds have no checkpoint in common ({far} updates); go on from some, "
+            "each under a name of its own, with seeds=[…]"
+        )
+    if len({*reached.values()}) > 1:
+        print(f"run={run}: its seeds have come to {far}; all go on from {done.updates:,} updates")
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
     config = read_object(folders[0].config)
     told = config["task"], config["algorithm"], config["num_updates"], config["hyper"]

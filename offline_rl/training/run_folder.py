@@ -260,17 +260,20 @@ def common_checkpoint(
 
     Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
     """
-    common = set.intersection(*(set(f.checkpoints()) for f in folders))
+    common, faults = set.intersection(*(set(f.checkpoints()) for f in folders)), list[str]()
     for done in sorted(common, reverse=True):
         try:
             for folder in folders:
                 folder.load(done)
         except UserError as error:
             print(f"{error}: not used")
+            faults.append(str(error))
         else:
             return done
     if common:
-        raise UserError(f"{folders[0].path.parent}: no checkpoint is left to go on from; {remedy}")
+        raise UserError(
+            f"{folders[0].path.parent}: no checkpoint is left to go on from ({faults[0]}); {remedy}"
+        )
     return None
 
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 import envs
-from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.registry import as_it_learnt, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
@@ -52,6 +54,7 @@ from offline_rl.utils.files import locked, read_object, remove_temporaries, writ
 from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
+from policies.networks.mlp import MLP
 
 BRIEF = 50  # updates; a phase of fewer, such as a gate, is not compiled
 
@@ -370,6 +373,40 @@ def go_on(engine: Engine, start: Start) -> None:
             given = " ".join(f"algorithm.{k}={spelt(v)}" for k, v in other.items())
             remedy = f"that run had {given}" if given else "it is made of other networks"
             raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
+    if (differs := other_functions(engine.algorithm, start)) is not None:
+        raise UserError(f"run={start.run} cannot be gone on from: {differs}")
+
+
+def other_functions(own: Algorithm, start: Start) -> str | None:
+    """Which network has the same tensors and yet computes something else from them; None: none.
+
+    Bounds of a deviation may differ: they are the method's. Heads of chunks are what their
+    algorithms make of them.
+    """
+    if hasattr(own.modules[own.policy], "plan"):
+        return None
+    learnt = as_it_learnt(start.algorithm, start.hyper, own.spec)
+    for name, module in own.modules.items():
+        other = learnt.modules.get(name)
+        if other is None:
+            continue
+        mine, theirs = function(module), function(other)
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                then, now = theirs.get(key), mine.get(key)
+                return f"its {name} had {key}={then}, here it is {now}"
+    return None
+
+
+def function(module: nn.Module) -> dict[str, Any]:
+    """What a network computes, but for its tensors."""
+    told = {k: plain(v) for k, v in getattr(module, "arguments", {}).items()}
+    told.pop("log_std_range", None)
+    for layers in module.modules():
+        if isinstance(layers, MLP):
+            told["activation"] = layers.activation
+            told["norm_after_activation"] = layers.norm_after_activation
+    return {"kind": type(module).__name__} | told
 
 
 def lost(path: Path) -> bool:

@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interac
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.online.collector import MISHAPS, Collector
+from offline_rl.online.collector import MISHAPS, Collector, GivenUp
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.online.with_base import BaseFault
 from offline_rl.training.evaluator import Evaluator, Moment
@@ -141,6 +141,9 @@ class Trainer:
                     if self._asked():
                         raise KeyboardInterrupt
             self._finish_evaluation()
+        except GivenUp:
+            self.save()
+            raise
         finally:
             if self.evaluator is not None:
                 self.evaluator.abandon()
@@ -233,7 +236,7 @@ class Trainer:
     def _owed(self, phase: str) -> int:
         """Updates that the environment's steps so far have brought and that are not done."""
         assert isinstance(self.collector, Collector)
-        if min(self.collector.buffer.sizes) < self.engine.batch_size:
+        if not self.collector.ready(self.engine.batch_size):
             return 0
         learnt = self.engine.updates - self.engine.starts[phase]
         return max(self._brought(phase, self.env_steps) - learnt, 0)

@@ -24,6 +24,7 @@ from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm, Interaction
+    from policies import Spec
 
 
 TABLES = ("tuned", "online", "parity")  # of configs/algorithm/<name>.yaml
@@ -58,6 +59,14 @@ def algorithm_class(name: str) -> type[Algorithm]:
         raise UserError(unknown("algorithm", name, algorithm_names()))
     (own,) = found(name, importlib.import_module(f"offline_rl.algorithms.{name}"), "")
     return own
+
+
+def as_it_learnt(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
+    """The algorithm of a run with these hyper-parameters; its version may have known fewer."""
+    cls = algorithm_class(name)
+    known = {f.name for f in fields(cls.Config)}
+    given = {k: v for k, v in hyper.items() if k in known and v is not None}
+    return cls(spec, build(cls.Config, given, "hyper."))
 
 
 def split(name: str) -> tuple[str, str]:

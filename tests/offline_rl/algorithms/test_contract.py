@@ -214,6 +214,37 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
 
+@pytest.mark.parametrize(("name", "mixing"), [("sac", 0.0), ("rlpd", 0.5)])
+def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(name: str, mixing: float):
+    """Streams of other rows and lengths, alone and beside data that all share."""
+    cls = algorithm_class(name)
+    cfg = small_config(cls)
+    how = Interaction(cls.Online(mixing=mixing), cfg)
+    data = ReplayBuffer.from_dataset(dataset())
+
+    def begun(*places: int) -> tuple[Engine, ReplayBuffer]:
+        """An engine at its start, and its experience."""
+        own = ReplayBuffer((5,), 2, 120, streams=len(places))
+        for stream, place in enumerate(places):
+            draw, count = np.random.default_rng(place), 60 + 30 * place
+            rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
+            rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
+            rows |= {"rewards": draw.normal(5 * place, size=count)}
+            own.append(stream, rows | {"terminated": np.arange(count) % 20 == 19})
+        seeds, both = [SEEDS[place] for place in places], Sources(data, own)
+        return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, both, batch_size=32), own
+
+    stacked, _ = begun(0, 1, 2)
+    stacked.run(20, "online")
+    alone, experience = begun(0)
+    for place in range(3):
+        new, own = begun(place)
+        alone.load_seed_state(0, new.seed_state(0))
+        experience.load(0, own.filled(0))
+        alone.run(20, "online")
+        assert largest_difference(alone.seed_state(0), stacked.seed_state(place)) < 2e-4
+
+
 @every_algorithm
 def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_explore(name: str):
     e = engine(name, SEEDS)

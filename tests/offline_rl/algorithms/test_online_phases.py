@@ -8,6 +8,7 @@ import pytest
 import torch
 from by_hand import SPEC, Recorded, made_batch, start
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from offline_rl import Dataset, UserError
 from offline_rl.algorithms.cal_ql import CalQL
@@ -199,6 +200,32 @@ def test_a_methods_batches_hold_the_data_as_its_paper_has_it(name: str, mixing: 
         assert isinstance(found, Mixture)
         assert (found.first, found.second) == (sources.offline, sources.online)
         assert found.ratio == (None if mixing == "rows" else mixing)
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5, "rows"])
+def test_what_is_learnt_from_online_bootstraps_after_as_many_steps_as_asked(mixing: Any) -> None:
+    """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; g^3 at the third step."""
+    buffers, gamma = [], 0.5
+    for paid in (1.0, 10.0):
+        rows = np.zeros((8, 3))
+        told = {"observations": rows, "actions": rows[:, :2], "rewards": np.full(8, paid)}
+        flags = {"terminated": np.zeros(8), "truncated": np.arange(8) == 7}
+        buffers.append(ReplayBuffer((3,), 2, 8))
+        buffers[-1].append(0, told | flags | {"next_observations": rows})
+    cls = algorithm_class("sac")
+    cfg = cls.Config()
+    learner = cls(SPEC, cfg, 1, Interaction(cls.Online(mixing=mixing, n_step=3), cfg))
+
+    def drawn(phase: str) -> set[tuple[float, float]]:
+        source = learner.source(phase, Sources(*buffers))
+        data = tree_map(lambda x: x[0], source.tensors())
+        batch = source.sample(data, Recorded(), 400, gamma)
+        return set(zip(batch.rewards.tolist(), batch.discount.tolist(), strict=True))
+
+    over = {(1.75, 0.125), (1.5, 0.25), (1.0, 0.5)}  # the last two rows have fewer steps left
+    kinds = (10,) if mixing == 0 else (1, 10)
+    assert drawn(ONLINE) == {(k * r, g) for r, g in over for k in kinds}
+    assert drawn("update") == {(1.0, 0.5)}
 
 
 def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() -> None:

@@ -43,10 +43,12 @@ class Walk(gymnasium.Env):
         return np.array([np.nan if fault == "nan" else self.x, 0], np.float32), {}
 
     def step(self, action: np.ndarray):
-        if type(self).faults(self.seed, self.t) == "raise":
+        fault = type(self).faults(self.seed, self.t)
+        if fault == "raise":
             raise OSError("the cable is out")
         self.x, self.t = self.x + 0.3 * float(action[0]), self.t + 1
-        return np.array([self.x, self.t], np.float32), self.x, abs(self.x) > 0.9, False, {}
+        seen = np.array([np.nan if fault == "nan" else self.x, self.t], np.float32)
+        return seen, self.x, abs(self.x) > 0.9, False, {}
 
 
 def whole(seed: int, step: int) -> str:
@@ -152,14 +154,15 @@ def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts
 
 
 @pytest.mark.parametrize(
-    ("number", "step", "kind"), [(1, 2, "raise"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")]
+    ("number", "step", "kind"),
+    [(1, 2, "raise"), (1, 2, "nan"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")],
 )
 def test_a_seeds_broken_episode_is_gone_and_its_neighbour_never_knew(
     number: int, step: int, kind: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """In the third step of its second episode, or where that or the first begins.
 
-    What is broken cannot even be closed.
+    What is seen is no number, its reward is; what is broken cannot even be closed.
     """
 
     def stuck(self):

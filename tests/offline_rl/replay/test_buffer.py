@@ -247,6 +247,44 @@ def test_a_ring_keeps_the_newest_rows_and_draws_all_of_them():
         assert torch.equal(batch.next_observations, batch.observations + 0.5)
 
 
+def ends_in_a_ring() -> ReplayBuffer:
+    """Rows 102-106, of which 103 terminated and 105 is cut by time; 100 and 101 are overwritten."""
+    buffer = ReplayBuffer((1,), 1, 5)
+    for t in range(100, 107):
+        append(buffer, t, terminated=t in (100, 103), truncated=t in (101, 105))
+    return buffer
+
+
+def test_rows_of_a_ring_bootstrap_at_a_time_out_and_not_at_a_termination():
+    """Over two steps: the rows before an end come to it, and a time-out is worth what follows."""
+    ring = ends_in_a_ring()
+    for n, expected in {
+        1: {102: GAMMA, 103: 0, 104: GAMMA, 105: GAMMA, 106: GAMMA},
+        2: {102: 0, 103: 0, 104: GAMMA**2, 105: GAMMA, 106: GAMMA},
+    }.items():
+        batch = draw(ring.after(n))
+        found = dict(zip(batch.observations[:, 0].tolist(), batch.discount.tolist(), strict=True))
+        assert found == pytest.approx(expected)
+        rows, after = batch.observations[:, 0], batch.next_observations[:, 0]
+        assert set(after[rows == 105].tolist()) == {105.5}
+
+
+@pytest.mark.parametrize("ratio", [0.5, None])
+def test_rows_of_a_mixture_bootstrap_at_time_outs_of_both_and_at_terminations_of_neither(
+    ratio: float | None,
+):
+    """Data's row 2 and experience's 103 terminated; rows 6 and 105 are cut by time."""
+    mixture = Mixture(ReplayBuffer.from_dataset(two_episodes()), ends_in_a_ring(), ratio)
+    data = {name: {k: v[0] for k, v in part.items()} for name, part in mixture.tensors().items()}
+    batch = mixture.sample(data, random(), 500, GAMMA)
+    rows = batch.observations[:, 0]
+    assert set(rows.tolist()) == {*range(7), *range(102, 107)}
+    ended = (rows == 2) | (rows == 103)
+    assert torch.equal(batch.discount, torch.where(ended, 0, GAMMA))
+    after = dict(zip(rows.tolist(), batch.next_observations[:, 0].tolist(), strict=True))
+    assert (after[6], after[105]) == (60, 105.5)
+
+
 def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
     buffer = ReplayBuffer((1,), 1, 5)
     for t in range(7):  # places 0..4 hold 5 6 2 3 4

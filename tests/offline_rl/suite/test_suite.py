@@ -328,7 +328,7 @@ def test_a_worker_lets_other_sessions_go_first_too() -> None:
     )
     options: dict[str, Any] = {"start_new_session": True, "capture_output": True, "text": True}
     made = subprocess.run([sys.executable, "-c", code], check=True, **options)
-    assert made.stdout.split() == ["7", "7"]
+    assert made.stdout.split() == ["7", str(min(os.nice(0) + 7, 19))]
 
 
 @pytest.mark.slow

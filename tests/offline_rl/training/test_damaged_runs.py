@@ -14,7 +14,7 @@ from small_data import save_small
 
 from offline_rl.report.report import report
 from offline_rl.trained import load
-from offline_rl.training.finetune import start_of
+from offline_rl.training.finetune import finetune, start_of
 from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
@@ -186,6 +186,23 @@ def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(whole, begun, 
     assert (load(run, seed=0).updates, load(run, seed=1).updates) == (40, 20)
     with pytest.raises(UserError, match="no seed 7"):
         start_of(run, [7])
+
+
+def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_why(begun, capsys):
+    """Nothing is written, and the copies are no better."""
+    _, run = begun
+    files = list(SeedFolder(run, 0).checkpoints().values())
+    for path in files:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() | {"format": "9"}
+        save_file(load_file(path), path, metadata)
+    with pytest.raises(UserError) as error:
+        finetune(run=run, algorithm="td3", num_env_steps=5)
+    assert "\n" not in str(error.value)
+    said = (capsys.readouterr().out + str(error.value)).splitlines()
+    for path in files:
+        assert [line for line in said if str(path) in line and "version" in line]
+    assert not (run.parents[1] / "td3").exists()
 
 
 @pytest.mark.parametrize("damage", [lose, cut])

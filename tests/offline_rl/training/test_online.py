@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +39,7 @@ from policies.networks.mlp import Scalar
 QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
 QUICK |= {"algorithm.hidden": [8], "eval_episodes": 1, "tracker": "none", "show": False}
 QUICK |= {"online.warm_up": 10, "checkpoint_every": 20, "eval_every": 1000}
+OFFLINE = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
 
 
 class Line(gymnasium.Env):
@@ -63,8 +65,8 @@ class Line(gymnasium.Env):
         broken = {kind for kind, when in self.breaks.items() if when(self.number, self.steps)}
         if "raise" in broken:
             raise OSError("the cable is out")
-        reward = float("nan") if "nan" in broken else self.x
-        return np.array([self.x, self.t], np.float32), reward, False, False, {}
+        reward, seen = (float("nan") if kind in broken else self.x for kind in ("nan", "unseen"))
+        return np.array([seen, self.t], np.float32), reward, False, False, {}
 
 
 @pytest.fixture
@@ -99,6 +101,24 @@ def learnt(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     """To the bit."""
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> Path:
+    """The run of a command that is killed in its second evaluation, at `clock`, and given again."""
+    clocks, folders = list[int](), list[SeedFolder]()
+
+    def stop(trainer: Any) -> None:
+        clocks.append(trainer.clock)
+        folders[:] = trainer.folders
+        if clocks == [0, clock]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command(**keys, watch=stop)
+    assert all(folder.checkpoints() for folder in folders)
+    path: Path = command(**keys, watch=stop).path
+    assert clocks[:3] == [0, clock, clock]  # the second time not from the beginning
+    return path
 
 
 def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
@@ -155,25 +175,22 @@ def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> No
 def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     line: str, data: Path, tmp_path: Path
 ) -> None:
+    """While it learns from the data, and in an episode, after the first updates that it brings."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
-    whole = train(**keys, num_updates=20, num_env_steps=40, name="whole").path
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
+    keys |= {"num_updates": 20, "num_env_steps": 40}
+    whole = train(**keys, name="whole").path
     first = train(**offline, num_updates=20, name="first").path
-    more = {k: v for k, v in QUICK.items() if k != "seeds"} | {"out": str(tmp_path)}
-    more |= {"online.warm_up_by": "random"}
-
-    def stop(trainer: Any) -> None:
-        if trainer.env_steps >= 20:
-            raise KeyboardInterrupt
-
-    for name, watch in (("second", None), ("cut", stop)):
-        own = {**more, "name": name, "num_env_steps": 40, "eval_every": 20}
-        if watch is not None:
-            with pytest.raises(KeyboardInterrupt):
-                finetune(run=first, watch=watch, **own)
-        path = finetune(run=first, **own).path
+    more = {k: v for k, v in QUICK.items() if k != "seeds"} | {"out": str(tmp_path), "run": first}
+    more |= {"online.warm_up_by": "random", "num_env_steps": 40}
+    second = finetune(**more, name="second").path
+    early, late = ({"eval_every": e, "checkpoint_every": c} for e, c in ((12, 8), (20, 15)))
+    resumed = killed_and_resumed(train, 12, **{**keys, **early, "name": "early"})
+    cut = killed_and_resumed(finetune, 20, **{**more, **late, "name": "cut"})
+    for path in (second, resumed, cut):
         for seed in range(2):
-            assert same(learnt(path, seed), learnt(whole, seed))
+            assert same(tensors(path, seed), tensors(whole, seed))
+    for path in (second, cut):
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
         assert set(begun["sha256"]) == {"0", "1"}
@@ -211,13 +228,8 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
     assert one.results[0]["online_updates"] == 30
     assert waited == [True] * 29 + [False]
 
-    def stop(trainer: Any) -> None:
-        if trainer.env_steps >= 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(**keys, name="cut", watch=stop)
-    assert same(tensors(train(**keys, name="cut").path), tensors(one.path))
+    cut = killed_and_resumed(train, 20, **{**keys, "name": "cut", "checkpoint_every": 15})
+    assert same(tensors(cut), tensors(one.path))
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")} | {"num_env_steps": 0}
     with pytest.raises(UserError, match="overlap=true is of no use without num_env_steps"):
         train(**{**offline, "num_updates": 4})
@@ -249,6 +261,8 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
         with pytest.raises(UserError, match=match):
             finetune(run=run, **{**own, **given})
+    with pytest.raises(UserError, match=r"td3_bc does not learn online; name .* algorithm=.* td3"):
+        finetune(run=run, num_env_steps=5)
     for folder in (run / "seed_0" / "checkpoints", run / "seed_1" / "checkpoints"):
         for file in folder.iterdir():
             file.unlink()
@@ -258,6 +272,35 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         finetune(run=run / "seed_0" / "config.json", num_env_steps=5)
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
+
+
+class Plane(Line):
+    """It is pushed in two directions."""
+
+    action_space = Box(-1, 1, (2,), np.float32)
+
+
+def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    envs.register("plane", Plane, max_episode_steps=10)
+    envs.register("other line", Line, max_episode_steps=10)
+    keys = small("td3", task=line, out=str(tmp_path), num_updates=0, num_env_steps=5)
+    run = train(**keys).path
+    more = {"run": run, "out": str(tmp_path), "tracker": "none", "num_env_steps": 5}
+    for task, match in {
+        "env:Pendulum-v1": r"learnt from observations \[2\], the task has \[3\]: give its own task",
+        "plane": r"cannot go on with this .* action_dim: the policy has 1, here it is 2; give it",
+    }.items():
+        before = [*tmp_path.rglob("*")]
+        with pytest.raises(UserError, match=match):
+            finetune(**more, task=task)
+        assert [*tmp_path.rglob("*")] == before
+    capsys.readouterr()
+    for task, times in ((line, 0), ("other line", 1)):
+        finetune(**more, task=task)
+        told = capsys.readouterr().out
+        assert told.count(f"{run} learnt in line, and goes on in other line") == times
 
 
 def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
@@ -330,27 +373,51 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
 
 
-def small(**values: Any) -> dict[str, Any]:
-    """Keys of a run whose networks have sizes of their own for policy and critics."""
+def small(algorithm: str, **values: Any) -> dict[str, Any]:
+    """Keys of a run of one seed, whatever sizes the method has."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
-    sizes = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8]}
-    return {**keys, **sizes, "seeds": 1, **values}
+    sizes = SIZES.get(algorithm, {"algorithm.hidden": [8]})
+    return {**keys, **sizes, "algorithm": algorithm, "seeds": 1, **values}
 
 
+TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.samples": 2}
+VAE = {"algorithm.hidden": [8], "algorithm.vae_hidden": [8], "algorithm.vae_updates": 6}
+SIZES: dict[str, dict[str, Any]] = {"cal_ql": TWO, "cql": TWO, "spot": VAE}
+
+
+def returns(run: Path) -> list[list[float]]:
+    """Of each evaluation of seed 0."""
+    rows = (run / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    return [json.loads(row)["returns"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ensemble"),
+    [
+        ("cal_ql", "layer_norm"),
+        pytest.param("cql", "layer_norm", marks=pytest.mark.slow),
+        ("iql", "squashed"),
+    ],
+)
 def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
-    line: str, data: Path, tmp_path: Path
+    algorithm: str, ensemble: str, line: str, data: Path, tmp_path: Path
 ) -> None:
-    """The run's sizes, transform and temperature come along; then it learns from the line alone."""
-    made = {"algorithm.critics": 3, "algorithm.subset": 2, "algorithm.layer_norm": True}
-    made |= {"algorithm.samples": 2, "algorithm.reward_scale": 0.5}
-    keys = small(task=line, dataset=str(data), out=str(tmp_path), num_updates=4, **made)
-    run = train(**keys, algorithm="cal_ql").path
+    """The run's sizes, transform and temperature come along; then it learns from the line alone.
+
+    IQL has no temperature. The first evaluation is the run's last.
+    """
+    made = {"algorithm.critics": 3, "algorithm.subset": 2, f"algorithm.{ensemble}": True}
+    made |= {"algorithm.reward_scale": 0.5, "eval_episodes": 3}
+    keys = small(algorithm, task=line, dataset=str(data), out=str(tmp_path), **made)
+    run = train(**keys, num_updates=4).path
     before = learnt(run)
     own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "wsrl"}
     own |= {"compile": "never", "checkpoint_every": 10, "batch_size": 8}
     path = finetune(run=run, num_env_steps=14, **own, **{"online.warm_up": 10}).path
+    assert returns(path)[0] == returns(run)[-1]
     warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
-    assert same(warm, {k: v for k, v in before.items() if k in warm})
+    kept = {k: v for k, v in warm.items() if algorithm != "iql" or "/log_alpha/" not in k}
+    assert same(kept, {k: before[k] for k in kept})
     assert {k.split("/")[1] for k in warm if k.startswith("params/")} == {
         *("policy", "critic", "critic_target", "log_alpha")
     }
@@ -374,9 +441,8 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
-    keys = small(task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
-    keys |= {"algorithm.samples": 2, "num_updates": 2, "num_env_steps": 25}
-    path = train(**keys, algorithm="cal_ql").path
+    keys = small("cal_ql", task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
+    path = train(**keys, num_updates=2, num_env_steps=25).path
     found = tensors(path)
     assert found["buffer/added"].tolist() == [25, 20, 5]
     rewards, returns = found["buffer/rewards"].double(), found["buffer/mc_returns"].double()
@@ -417,10 +483,7 @@ def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Pa
     run = train(**keys, num_updates=10).path
     kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
     path = finetune(run=run, num_env_steps=20, **{k: keys[k] for k in kept}).path
-    told = [
-        (folder / "seed_0" / "evaluations.jsonl").read_text().splitlines() for folder in (run, path)
-    ]
-    assert json.loads(told[0][-1])["returns"] == json.loads(told[1][0])["returns"]
+    assert returns(run)[-1] == returns(path)[0]
     offline, online = SeedFolder(run, 0), SeedFolder(path, 0)
     transforms = [f.load(max(f.checkpoints()))[1]["transform"] for f in (offline, online)]
     assert transforms[0] == transforms[1]
@@ -433,16 +496,20 @@ def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, dat
         prepare({**keys, "num_env_steps": 5, "online.n_step": 3})
 
 
-def test_iql_goes_on_in_one_buffer_as_in_one_command(line: str, data: Path, tmp_path: Path) -> None:
-    """Its policy's rate, which has fallen to nothing, is whole again: the policy moves."""
-    keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
-    keys |= {"algorithm": "iql", "task": line, "dataset": str(data), "out": str(tmp_path)}
-    whole = train(**keys, num_updates=10, num_env_steps=20, name="whole").path
+@pytest.mark.parametrize(
+    "algorithm", ["iql", "spot", "cal_ql", "rebrac", pytest.param("cql", marks=pytest.mark.slow)]
+)
+def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
+    algorithm: str, line: str, data: Path, tmp_path: Path
+) -> None:
+    """A rate that has fallen to nothing, IQL's policy's, is whole again: every policy moves."""
+    keys = small(algorithm, task=line, dataset=str(data), out=str(tmp_path))
+    whole = train(**keys, num_updates=10, num_env_steps=25, name="whole").path
     first = train(**keys, num_updates=10, name="first").path
     kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
-    more = {k: v for k, v in keys.items() if k in kept}
-    path = finetune(run=first, num_env_steps=20, **more).path
-    assert same(learnt(path), learnt(whole))
+    told = {k: v for k, v in keys.items() if k in kept}
+    path = finetune(run=first, num_env_steps=25, **told).path
+    assert same(tensors(path), tensors(whole))
     name = "params/policy/trunk.weights.0"
     assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
 
@@ -467,7 +534,7 @@ def test_a_broken_episode_is_dropped_and_the_next_begins(
     assert kept["buffer/rewards"].isfinite().all()
 
 
-@pytest.mark.parametrize("kind", ["raise", "nan"])
+@pytest.mark.parametrize("kind", ["raise", "nan", "unseen"])
 def test_an_evaluation_that_the_environment_breaks_is_left_out_and_the_policy_not_blamed(
     kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -627,3 +694,108 @@ def test_layers_of_one_size_are_those_of_every_network() -> None:
     assert networks_of(algorithm_class("cql").Config, told) == both
     assert networks_of(algorithm_class("sac").Config, both) == {"hidden": [8]}
     assert networks_of(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}
+
+
+def test_equal_tensors_are_not_taken_for_equal_functions(
+    line: str, data: Path, tmp_path: Path
+) -> None:
+    """IQL's policy acts by tanh of its mean, AWAC's by the mean; both have the same tensors."""
+    keys = {**OFFLINE, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
+    run = train(**keys, algorithm="iql").path
+    own = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 20}
+    with pytest.raises(UserError, match="its policy had tanh_mean=True, here it is False"):
+        finetune(run=run, algorithm="awac", **own)
+    with pytest.raises(UserError, match="its policy had activation=relu, here it is tanh"):
+        finetune(run=run, **{**own, "algorithm.activation": "tanh"})
+
+
+def test_seeds_go_on_from_what_all_have_reached(
+    line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a kill between two seeds' checkpoints one has a newer one, or there is none for all."""
+    keys = {**OFFLINE, "task": line, "dataset": str(data), "out": str(tmp_path)}
+    run = train(**{**keys, "num_updates": 8, "checkpoint_every": 4}, algorithm="td3_bc").path
+    newest = {seed: SeedFolder(run, seed).checkpoints() for seed in (0, 1)}
+    assert sorted(done.updates for done in newest[1]) == [4, 8]
+    newest[1][max(newest[1])].unlink()
+    start, _ = start_of(run)
+    assert {done.updates for done, _ in start.checkpoints.values()} == {4}
+    assert "seed 0: 8, seed 1: 4; all go on from 4 updates" in capsys.readouterr().out
+    newest[0][min(newest[0])].unlink()
+    with pytest.raises(UserError, match=r"no checkpoint in common \(seed 0: 8, .*seeds="):
+        start_of(run)
+    assert start_of(run, [0])[0].updates == 8
+
+
+def test_what_was_learnt_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
+    """Its cable is out from the 25th step on; three episodes' rows were there, and stay."""
+    Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 2 and steps >= 25)}
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "num_env_steps": 100, "checkpoint_every": 1000}
+    with pytest.raises(UserError, match="5th time"):
+        train(**keys)
+    run = tmp_path / "line" / "sac" / "default"
+    assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [28]
+    assert int(tensors(run)["buffer/added"][0]) == 20
+    Line.breaks = {}
+    again = train(**keys).path
+    assert read_json(again / "seed_0" / "result.json")["num_env_steps"] == 100
+
+
+def test_an_environment_that_cannot_be_made_again_counts_as_broken(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice, then the port is free; four times more, and it is the fifth in a row."""
+    Line.breaks = {"raise": lambda number, steps: number == 2 and steps == 25}
+    begin, tries = Line.__init__, list[int]()
+
+    def occupied(env: Line) -> None:
+        begin(env)
+        if env.number > 2:
+            tries.append(env.number)
+            if len(tries) <= limit:
+                raise OSError("the port is taken")
+
+    monkeypatch.setattr(Line, "__init__", occupied)
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "num_env_steps": 40, "checkpoint_every": 1000}
+    limit = 2
+    train(**keys, name="free")
+    assert capsys.readouterr().out.count("the port is taken") == 2
+    assert len(tries) == 3
+    monkeypatch.setattr(Line, "made", 0)
+    tries.clear()
+    limit = 4
+    with pytest.raises(UserError, match=r"the port is taken.*5th time"):
+        train(**keys, name="taken")
+
+
+def test_success_at_any_step_is_an_episodes(line: str, tmp_path: Path) -> None:
+    """In training as in evaluation: the third step's alone."""
+
+    class Reached(Line):
+        def step(self, action: np.ndarray):
+            seen, reward, terminated, truncated, _ = super().step(action)
+            return seen, reward, terminated, truncated, {"is_success": self.t == 3}
+
+    envs.register("reached", Reached, max_episode_steps=10)
+    keys = {**QUICK, "algorithm": "sac", "task": "reached", "out": str(tmp_path), "seeds": 1}
+    path = train(**keys, num_updates=0, num_env_steps=30).path / "seed_0"
+    rows = [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["data/success"] == 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "rebrac"])
+def test_no_seed_waits_for_anothers_rows(
+    algorithm: str, line: str, data: Path, tmp_path: Path
+) -> None:
+    """The rows of ReBRAC come when an episode ends; one seed's first is broken, its second not."""
+    Line.breaks = {"raise": lambda number, steps: number == 4 and steps == 4}
+    keys = {**QUICK, "algorithm": algorithm, "task": line, "out": str(tmp_path), "batch_size": 16}
+    keys |= {"online.warm_up": 0, "num_updates": 0, "num_env_steps": 30}
+    keys |= {"dataset": str(data)} if algorithm == "rebrac" else {}
+    both = train(**keys).path
+    Line.breaks, Line.made = {}, 0
+    alone = train(**{**keys, "seeds": [0]}, name="alone").path
+    one, two = learnt(alone), learnt(both)
+    assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)
