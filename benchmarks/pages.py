@@ -29,6 +29,7 @@ from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
 
 RESULTS, PUBLISHED = Path("benchmarks/results"), Path("benchmarks/published")
+SUBSTITUTE = "substitute-data"  # what runs are called whose data only stands for the published
 SHOWN = 0.5  # values less formed than this have no row
 BASELINES = {
     "behaviour": "the data's episodes",
@@ -42,13 +43,15 @@ HOW = (
     "How to read the tables. `score` (or `return`): mean ± standard deviation over seeds (ddof 0) "
     "of each seed's last evaluation; never the best one. `error`: the standard error over that "
     "evaluation's episodes, whose starts the seeds share. `last five`: the same mean over the last "
-    "five evaluations. `formed`: how far values had come, 1 - (1 - tau (1 - discount))^n after n "
-    f"updates of the target; below {100 * FORMED:.0f} % a row is unfinished, comes last and is "
-    f"compared with nothing; below {100 * SHOWN:.0f} % it is not shown. Without a number there are "
-    "no values to form. `target / data`: the critics' mean target at the end over what the data's "
-    "own rewards to come are worth on average, discounted, a cut episode continued at the mean "
-    "reward of its last tenth. The rows above the algorithms are made by "
-    "`python -m benchmarks.baselines`; constants' scores are from 100 episodes, or exact."
+    "five evaluations, of all where there are fewer. `formed`: how far values had come, "
+    "1 - (1 - tau (1 - discount))^n after n updates of the target, those of a run that it goes on "
+    f"from among them; below {100 * FORMED:.0f} % a row is unfinished, comes last and is compared "
+    f"with nothing; below {100 * SHOWN:.0f} % it is not shown. Without a number there are no "
+    "values to form, and a row is unfinished where it was rising: its last evaluation is surely "
+    "above the last five. `target / data`: the critics' mean target at the end over what the data's own "
+    "rewards to come are worth on average, discounted, a cut episode continued at the mean reward "
+    "of its last tenth. `updates`: on data and in an environment. The rows above the algorithms "
+    "are made by `python -m benchmarks.baselines`; constants' scores are from 100 episodes, or exact."
 )
 SETS = """## The sets
 
@@ -67,7 +70,7 @@ def page(folder: Path) -> str:
     for task, seeds in tasks.items():
         parts += [section(seeds)]
         if task in acting:
-            parts += [table(online.HEADER, online.table_of(seeds), markdown=True)]
+            parts += [table(online.HEADER, online.table_of(seeds), markdown=True), alike(task)]
     if acting:
         parts += [wrapped(online.NOTE), f"![Over environment steps]({online.FIGURE})"]
     if compared := comparison(tasks):
@@ -93,8 +96,7 @@ def section(seeds: Sequence[Seed]) -> str:
     found = standings(seeds)
     shown = [c for c in found if kept(c[1])]
     shown.sort(key=lambda c: (not c[1].finished, -(c[1].mean or 0)))
-    comparable = seeds[0].config.get("dataset") is None or measured(seeds[0]) is not None
-    others = published(task) if comparable else {}
+    others = published(task) if comparable(seeds) else {}
     heads = list(dict.fromkeys(head for known in others.values() for head in known))
     header = ["policy", key, "error", "last five", "formed", "target / data", "success %", "cost"]
     header += ["updates", "episodes", *heads]
@@ -108,6 +110,13 @@ def section(seeds: Sequence[Seed]) -> str:
         text += f"{', '.join(early)}."
     lost = [note for seed in seeds if (note := infeasible(seed))]
     return "\n\n".join([text, *lost])
+
+
+def comparable(seeds: Sequence[Seed]) -> bool:
+    """Whether they learnt from the published data, or from data made in the publishers' way."""
+    if any(seed.config["name"] == SUBSTITUTE for seed in seeds):
+        return False
+    return seeds[0].config.get("dataset") is None or measured(seeds[0]) is not None
 
 
 def standings(seeds: Sequence[Seed]) -> list[tuple[str, Standing]]:
@@ -222,12 +231,29 @@ def rows_of(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def alike(task: str) -> str:
+    """What is published on a set that only resembles the task, before and after fine-tuning."""
+    body, sets_of = list[list[str]](), dict[str, None]()
+    for known in rows_of("o2o.csv"):
+        if known["resembles"] == task:
+            sets_of[f"{known['dataset']} ({known['source']}, 4 seeds)"] = None
+            cells = [known["algorithm"]]
+            for end in ("before", "end"):
+                cells.append(f"{float(known[end]):.1f} ± {float(known[f'{end}_std']):.1f}")
+            body.append(cells)
+    if not body:
+        return ""
+    what = f"Published on {', '.join(sets_of)}, which only resembles it: success in per cent after "
+    what += "1,000,000 updates on the data, and after as many environment steps."
+    return f"{wrapped(what)}\n\n{table(['algorithm', 'before', 'end'], body, markdown=True)}"
+
+
 def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
     """Who is above the data, its best tenth, and every published score of the same benchmark."""
     body = []
     for task, seeds in tasks.items():
         own = measured(seeds[0])
-        if own is None or not task.startswith("neorl2/"):
+        if own is None or not task.startswith("neorl2/") or not comparable(seeds):
             continue
         scores = {
             (known["algorithm"], known["metric"]): float(known["value"])
@@ -236,9 +262,11 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
         }
         best = {a: s for (a, metric), s in scores.items() if metric == "normalized_score"}
         top = max(best, key=lambda a: best[a])
+        made = any(seed.config["name"] == "regenerated-data" for seed in seeds)
         bars = [own["rows"][name]["score"] for name in ("behaviour", "best_tenth")]
         constant = max(r["score"] for r in own["rows"].values() if "action" in r)
-        cells_of = [task, *map(number, (*bars, constant)), f"{best[top]:.1f} ({top})"]
+        cells_of = [task + " (regenerated data)" * made, *map(number, (*bars, constant))]
+        cells_of += [f"{best[top]:.1f} ({top})"]
         for bar in (*bars, best[top]):
             names = [label.split(" ")[0] for label, c in standings(seeds) if c.above(bar)]
             cells_of.append(", ".join(names) or "none")
