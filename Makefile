@@ -20,7 +20,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-# The embedded data set, three seeds side by side; about three minutes on two cores.
+# The embedded data set, three seeds side by side; some three minutes on two cores, data, evaluations and plots with them.
 demo: setup
 	$(BIN)/offline-rl train experiment=demo
 

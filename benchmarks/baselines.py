@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import envs
+from benchmarks.figures import status
 from envs import Task
 from offline_rl.data import Dataset, load
 from offline_rl.data.load import data_folder
@@ -34,6 +35,7 @@ from offline_rl.report.compact import short
 from offline_rl.report.statistics import evaluation_error
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
+from offline_rl.utils.options import Checked, Count, build, parse
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normaliser import Normaliser
 
@@ -43,6 +45,17 @@ SEARCH_SEED = 2_000_000_000  # the search's starts, beyond all of utils/seeds.py
 POPULATION, ELITE = 32, 8
 DISCOUNT = 0.99
 Play = Callable[[np.ndarray], np.ndarray]  # constant actions [K, A] -> their returns [K, starts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Checked):
+    """What the command takes."""
+
+    task: str
+    dataset: str | None = None  # a file of the data folder; otherwise the task's
+    starts: Count = 32  # of each action that is searched
+    generations: Count = 8
+    also: tuple[float, ...] = ()  # constants to play beside the mean action, in each dimension
 
 
 def player(task: Task, seeds: list[int]) -> Play:
@@ -110,22 +123,21 @@ def values(data: Dataset) -> dict[str, float]:
     return found | {"weight": float(weights.mean(dtype=np.float64))}
 
 
-def main(arguments: list[str]) -> None:
-    options = {"starts": "32", "generations": "8", "also": "[]"}
-    options |= dict(argument.split("=", 1) for argument in arguments)
-    task = envs.task(options["task"])
-    data = load(data_folder() / options["dataset"] if "dataset" in options else task)
-    number = int(options["starts"])
+def main(arguments: Sequence[str]) -> None:
+    """Raises UserError."""
+    options = build(Options, parse(arguments))
+    task, number = envs.task(options.task), options.starts
+    data = load(data_folder() / options.dataset if options.dataset else task)
     exact = envs.make_vector(task, 1).every_start(EVALUATION_SEED)
     searched = exact[:: len(exact) // number] if exact else range(SEARCH_SEED, SEARCH_SEED + number)
     chosen = exact or range(EVALUATION_SEED, EVALUATION_SEED + EPISODES)
 
     mean = data.actions.mean(0, dtype=np.float64)
     constants = {"mean_action": mean}
-    for x in json.loads(options["also"]):
+    for x in options.also:
         constants[f"constant_{x:g}"] = np.full(len(mean), x)
     known = np.stack(list(constants.values()))
-    best = search(player(task, list(searched)), known, int(options["generations"]))
+    best = search(player(task, list(searched)), known, options.generations)
     constants["best_constant"] = best
     rows, play = of_data(task, data), player(task, list(chosen))
     for name, action in constants.items():
@@ -148,4 +160,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(status(main, sys.argv[1:]))

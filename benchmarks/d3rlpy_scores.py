@@ -1,9 +1,9 @@
 """Final scores of d3rlpy and of ours: same data, hyper-parameters, updates and episodes.
 
-    pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=td3_bc,iql,cql] [task=…]
+    pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=[td3_bc,iql,cql]] [task=…]
 
 d3rlpy learns from our normalised observations, and its policies act in our environments. A cell is
-(algorithm, seed); finished ones are kept, so the same command continues.
+(algorithm, seed); finished ones are kept, so the same command continues, and makes the page anew.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import envs
+from benchmarks.figures import Names, chosen, formed, status
 from benchmarks.parity import compare
 from benchmarks.speed.peers import d3rlpy_learner
 from offline_rl.algorithms.common.registry import algorithm_class
@@ -25,10 +28,11 @@ from offline_rl.data.transform import Transform
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
-from offline_rl.utils.options import build
+from offline_rl.utils.options import build, parse
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import table
 
+FILE = Path("benchmarks/results/d3rlpy.json")
 UPDATES, EPISODES = 20_000, 100
 SEEDS = {"td3_bc": 5, "iql": 5, "cql": 3}
 OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaults, and equal
@@ -50,6 +54,14 @@ THEIRS: dict[str, dict[str, Any]] = {
     "iql": {"expectile": 0.7, "weight_temp": 3.0},
     "cql": {"conservative_weight": 5.0, "alpha_learning_rate": 0.0},  # no Lagrangian
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes."""
+
+    algorithms: Names = tuple(SEEDS)
+    task: str = "neorl2/DMSD"
 
 
 def theirs(algorithm: str, task: str, seed: int) -> float:
@@ -88,27 +100,33 @@ def ours(algorithm: str, task: str) -> list[float]:
     return result.scores
 
 
-def main(arguments: list[str]) -> None:
-    options = {"algorithms": "td3_bc,iql,cql", "task": "neorl2/DMSD"}
-    options |= dict(argument.split("=", 1) for argument in arguments)
-    path, task = Path("benchmarks/results/d3rlpy.json"), options["task"]
-    done = json.loads(path.read_text()) if path.is_file() else {"tasks": {}}
-    for algorithm in options["algorithms"].split(","):
+def main(arguments: Sequence[str]) -> None:
+    """Raises UserError."""
+    options = build(Options, parse(arguments))
+    algorithms, task = chosen(options.algorithms, "algorithm", SEEDS), options.task
+    done = json.loads(FILE.read_text()) if FILE.is_file() else {"tasks": {}}
+    for algorithm in algorithms:
         cell = done["tasks"].setdefault(task, {}).setdefault(algorithm, {"d3rlpy": []})
         if "ours" not in cell:
             cell["ours"] = ours(algorithm, task)
+            write(done)
         for seed in range(len(cell["d3rlpy"]), SEEDS[algorithm]):
             cell["d3rlpy"].append(theirs(algorithm, task, seed))
             print(algorithm, task, cell, flush=True)
-            write(done, path)
-    print(write(done, path))
+            write(done)
+    FILE.with_suffix(".md").write_text(page(done))
+    print(page(done))
 
 
-def write(done: dict[str, Any], path: Path) -> str:
-    """The numbers and their table, with Welch's interval of the difference."""
+def write(done: dict[str, Any]) -> None:
+    """The numbers."""
     done |= {"command": "python -m benchmarks.d3rlpy_scores", "updates": UPDATES}
     done |= {"episodes": EPISODES, "machine": hardware.description(), "settings": OURS}
-    path.write_text(json.dumps(done, indent=1) + "\n")
+    FILE.write_text(json.dumps(done, indent=1) + "\n")
+
+
+def page(done: Mapping[str, Any]) -> str:
+    """Their table, with Welch's interval of the difference."""
     header, body = ["task", "algorithm", "seeds", "d3rlpy", "ours", "difference", "95 %"], []
     for task, algorithms in done["tasks"].items():
         for name, cell in algorithms.items():
@@ -118,16 +136,16 @@ def write(done: dict[str, Any], path: Path) -> str:
             found = compare(*both)
             spread = [f"{statistics.mean(x):.1f} ± {statistics.stdev(x):.1f}" for x in both]
             interval = "[{:.1f}, {:.1f}]".format(*found["interval"])
-            body.append(
-                [task, name, str(len(both[0])), *spread, f"{found['difference']:.1f}", interval]
-            )
-    text = table(header, body, markdown=True)
+            hyper = vars(build(algorithm_class(name).Config, done["settings"][name]))
+            cells = [task, name, str(len(both[0])), *spread, f"{found['difference']:.1f}"]
+            body.append([*cells, interval, formed(hyper, done["updates"])])
+    text = table([*header, "formed"], body, markdown=True)
     page = f"# d3rlpy's final scores beside ours\n\n`{done['command']}`\n\n{text}\n\n"
-    page += f"{UPDATES:,} updates, last policy, {EPISODES} episodes; normalised scores, mean ± "
-    page += "standard deviation over seeds (ddof 1), Welch's interval of ours - d3rlpy's.\n"
-    path.with_suffix(".md").write_text(page)
-    return page
+    page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalised "
+    page += "scores, mean ± standard deviation over seeds (ddof 1), Welch's interval of ours - "
+    page += "d3rlpy's. `formed`: how far values had come, of both; unfinished rows compare equal "
+    return page + "updates, not what the methods reach.\n"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(status(main, sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Steps per second of every environment, one alone and 64 side by side, under random actions.
 
-python -m benchmarks.environments [environments=push/standard,Hopper-v4]
+python -m benchmarks.environments [environments=[push/standard,Hopper-v4]]
 """
 
 from __future__ import annotations
@@ -9,15 +9,26 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.figures import Names, chosen, status
 from envs.tasks import NATIVE
 from offline_rl.utils import hardware
+from offline_rl.utils.options import build, parse
 from offline_rl.utils.text import table
 
 BATCH, SECONDS, BLOCKS = 64, 1.0, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes."""
+
+    environments: Names = tuple(sorted(NATIVE))
 
 
 def rate(name: str, count: int, threads: int) -> float:
@@ -39,9 +50,10 @@ def rate(name: str, count: int, threads: int) -> float:
     return statistics.median(rates)
 
 
-def main(arguments: list[str]) -> None:
-    options = dict(argument.split("=", 1) for argument in arguments)
-    names = options["environments"].split(",") if "environments" in options else sorted(NATIVE)
+def main(arguments: Sequence[str]) -> None:
+    """Raises UserError."""
+    options = build(Options, parse(arguments))
+    names = chosen(options.environments, "environment", NATIVE)
     threads, out = hardware.cores(), Path("benchmarks/results")
     rows = json.loads((out / "environments.json").read_text())["rates"]  # others stay as they are
     for name in names:
@@ -63,4 +75,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(status(main, sys.argv[1:]))

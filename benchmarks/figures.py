@@ -1,15 +1,46 @@
-"""What a measurement found, and the page that says it: two files side by side."""
+"""What scripts share: options that are refused in a sentence, and a measurement's two files."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offline_rl.report.statistics import FORMED, formed_share
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json, write_text
+from offline_rl.utils.words import unknown
+
+Names = tuple[str, ...] | str  # several, or one
+
+
+def chosen(given: Names, kind: str, known: Collection[str]) -> tuple[str, ...]:
+    """The names given, each of them known. Raises UserError."""
+    found = (given,) if isinstance(given, str) else given
+    for name in found:
+        if name not in known:
+            raise UserError(unknown(kind, name, known))
+    return found
+
+
+def formed(hyper: Mapping[str, Any], updates: int) -> str:
+    """How far values had formed, in per cent rounded down; nothing where there are none."""
+    if (share := formed_share(hyper, updates)) is None:
+        return ""
+    return f"{math.floor(100 * share)} %" + ("" if share >= FORMED else ", unfinished")
+
+
+def status(command: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
+    """0: done; 2: the user's mistake, said on standard error."""
+    try:
+        command(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def written(

@@ -3,7 +3,8 @@
     python -m benchmarks.first_hour [first-hour]
 
 Each task is what would be typed, in an empty folder, with lengths that show that it works and not
-what it can learn. Writes README.md with a row each into the folder, by default where it is kept.
+what it can learn. Writes README.md with a row each into the folder, by default where it is kept;
+what was in the way before, and what stands below the table, is read from the notes.md kept there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from offline_rl.utils.files import write_text
 from offline_rl.utils.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks/results/first-hour"
 LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
 PENDULUM = "runs/env_Pendulum-v1"
 SMALL = "algorithm.network=mlp algorithm.widths=[64,64]"
@@ -82,40 +84,30 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 LINES = """
 a first look
     train experiment=demo num_updates=300 eval_every=300 eval_episodes=2
-    before: minutes without a word while it was compiled
 a file like D4RL's
     data check my.hdf5
     train algorithm=td3_bc task=none dataset=my.hdf5 {short}
-    before: `train` did not say what `check` finds; longer runs were refused as others
 arrays of one's own
     python examples/train_on_own_arrays.py
-    before: a file had to be written first
 an environment of one's own
     train algorithm=sac task=env:world.py:Line num_updates=0 num_env_steps=1000 eval_every=1000
-    before: its file was found with PYTHONPATH alone
 an algorithm of one's own
     train algorithm=mine.py task=env:Pendulum-v1 dataset=my.hdf5 {short}
 a sweep
     train algorithm=iql task=none dataset=my.hdf5 algorithm.expectile=[0.6,0.7,0.8] {short}
-    before: of numbers alone; the README's line was a shell's pattern
 killed, and the same command again
     train algorithm=bc task=none dataset=my.hdf5 num_updates=4000 checkpoint_every=500
-    before: Ctrl-C lost what came after the last checkpoint
 longer than planned
     train algorithm=bc task=none dataset=my.hdf5 num_updates=4200 checkpoint_every=500
-    before: refused
 two methods compared
     train -m algorithm=td3_bc,iql task=env:Pendulum-v1 dataset=my.hdf5 name=compared {short}
     report runs/env_Pendulum-v1 out=compared
-    before: axes 40 pixels high beside a legend of twelve
 values in a notebook
     python notebook.py
-    before: out of the checkpoint's tensors, by hand
 a policy's score
     evaluate run={iql} episodes=2
 a policy without torch
     python deploy {iql}/seed_0/policy.bundle Pendulum-v1
-    before: torch was needed, and actions were rescaled by hand
 a policy as ONNX
     export run={iql}
 on from there, online
@@ -131,11 +123,10 @@ KILLED = "killed, and the same command again"
 
 @dataclass(frozen=True)
 class Task:
-    """What is wanted, how it is typed, and what was in the way at an earlier trial."""
+    """What is wanted, and how it is typed."""
 
     name: str
     typed: tuple[str, ...]  # lines; those that begin with python are not the command's
-    before: str
 
 
 def tasks() -> list[Task]:
@@ -145,16 +136,21 @@ def tasks() -> list[Task]:
     )
     made = []
     for part in re.split(r"\n(?=\S)", text.strip()):
-        name, *lines = map(str.strip, part.splitlines())
-        before = "".join(line.removeprefix("before: ") for line in lines if "before: " in line)
-        typed = tuple(line for line in lines if "before: " not in line)
-        made.append(Task(name, typed * (2 if name == KILLED else 1), before))
+        name, *typed = map(str.strip, part.splitlines())
+        made.append(Task(name, tuple(typed) * (2 if name == KILLED else 1)))
     return made
+
+
+def notes() -> dict[str, str]:
+    """Sections of notes.md by title."""
+    parts = (KEPT / "notes.md").read_text().split("\n## ")[1:]
+    return {title: text.strip() for title, _, text in (part.partition("\n") for part in parts)}
 
 
 def main(folder: Path) -> None:
     """Does all tasks in a folder of their own, and writes the table."""
-    rows = []
+    found, rows = notes(), []
+    before = dict(re.findall(r"^- (.+?): (.+)$", found["In the way before"], re.MULTILINE))
     with tempfile.TemporaryDirectory() as place:
         here = Path(place)
         (here / "examples").symlink_to(ROOT / "examples")
@@ -162,18 +158,20 @@ def main(folder: Path) -> None:
             (here / name).write_text(text)
         subprocess.run([sys.executable, "-c", LOG], cwd=here, check=True)
         for task in tasks():
-            before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+            start, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             for number, line in enumerate(task.typed):
                 run(line, here, kill=task.name == KILLED and not number)
-            after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
-            busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            end, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
+            busy = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
             typed = "<br>".join(f"`{line}`" for line in dict.fromkeys(task.typed))
-            rows.append([task.name, typed, task.before, f"{busy:.0f}", f"{wall:.0f}"])
+            told = before.get(task.name, "")
+            rows.append([task.name, typed, told, f"{busy:.0f}", f"{wall:.0f}"])
             print(task.name, *rows[-1][3:], flush=True)
     facts = hardware.description()
-    told = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
+    machine = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
     body = table(HEADER, rows, markdown=True, left=3)
-    write_text(folder / "README.md", PAGE.format(table=body, told=told))
+    text = PAGE.format(table=body, machine=machine, beside=found["Beside it"])
+    write_text(folder / "README.md", text)
 
 
 def run(line: str, here: Path, *, kill: bool) -> None:
@@ -208,12 +206,10 @@ trial of two hours stumbled over; [two trials by hand](notes.md), before and aft
 
 {table}
 
-{told}.
+{machine}.
 
-Beside it, in `make test-all`: four hundred mistakes, on the command line and in Python, each of
-which costs one sentence, exit code 2 and nothing left behind (`tests/fuzz/mistakes.py`), and
-thousands of damaged files of all kinds (`tests/fuzz/test_damaged_files.py`).
+{beside}
 """
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "benchmarks/results/first-hour")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else KEPT)

@@ -1,9 +1,10 @@
 """NeoRL-2's simulators against NeoRL-2's data: one step, whole episodes, rewards, ends.
 
-    python -m benchmarks.neorl2_simulators [tasks=DMSD,Simglucose] [speed=yes]
+    python -m benchmarks.neorl2_simulators [tasks=[DMSD,Simglucose]] [speed=true]
 
 Every published episode is replayed from its number in the file, which was its seed, and its
-actions. Writes benchmarks/results/neorl2-simulators.{md,json}. `speed` adds steps per second.
+actions. Writes benchmarks/results/neorl2-simulators.{md,json}; what is to be said of a task is read
+from neorl2-simulators.notes.md beside them. `speed` adds steps per second.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,13 +24,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envs
+from benchmarks.figures import Names, chosen, status
 from envs.suites.neorl2 import Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
 from envs.tasks import NATIVE
 from envs.vector import VectorEnv
 from offline_rl.data.load import data_folder
 from offline_rl.utils.files import write_json, write_text
+from offline_rl.utils.options import build, parse
 
 RESULTS = Path("benchmarks/results")
+NOTES = Path(__file__).parent / "results" / "neorl2-simulators.notes.md"
 
 
 class Recorded(NamedTuple):
@@ -179,7 +184,6 @@ class Simulator:
     groups: dict[str, list[int]]  # dimensions of the observation
     find: Callable[[VectorEnv, Recorded], tuple[VectorEnv, Sequence[int]]] = numbered
     force: Force | None = None  # None: the observation tells too little of the state
-    note: str = ""
 
 
 def dims(*parts: int | tuple[int, int]) -> list[int]:
@@ -192,13 +196,8 @@ SIMULATORS = {
         {"flows": dims(0, (2, 27)), "target": dims(1), "actions": dims((27, 52))},
         first_targets,
         force_pipeline,
-        "each first target from the data; these files lie in polixir/neorl2_dataset, but their "
-        "MD5 sums are not the published ones; one step: the flows inside the pipe are hidden",
     ),
-    "Simglucose": Simulator(
-        {"glucose": dims(0), "patient": dims((1, 31))},
-        note="one step: 12 of the 13 state variables are hidden, hence whole episodes only",
-    ),
+    "Simglucose": Simulator({"glucose": dims(0), "patient": dims((1, 31))}),
     "RocketRecovery": Simulator(
         {
             "position": dims((0, 2)),
@@ -209,13 +208,11 @@ SIMULATORS = {
         },
         first_winds,
         force_rocket,
-        "each place in the wind's time series from the data; one step: the legs are hidden",
     ),
     "RandomFrictionHopper": Simulator(
         {"positions": dims((0, 6)), "velocities": dims((6, 12)), "friction": dims(12)},
         numbered,
         force_runner,
-        "one step: velocities beyond the clip at 10 are hidden",
     ),
     "DMSD": Simulator(
         {"positions": dims(0, 1), "velocities": dims(2, 3), "targets": dims(4, 5)},
@@ -226,8 +223,6 @@ SIMULATORS = {
         {"positions": dims((0, 9)), "velocities": dims((9, 18))},
         kept,
         force_runner,
-        "chaotic: on MuJoCo 3.2 and later the rounding differs from the data's (3.1), and whole "
-        "episodes depart",
     ),
 }
 
@@ -246,7 +241,6 @@ def compare(task: str, path: Path, episodes: int | None = None) -> dict[str, Any
         "file": path.name,
         "episodes": len(data.lengths),
         "rows": int(data.lengths.sum()),
-        "note": simulator.note,
         "start_max": number(whole.starts.max()),
         "ends_alike": int(whole.ends.sum()),
         "ends_alike_one_step": int(one.ends.sum()) if one else None,
@@ -329,25 +323,35 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
         rewards = (shown(row["reward_one_step_max"]), shown(row["reward_max"]))
         cells = [row["task"], row["file"], f"{row['rows']:,}", *rewards, ends, steps]
         lines.append("| " + " | ".join([*cells, f"{row['episodes_within_0.001']}"]) + " |")
-    notes = {row["task"]: row["note"] for row in results if row["note"]}
-    lines += ["", *(f"- {task}: {note}." for task, note in notes.items()), ""]
+    head, *rest = NOTES.read_text().strip().split("\n\n")[1:]
+    notes = dict(re.findall(r"^- (\w+): (.+)$", head, re.MULTILINE))
+    tasks = dict.fromkeys(row["task"] for row in results if row["task"] in notes)
+    lines += ["", *(f"- {task}: {notes[task]}" for task in tasks), ""]
     speeds = {row["task"]: row["steps_per_second"] for row in results if "steps_per_second" in row}
     if speeds:
         lines += ["| task | environments | steps/s |", "|---|---|---|"]
         for task, found in speeds.items():
             lines += [f"| {task} | {count} | {speed:,.0f} |" for count, speed in found.items()]
         lines += ["", f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}", ""]
-    lines += ["Fusion and Salespromotion have no simulator here: data only.", ""]
+    lines += ["\n\n".join(rest), ""]
     return "\n".join([*lines, ", ".join(f"{k} {v}" for k, v in versions.items()), ""])
 
 
-def main(arguments: list[str]) -> None:
-    options = {"tasks": ",".join(SIMULATORS), "speed": "no"}
-    options |= dict(argument.split("=", 1) for argument in arguments)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes."""
+
+    tasks: Names = tuple(SIMULATORS)
+    speed: bool = False  # steps per second too
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Raises UserError."""
+    options = build(Options, parse(arguments))
     results = []
-    for task in options["tasks"].split(","):
+    for task in chosen(options.tasks, "task", SIMULATORS):
         speeds = {}
-        if options["speed"] == "yes":
+        if options.speed:
             speeds["steps_per_second"] = {str(n): steps_per_second(task, n) for n in (1, 1000)}
         for file in envs.card(f"neorl2/{task}").files.values():
             path = Path(data_folder()) / file.path
@@ -367,4 +371,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(status(main, sys.argv[1:]))

@@ -1,10 +1,11 @@
 """Do scores hold in bf16? The same seeds in float32 and in bf16, on two tasks for each algorithm.
 
-    python -m benchmarks.parity [algorithms=bc,td3_bc,iql,cql] [tasks=neorl2/DMSD]
+    python -m benchmarks.parity [algorithms=[bc,td3_bc,iql,cql]] [tasks=neorl2/DMSD]
 
 Five stacked seeds a cell. bf16 passes where the 95 % interval of the difference of mean scores
 (Welch) lies above -3 points on every task, so that runs too noisy to tell do not pass. The runs are
-short: what shows later, or where values are much larger than here, they cannot see. Runs resume.
+short: what shows later, or where values are much larger than here, they cannot see. Runs resume,
+cells that are kept are not run again, and the page is made of what is kept.
 """
 
 from __future__ import annotations
@@ -12,18 +13,46 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
+from benchmarks.figures import Names, chosen, formed, status
+from envs import cards
 from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
+from offline_rl.utils.files import make_folder, write_text
+from offline_rl.utils.options import build, parse
+from offline_rl.utils.text import mean_std, table, wrapped
 
+FOLDER = Path("benchmarks/results/parity")
 SEEDS = [0, 1, 2, 3, 4]
 MARGIN = 3.0  # points of normalised score that bf16 may cost at the most
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
+NOTE = (
+    "The same {seeds} seeds in float32 and in bf16: mean ± standard deviation over seeds of each "
+    "seed's mean score over its last three evaluations, of 20 episodes each. `formed`: how far "
+    "values had come; below 90 % a row is unfinished, and says nothing of what shows later. 95 %: "
+    "Welch's interval of the difference; bf16 passes where it lies above -{margin:g} on every task."
+)
+ROUNDED = (
+    "Before commit 74fd8bc what networks answer was rounded to bf16 too; since then output layers "
+    "stay in float32. Rows of earlier commits do not show what is rounded now."
+)
+HEADER = ["algorithm", "task", "updates", "formed", "float32", "bf16", "difference", "95 %"]
+HEADER += ["commit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command takes."""
+
+    algorithms: Names = tuple(UPDATES)
+    tasks: Names = ("neorl2/DMSD", "gym/hopper-medium-replay")
 
 
 def scores(algorithm: str, task: str, precision: str) -> list[float]:
@@ -62,13 +91,33 @@ def compare(fp32: list[float], bf16: list[float]) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str]) -> None:
-    options = {"algorithms": "bc,td3_bc,iql,cql", "tasks": "neorl2/DMSD,gym/hopper-medium-replay"}
-    options |= dict(argument.split("=", 1) for argument in arguments)
-    for algorithm in options["algorithms"].split(","):
-        path = Path("benchmarks/results/parity") / f"{algorithm}.json"
+def page() -> str:
+    """All kept results, those of most updates first."""
+    body = []
+    kept = [(path.stem, json.loads(path.read_text())) for path in FOLDER.glob("*.json")]
+    for algorithm, found in sorted(kept, key=lambda each: (-each[1]["updates"], each[0])):
+        for task, cell in found["tasks"].items():
+            hyper = vars(algorithm_config(algorithm, task, {})[0])
+            both, updates = (cell["fp32"], cell["bf16"]), found["updates"]
+            told = compare(*both)
+            cells = [algorithm, task, f"{updates:,}", formed(hyper, updates)]
+            cells += [*(mean_std(x, 1) for x in both), f"{told['difference']:.1f}"]
+            cells += ["[{:.1f}, {:.1f}]".format(*told["interval"])]
+            body.append([*cells, found["machine"]["commit"][:7]])
+    made = "*Made by `python -m benchmarks.parity` from the files beside it, not by hand.*"
+    notes = [wrapped(NOTE.format(seeds=len(SEEDS), margin=MARGIN)), wrapped(ROUNDED)]
+    parts = ["# bf16 beside float32", made, *notes, table(HEADER, body, left=2, markdown=True)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Raises UserError."""
+    options = build(Options, parse(arguments))
+    tasks = chosen(options.tasks, "task", cards())
+    for algorithm in chosen(options.algorithms, "algorithm", UPDATES):
+        path = FOLDER / f"{algorithm}.json"
         done = json.loads(path.read_text())["tasks"] if path.is_file() else {}
-        for task in options["tasks"].split(","):
+        for task in tasks:
             if task not in done:
                 pair = [scores(algorithm, task, precision) for precision in ("fp32", "bf16")]
                 done[task] = compare(*pair)
@@ -79,10 +128,11 @@ def main(arguments: list[str]) -> None:
                     "tasks": done,
                     "passed": all(t["passed"] for t in done.values()),
                 }
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(FOLDER)
                 path.write_text(json.dumps(result, indent=1) + "\n")
             print(algorithm, task, done[task], flush=True)
+    write_text(FOLDER / "README.md", page())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(status(main, sys.argv[1:]))

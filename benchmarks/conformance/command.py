@@ -43,8 +43,10 @@ the start; of gradients (Adam's running means, which its normalisation would hid
 included, and of the losses that the other code tells, relative to the largest one. Transformers
 differ by most: some gradients, as those of keys' biases, are 0 but for rounding, which Adam sees.
 With a fault: the largest difference that the same comparison finds when our targets (where there
-are none, the actions to be cloned or the states of chains) are 1e-6 too large. Networks are {width}
-wide.
+are none, the actions to be cloned or the states of chains) are 1e-6 too large; a row whose
+comparison did not find that is refused. Networks are {width} wide. An empty cell: the other code
+has no such quantity, or does not tell it. Four updates are of what is slow in float64:
+transformers, U-Nets, chains of rounds.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers.
 What differs between published codes of one method: [differences](../../docs/differences.md).
 """

@@ -9,9 +9,11 @@ import ast
 import inspect
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conformance.cases import CASES, WITHOUT
 from benchmarks.pages import kept, standings, studies
 from benchmarks.speed.bench import per_second
 from offline_rl.algorithms.common.registry import (
@@ -21,7 +23,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_yaml,
 )
 from offline_rl.report.runs import collect
-from offline_rl.utils.text import mean_std, table
+from offline_rl.utils.text import mean_std, table, wrapped
 
 PAGE, README = Path("docs/algorithms.md"), Path("README.md")
 BEGIN, END = "<!-- made by python -m docs.generate.algorithms -->", "<!-- to here -->"
@@ -35,16 +37,17 @@ HEAD = """# Algorithms
 Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
 (`offline_rl/algorithms/common`). Lines are those of code, neither blank nor comment nor docstring:
 the file's own, and with + those of the method that stand in files it shares with others, but for
-the base class and optimisers. Settings by task are in `configs/algorithm/<name>.yaml`. bf16: scores
-were held against float32 (`benchmarks/results/parity`), so `precision=auto` uses it where the
-processor can.
+the base class and optimisers. Settings by task are in `configs/algorithm/<name>.yaml`. bf16:
+`precision=auto` uses it where the processor can. Its scores were held against float32's after 2,500
+to 30,000 updates, before values had formed, and before commit 74fd8bc, since which output layers
+stay in float32 ([parity](../benchmarks/results/parity/README.md)).
 """
 SCORES = """## Scores
 
 The last checkpoint's normalised score, mean ± standard deviation over seeds, and after how many
 updates; `data` is the mean of the data's own episodes. With *: values had not formed, so that the
 number says little about the method and is to be compared with nothing. What had formed by less than
-half is not benchmarked here, and has no number. Errors, settings, and what
+half has no number. Errors, settings, and what
 differs from published numbers stand on each study's page; ReCOIL's results, on data made for it, on
 [that of Dual RL](../benchmarks/results/dual/README.md).
 """
@@ -151,6 +154,26 @@ def scores() -> list[str]:
     return lines
 
 
+def unmeasured() -> str:
+    """The algorithms that no study has a finished row of, in a line."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for seeds in (own for study in studies() for own in collect([study]).values()):
+        for _, c in standings(seeds):
+            if kept(c) and c.values:
+                found[c.finished].add(c.seeds[0].config["algorithm"])
+    left = [name for name in algorithm_names() if name not in found[True] | found[False]]
+    rows = json.loads((RESULTS / "conformance.json").read_text())
+    compared = {case.algorithm for case in CASES if case.name in rows}
+
+    def listed(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(names)) or "none"
+
+    text = f"Conformance-tested, not benchmarked here: {listed(compared.intersection(left))}. "
+    for name in (name for name in left if name not in compared):
+        text += f"Neither: `{name}` ({WITHOUT[name]}). "
+    return wrapped(text + f"With unfinished rows alone: {listed(found[False] - found[True])}.")
+
+
 def online() -> list[str]:
     """SAC's results, from the cards of the sets that its policies made."""
     lines = [ONLINE]
@@ -205,7 +228,8 @@ def page() -> str:
         rows.append(f"| {link} | {paper} | {lines} | {learns_from(cls)} | {held} |")
         differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
     parts = [HEAD, *rows, "", "## What differs from paper or code", "", *differs]
-    return "\n".join([*parts, SCORES, *scores(), *online(), SPEED, *speed()]).rstrip() + "\n"
+    measured = [SCORES, unmeasured(), "", *scores(), *online(), SPEED, *speed()]
+    return "\n".join([*parts, *measured]).rstrip() + "\n"
 
 
 def readme(text: str) -> str:
