@@ -214,31 +214,38 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
 
+def rows_of(place: int, count: int) -> dict[str, np.ndarray]:
+    """So many steps that only a stream at this place sees."""
+    draw = np.random.default_rng(place)
+    rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
+    rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
+    rows |= {"rewards": draw.normal(5 * place, size=count)}
+    return rows | {"terminated": np.arange(count) % 20 == 19}
+
+
+def beginning(
+    name: str, mixing: float, *places: int, **options: Any
+) -> tuple[Engine, ReplayBuffer]:
+    """An engine at its start in an environment, and its experience: a stream for each place."""
+    cls = algorithm_class(name)
+    cfg, own = small_config(cls), ReplayBuffer((5,), 2, 120, streams=len(places))
+    how = Interaction(cls.Online(mixing=mixing), cfg)
+    for stream, place in enumerate(places):
+        own.append(stream, rows_of(place, 60 + 30 * place))
+    both = Sources(ReplayBuffer.from_dataset(dataset()), own)
+    options = {"batch_size": 32} | options
+    seeds = [SEEDS[place] for place in places]
+    return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, both, **options), own
+
+
 @pytest.mark.parametrize(("name", "mixing"), [("sac", 0.0), ("rlpd", 0.5)])
 def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(name: str, mixing: float):
     """Streams of other rows and lengths, alone and beside data that all share."""
-    cls = algorithm_class(name)
-    cfg = small_config(cls)
-    how = Interaction(cls.Online(mixing=mixing), cfg)
-    data = ReplayBuffer.from_dataset(dataset())
-
-    def begun(*places: int) -> tuple[Engine, ReplayBuffer]:
-        """An engine at its start, and its experience."""
-        own = ReplayBuffer((5,), 2, 120, streams=len(places))
-        for stream, place in enumerate(places):
-            draw, count = np.random.default_rng(place), 60 + 30 * place
-            rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
-            rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
-            rows |= {"rewards": draw.normal(5 * place, size=count)}
-            own.append(stream, rows | {"terminated": np.arange(count) % 20 == 19})
-        seeds, both = [SEEDS[place] for place in places], Sources(data, own)
-        return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, both, batch_size=32), own
-
-    stacked, _ = begun(0, 1, 2)
+    stacked, _ = beginning(name, mixing, 0, 1, 2)
     stacked.run(20, "online")
-    alone, experience = begun(0)
+    alone, experience = beginning(name, mixing, 0)
     for place in range(3):
-        new, own = begun(place)
+        new, own = beginning(name, mixing, place)
         alone.load_seed_state(0, new.seed_state(0))
         experience.load(0, own.filled(0))
         alone.run(20, "online")
@@ -311,6 +318,21 @@ def test_compiled_equals_eager():
 @pytest.mark.parametrize("name", [n for n in algorithm_names() if n != "td3_bc"])
 def test_compiled_equals_eager_for_the_rest(name: str):
     check_compiled(name)
+
+
+@pytest.mark.slow
+def test_a_compiled_program_learns_from_rows_that_came_since_it_was_compiled():
+    """In an environment, beside data: the buffer's length is no constant of the program."""
+    found = []
+    for compiled in (False, True):
+        made, own = beginning("sac", 0.5, 0, 1, compile=compiled)
+        for count in (0, 9, 70):  # the last go round
+            for stream in (0, 1):
+                own.append(stream, rows_of(3 + stream, count))
+            made.run(8, "online")
+        found.append(states(made))
+    for a, b in zip(*found, strict=True):
+        assert largest_difference(a, b) < 1e-3
 
 
 def check_compiled(name: str) -> None:
