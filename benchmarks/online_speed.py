@@ -24,13 +24,14 @@ from offline_rl.utils.options import Checked, Count, Positive, build, parse
 from offline_rl.utils.text import table, wrapped
 
 HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "updates/s"]
-HEADER += ["simulator", "acting", "learner"]
+HEADER += ["simulator", "acting", "learner", "waiting"]
 RLPD = """
 Environment steps a second of one seed, simulator included: the median, slowest and fastest of
 {blocks} turns of {seconds:g} s. Two hidden layers of 256, batches of 256, half of them data. `ours`
 computes in float32, as plain PyTorch does, unless precision=bf16 is asked for. Shares
 are of our own loop's time; with `overlap` the simulator's falls into the learner's and costs what
-the loop then still waits for it ({waiting}). {machine}
+the loop then still waits for it. A ratio of bf16 to plain PyTorch is one of precision too.
+{machine}
 """
 DPPO = """
 Environment steps a second of all seeds together, simulator included: the median, slowest and
@@ -130,13 +131,11 @@ def page(found: dict[str, Any]) -> str:
         rate, shares = statistics.median(row["turns"]), row["shares"]
         cells = [name, *(f"{x:.1f}" for x in (rate, min(row["turns"]), max(row["turns"])))]
         cells += [f"{rate / plain:.2f}", f"{rate * method.updates:.3g}"]
-        names = ("simulator", "acting", "learner")
-        body.append(cells + [f"{100 * shares[k]:.1f} %" if shares else "" for k in names])
-    lapped = next((row for row in rows if row.get("overlap")), rows[-1])
+        names = ("simulator", "acting", "learner", "waiting")
+        body.append(cells + [f"{100 * shares[k]:.1f} %" if k in shares else "" for k in names])
     note = method.note.format(
         blocks=options.blocks,
         seconds=options.seconds,
-        waiting=f"{100 * lapped['shares'].get('waiting', 0):.1f} %",
         machine=f"{rows[0]['task']}, {rows[0]['device']}, {hardware.cores()} cores.",
     )
     told = "" if options.method == "rlpd" else f" method={options.method}"
