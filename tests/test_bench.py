@@ -3,11 +3,21 @@
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import latency, residual_speed
+from benchmarks import (
+    baselines,
+    d3rlpy_scores,
+    environments,
+    figures,
+    latency,
+    neorl2_simulators,
+    parity,
+    residual_speed,
+)
 from benchmarks.robot.processes import follower
 from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
@@ -186,6 +196,30 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
     assert "| arm    | numpy   |" in file.with_suffix(".md").read_text()
     assert latency.main([str(file), f"arm={tmp_path}/none.bundle"]) == 2
     assert "none.bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "said"),
+    [
+        (parity, "task=neorl2/DMSD", "did you mean tasks"),
+        (parity, "algorithms=td3_bd", "did you mean td3_bc"),
+        (parity, "algorithms=bc,iql", "a list is key=[a,b]"),
+        (d3rlpy_scores, "tasks=neorl2/DMSD", "did you mean task"),
+        (baselines, "task_name=neorl2/DMSD", "task_name"),
+        (baselines, "starts=4", "task=… is missing"),
+        (environments, "environment=Hopper-v4", "did you mean environments"),
+        (environments, "environments=[Hopper-v4,Hoper-v4]", "did you mean Hopper-v4"),
+        (neorl2_simulators, "task=DMSD", "did you mean tasks"),
+        (neorl2_simulators, "speed=yes", "expected true or false"),
+    ],
+)
+def test_a_mistyped_option_of_a_script_is_one_sentence(
+    script: ModuleType, typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert figures.status(script.main, [typed]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
 
 
 def test_a_base_is_named_before_its_share_is_measured(capsys):

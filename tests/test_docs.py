@@ -1,5 +1,6 @@
 """Pages that are made are as their makers make them today, of runs that their suites describe."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import d3rlpy_scores, neorl2_simulators, pages, parity
 from docs.generate import algorithms, datasets
 from offline_rl.cli.completion import keys
 from offline_rl.cli.main import main, verbs
@@ -32,6 +33,24 @@ def test_the_datasets_page_is_that_of_these_cards():
     assert Path("docs/datasets.md").read_text() == datasets.page(), (
         "run python -m docs.generate.datasets"
     )
+
+
+def test_pages_of_kept_numbers_are_those_of_their_scripts():
+    """Without their runs: bf16 beside float32, d3rlpy beside ours, simulators beside data."""
+    assert (parity.FOLDER / "README.md").read_text() == parity.page()
+    found = json.loads(d3rlpy_scores.FILE.read_text())
+    assert d3rlpy_scores.FILE.with_suffix(".md").read_text() == d3rlpy_scores.page(found)
+    file = neorl2_simulators.RESULTS / "neorl2-simulators.json"
+    kept = json.loads(file.read_text())
+    made = neorl2_simulators.markdown(kept["results"], kept["versions"], kept["command"])
+    assert file.with_suffix(".md").read_text() == made
+
+
+def test_values_of_the_runs_beside_d3rlpy_had_not_formed():
+    """1 - (1 - 0.005 * 0.01)^20000, of TD3+BC's delayed targets half as many."""
+    page = d3rlpy_scores.page(json.loads(d3rlpy_scores.FILE.read_text()))
+    assert page.count("| 63 %, unfinished |") == 2
+    assert page.count("| 39 %, unfinished |") == 1
 
 
 def commands() -> list[str]:

@@ -44,6 +44,8 @@ REPOSITORIES = {  # the command's key: repository, commit
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "log density: 1e-6 inside its logarithm -> 0"
+SILENT = "its losses are not told"
+CRITICS = "its critics' loss is not told"
 
 
 @dataclass(frozen=True)
@@ -363,9 +365,9 @@ CASES = (
     ),
     Case("recoil", "recoil", "offline/learner_imitate.py", updates=6),
     Case("sac_n", "corl", "algorithms/offline/sac_n.py", SOFT, adapted=(EPSILON,)),
-    Case("edac", "corl", "algorithms/offline/edac.py", SOFT, adapted=(EPSILON,)),
-    Case("sac_n", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST)),
-    Case("edac", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST)),
+    Case("edac", "corl", "algorithms/offline/edac.py", SOFT, adapted=(EPSILON, CRITICS)),
+    Case("sac_n", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST, SILENT)),
+    Case("edac", "edac", TRAINER, SOFT, adapted=(EPSILON, NEWEST, SILENT)),
     Case(
         "decision_transformer",
         "decision_transformer",
@@ -383,8 +385,8 @@ CASES = (
         variant="dropout",
         aims=("actions",),
     ),
-    Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON,)),
-    Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON,)),
+    Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON, CRITICS)),
+    Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON, CRITICS)),
     Case("awac", "corl", "algorithms/offline/awac.py", ("next", "policy")),
     Case("cql", "cql", "SimpleSAC/conservative_sac.py", PENALTY),
     Case("cql", "cql", "SimpleSAC/conservative_sac.py", PENALTY, phase="clone", variant="clone"),
@@ -612,6 +614,7 @@ CASES = (
             "pseudo targets raised to 0 -> as they are",
             "samples for each critic -> the same for both",
             "ours draw the temperature's and the policy's loss one sample, as theirs",
+            "its losses but the VAE's are not told",
         ),
     ),
 )

@@ -45,8 +45,8 @@ differ by most: some gradients, as those of keys' biases, are 0 but for rounding
 With a fault: the largest difference that the same comparison finds when our targets (where there
 are none, the actions to be cloned or the states of chains) are 1e-6 too large; a row whose
 comparison did not find that is refused. Networks are {width} wide. An empty cell: the other code
-has no such quantity, or does not tell it. Four updates are of what is slow in float64:
-transformers, U-Nets, chains of rounds.
+has no such quantity, or does not tell it. Rows have 4 to 14 updates; those of 4 were not run
+longer.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers.
 What differs between published codes of one method: [differences](../../docs/differences.md).
 """
