@@ -44,6 +44,10 @@ def run_folder(out: str, *parts: str) -> Path:
     return Path(out, *(re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in parts))
 
 
+class OtherVersion(UserError):
+    """A checkpoint that another version wrote; a copy of it is no better."""
+
+
 class Done(NamedTuple):
     """How far a run has come: what orders checkpoints, and names them."""
 
@@ -137,7 +141,7 @@ class SeedFolder:
             raise UserError(f"{path} is damaged ({error})") from None
         if about.get("format") not in METADATA:
             found = about.get("format")
-            raise UserError(f"{path} is of another version of offline_rl (format {found})")
+            raise OtherVersion(f"{path} is of another version of offline_rl (format {found})")
         if about.keys() != METADATA[about["format"]]:
             raise UserError(f"{path} is damaged (its metadata is {sorted(about)})")
         text = about["progress"]
@@ -260,17 +264,19 @@ def common_checkpoint(
 
     Names the damaged ones that it passes over. Raises UserError where no whole ones are left.
     """
-    common, faults = set.intersection(*(set(f.checkpoints()) for f in folders)), list[str]()
+    common, faults = set.intersection(*(set(f.checkpoints()) for f in folders)), list[UserError]()
     for done in sorted(common, reverse=True):
         try:
             for folder in folders:
                 folder.load(done)
         except UserError as error:
             print(f"{error}: not used")
-            faults.append(str(error))
+            faults.append(error)
         else:
             return done
     if common:
+        if isinstance(faults[0], OtherVersion):
+            remedy = "go on with that version, or name another run"
         raise UserError(
             f"{folders[0].path.parent}: no checkpoint is left to go on from ({faults[0]}); {remedy}"
         )

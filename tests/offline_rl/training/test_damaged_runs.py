@@ -189,7 +189,7 @@ def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(whole, begun, 
 
 
 def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_why(begun, capsys):
-    """Nothing is written, and the copies are no better."""
+    """In one sentence of the newest, and a line of each; nothing is written."""
     _, run = begun
     files = list(SeedFolder(run, 0).checkpoints().values())
     for path in files:
@@ -198,8 +198,11 @@ def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_wh
         save_file(load_file(path), path, metadata)
     with pytest.raises(UserError) as error:
         finetune(run=run, algorithm="td3", num_env_steps=5)
-    assert "\n" not in str(error.value)
-    said = (capsys.readouterr().out + str(error.value)).splitlines()
+    told, said = str(error.value), capsys.readouterr().out.splitlines()
+    assert "\n" not in told
+    assert f"{files[-1]} is of another version" in told
+    assert "go on with that version" in told
+    assert "copy" not in told
     for path in files:
         assert [line for line in said if str(path) in line and "version" in line]
     assert not (run.parents[1] / "td3").exists()

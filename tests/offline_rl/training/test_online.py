@@ -39,6 +39,9 @@ from policies.networks.mlp import Scalar
 QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
 QUICK |= {"algorithm.hidden": [8], "eval_episodes": 1, "tracker": "none", "show": False}
 QUICK |= {"online.warm_up": 10, "checkpoint_every": 20, "eval_every": 1000}
+TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.samples": 2}
+VAE = {"algorithm.hidden": [8], "algorithm.vae_hidden": [8], "algorithm.vae_updates": 6}
+SIZES: dict[str, dict[str, Any]] = {"cal_ql": TWO, "cql": TWO, "spot": VAE}
 OFFLINE = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
 
 
@@ -85,6 +88,19 @@ def data(tmp_path: Path) -> Path:
     draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
     rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), 100 + draw.uniform(size=60))
     return write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), tmp_path / "line.hdf5")
+
+
+def small(algorithm: str, **values: Any) -> dict[str, Any]:
+    """Keys of a run of one seed, whatever sizes the method has."""
+    keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
+    sizes = SIZES.get(algorithm, {"algorithm.hidden": [8]})
+    return {**keys, **sizes, "algorithm": algorithm, "seeds": 1, **values}
+
+
+def returns(run: Path) -> list[list[float]]:
+    """Of each evaluation of seed 0."""
+    rows = (run / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+    return [json.loads(row)["returns"] for row in rows]
 
 
 def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -300,7 +316,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     for task, times in ((line, 0), ("other line", 1)):
         finetune(**more, task=task)
         told = capsys.readouterr().out
-        assert told.count(f"{run} learnt in line, and goes on in other line") == times
+        assert told.count(f"{run} learnt in line, and goes on in {task}") == times
 
 
 def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
@@ -371,24 +387,6 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
     assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
     assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
-
-
-def small(algorithm: str, **values: Any) -> dict[str, Any]:
-    """Keys of a run of one seed, whatever sizes the method has."""
-    keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
-    sizes = SIZES.get(algorithm, {"algorithm.hidden": [8]})
-    return {**keys, **sizes, "algorithm": algorithm, "seeds": 1, **values}
-
-
-TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.samples": 2}
-VAE = {"algorithm.hidden": [8], "algorithm.vae_hidden": [8], "algorithm.vae_updates": 6}
-SIZES: dict[str, dict[str, Any]] = {"cal_ql": TWO, "cql": TWO, "spot": VAE}
-
-
-def returns(run: Path) -> list[list[float]]:
-    """Of each evaluation of seed 0."""
-    rows = (run / "seed_0" / "evaluations.jsonl").read_text().splitlines()
-    return [json.loads(row)["returns"] for row in rows]
 
 
 @pytest.mark.parametrize(
