@@ -495,7 +495,12 @@ def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, dat
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["iql", "spot", "cal_ql", "rebrac", pytest.param("cql", marks=pytest.mark.slow)]
+    "algorithm",
+    [
+        "iql",
+        "spot",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("cal_ql", "rebrac", "cql")),
+    ],
 )
 def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
     algorithm: str, line: str, data: Path, tmp_path: Path
