@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_rl.report.statistics import FORMED, formed_share
+from offline_rl.report.statistics import formed_share, formed_text
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json, write_text
@@ -27,10 +26,8 @@ def chosen(given: Names, kind: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def formed(hyper: Mapping[str, Any], updates: int) -> str:
-    """How far values had formed, in per cent rounded down; nothing where there are none."""
-    if (share := formed_share(hyper, updates)) is None:
-        return ""
-    return f"{math.floor(100 * share)} %" + ("" if share >= FORMED else ", unfinished")
+    """How far values had formed after so many updates."""
+    return formed_text(formed_share(hyper, updates))
 
 
 def status(command: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
@@ -47,14 +44,13 @@ def written(
     measure: Callable[[], tuple[Path, dict[str, Any]]], page: Callable[[dict[str, Any]], str]
 ) -> int:
     """0: measured and written, with the machine; 2: the user's mistake, said on standard error."""
-    try:
+
+    def command(_: Sequence[str]) -> None:
         file, found = measure()
         make_folder(file.parent)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    found |= {"machine": hardware.description() | {"commit": hardware.commit()}}
-    write_json(file, found)
-    write_text(file.with_suffix(".md"), page(found).rstrip() + "\n")
-    print(page(found))
-    return 0
+        found |= {"machine": hardware.description() | {"commit": hardware.commit()}}
+        write_json(file, found)
+        write_text(file.with_suffix(".md"), page(found).rstrip() + "\n")
+        print(page(found))
+
+    return status(command, ())

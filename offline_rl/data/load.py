@@ -73,13 +73,11 @@ def recipe_of(card: "Card") -> str | None:
     """What `generate` makes the card's file from; None where no recipe of ours does."""
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
-        suite, sets = recipe.get("suite", "gym"), recipe.get("sets", ())
-        family = f"{recipe.get('family', '')}-"
+        suite = recipe.get("suite", "gym")
         name = card.name.removeprefix(f"{suite}/")
-        if card.suite == suite and (
-            name in sets or ("family" in recipe and name.startswith(family))
-        ):
-            return f"recipe={path.stem} 'qualities=[{name.removeprefix(family)}]'"
+        quality = name.removeprefix(f"{recipe.get('family')}-")
+        if card.suite == suite and (quality != name or name in recipe.get("sets", ())):
+            return f"recipe={path.stem} 'qualities=[{quality}]'"
     return None
 
 

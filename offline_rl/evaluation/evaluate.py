@@ -45,11 +45,9 @@ def evaluate(**keys: Any) -> str:
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     env.close()
-    return (
-        as_json(task, played)
-        if options.json
-        else as_text(task, played, every=options.episodes == "all")
-    )
+    if options.json:
+        return as_json(task, played)
+    return as_text(task, played, every=options.episodes == "all")
 
 
 def bundles(run: Path) -> list[Path]:

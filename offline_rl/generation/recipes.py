@@ -172,7 +172,8 @@ def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) 
 
     whole: to the end; otherwise to the medium policy.
     """
-    folder = SeedFolder(run_folder(runs, plan.task, "sac") / f"recipe-{name}", plan.seed)
+    run = f"recipe-{name}"
+    folder = SeedFolder(run_folder(runs, plan.task, "sac", run), plan.seed)
     medium = folder.path / "medium.json"
 
     def watch(trainer: Trainer) -> None:
@@ -216,7 +217,7 @@ def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) 
             compile="always" if plan.compile else "never",  # however short: the same bytes
             device="cpu",
             out=runs,
-            name=f"recipe-{name}",
+            name=run,
             watch=watch,
             show=show,
         )

@@ -14,7 +14,7 @@ from offline_rl.report.curves import draw
 from offline_rl.report.options import ReportOptions
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
 from offline_rl.report.standing import Standing, standing
-from offline_rl.report.statistics import FORMED
+from offline_rl.report.statistics import FORMED, formed_text
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build
@@ -137,9 +137,7 @@ def success(found: Standing) -> str:
 
 def progress(found: Standing) -> str:
     """How far values had formed, in per cent rounded down; without them, whether it still rose."""
-    if found.formed is None:
-        return "rising, unfinished" if found.rising else ""
-    return f"{math.floor(100 * found.formed)} %" + ("" if found.finished else ", unfinished")
+    return "rising, unfinished" if found.rising else formed_text(found.formed)
 
 
 def unusual(seed: Seed, key: str) -> str | None:

@@ -75,11 +75,6 @@ class Seed:
     moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
 
     @property
-    def updates_before(self) -> int:
-        """Those of the run that it goes on from."""
-        return int(self.config.get("start.updates") or 0)
-
-    @property
     def target(self) -> float | None:
         """The last mean target of the critics, where there are any."""
         return self.metrics.get("train/target")
@@ -98,7 +93,7 @@ def seed_of(record: Record, path: Path) -> Seed:
         task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
         title = label(method) + ("" if name == "default" else f" ({name})")
         file, rows = path / "evaluations.jsonl", record.evaluations
-        clock = clocks(rows, int(config.get("start.updates") or 0))
+        clock = clocks(rows, updates_before(config))
         timed = [*zip(clock, rows, strict=True)]
         curves = {
             "return": {t: number(r["eval/return"]) for t, r in timed},
@@ -117,6 +112,11 @@ def seed_of(record: Record, path: Path) -> Seed:
     number_of = int(path.name.removeprefix("seed_"))
     told = (curves, outcome, record.environment, record.state, record.metrics, moments)
     return Seed(task, title, number_of, path, config, *told)
+
+
+def updates_before(config: dict[str, Any]) -> int:
+    """Those of the run that a run with this flat config goes on from."""
+    return int(config.get("start.updates") or 0)
 
 
 def clocks(rows: Sequence[dict[str, Any]], before: int) -> list[int]:

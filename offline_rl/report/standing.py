@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offline_rl.report.runs import Outcome, Seed
+from offline_rl.report.runs import Outcome, Seed, updates_before
 from offline_rl.report.statistics import (
     FORMED,
     evaluation_error,
@@ -89,7 +89,7 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
         lasts=[v for v in lasts if v is not None],
         error=0.0 if exact else _error([o for _, o in done], key),
         exact=exact,
-        formed=formed_share(hyper, first.updates_before + outcome.updates),
+        formed=formed_share(hyper, updates_before(first.config) + outcome.updates),
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
     )

@@ -33,6 +33,13 @@ def formed_share(hyper: Mapping[str, Any], updates: int) -> float | None:
     return formed(updates / hyper.get("policy_delay", 1), hyper["tau"], hyper["discount"])
 
 
+def formed_text(share: float | None) -> str:
+    """In per cent rounded down, and whether that is too little; nothing without values."""
+    if share is None:
+        return ""
+    return f"{math.floor(100 * share)} %" + ("" if share >= FORMED else ", unfinished")
+
+
 def evaluation_error(returns: np.ndarray) -> float | None:
     """Standard error of the mean over episodes, returns [S, E]; None of fewer than two episodes.
 

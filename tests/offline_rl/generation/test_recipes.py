@@ -63,11 +63,11 @@ eval_episodes: 1
 
 
 def test_an_agent_learns_no_longer_than_the_wanted_sets_need(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "a small one.yaml").write_text(SMALL)
 
     def make(where: str, *qualities: str) -> dict[str, bytes]:
         out, runs = tmp_path / where / "sets", tmp_path / where / "runs"
-        keys = {"recipe": str(tmp_path / "small.yaml"), "out": str(out), "runs": str(runs)}
+        keys = {"recipe": str(tmp_path / "a small one.yaml"), "out": str(out), "runs": str(runs)}
         recipes.generate(**keys, qualities=list(qualities), show=False)
         return {path.name: path.read_bytes() for path in out.glob("*medium-replay*")}
 
