@@ -12,6 +12,7 @@ from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import (
     Cell,
     cells,
+    check_runs,
     costs_of,
     priced,
     read_plan,
@@ -35,11 +36,13 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     if options.plan is not None:
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
+        check_runs(wanted)
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
         whole = cells(read_suite(name), str(out), options.seeds)
         wanted = select(whole, options.algorithms, options.tasks)
+        check_runs(wanted)
         if show:
             print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
         wanted = priced(wanted, str(out))

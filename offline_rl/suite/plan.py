@@ -25,6 +25,7 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.training.options import TrainOptions
+from offline_rl.training.plan import CHANGING, FREE
 from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder
 from offline_rl.training.train import expected_seconds
@@ -34,6 +35,7 @@ from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import share
 
 VERSION = 1  # of plan.json
+WORK = ("num_updates", "num_env_steps")  # may grow
 CROSSED = ("algorithm", "task", "dataset")
 
 
@@ -94,6 +96,17 @@ class Cell:
     def finished(self) -> bool:
         """Whether all seeds are, with as many updates and environment steps as it has now."""
         return all(f.finished and _work(f.outcome()) >= self.total for f in self.folders)
+
+    def others(self) -> dict[str, Any]:
+        """What its run was begun with where that is not what it says now: key -> value then."""
+        then: dict[str, Any] = {}
+        for folder in self.folders:
+            config = read_object(folder.config) if folder.config.is_file() else {}
+            own = {k: v for k, v in config.items() if k not in (*FREE, *CHANGING, *WORK)}
+            for group, section in (("algorithm", "hyper"), ("online", "online")):
+                own |= {f"{group}.{k}": v for k, v in config.get(section, {}).items()}
+            then |= {k: own[k] for k, v in self.keys.items() if k in own and own[k] != v}
+        return then
 
     @property
     def before(self) -> str | None:
@@ -184,6 +197,17 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
         if not cell.ready and cell.before not in runs:
             raise UserError(f"{cell.label} goes on from {cell.before}: finish that one before")
     return chosen
+
+
+def check_runs(wanted: Iterable[Cell]) -> None:
+    """That what has been run was run as the suite says now. Raises UserError naming the cell."""
+    for cell in wanted:
+        if then := cell.others():
+            what = ", ".join(f"{k}={v}, now {cell.keys[k]}" for k, v in then.items())
+            raise UserError(
+                f"{cell.label} was run with {what}: give the cell another name, or move {cell.run} "
+                "away"
+            )
 
 
 def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[str, Any]:

@@ -191,6 +191,21 @@ def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     assert not longer.finished  # the results are of 1,000 updates
 
 
+def test_what_was_run_with_other_settings_is_not_taken_for_the_cell_of_now(folder: Path) -> None:
+    """Whether finished or not; more updates, evaluations or another precision are no other run."""
+    benchmark(suite=str(suite(CELL, seeds=1)), workers=1, show=False)
+    settled = {**CELL, "num_updates": 5, "eval_every": 5, "precision": "fp32", "dataset": "b.npz"}
+    text = benchmark(suite=str(suite(settled, seeds=1)), dry_run=True, show=False)
+    assert "1 of 1 cells left" in text
+    for key, value, then in (("algorithm.tau", 0.25, "0.005"), ("batch_size", 7, "8")):
+        path = suite({**CELL, key: value}, seeds=1)
+        with pytest.raises(UserError, match=rf"td3_bc on none.*{key}={then}, now {value}.*move"):
+            benchmark(suite=str(path), dry_run=True, show=False)
+    write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
+    with pytest.raises(UserError, match="batch_size=8, now 7"):
+        benchmark(plan="plan.json", show=False)
+
+
 def test_a_part_of_a_suite_leaves_the_others_in_the_plan(folder: Path) -> None:
     path = suite({**CELL, "num_updates": 5, "algorithm": "bc"}, CELL, seeds=1)
     benchmark(suite=str(path), algorithms=["td3_bc"], workers=1, show=False)
