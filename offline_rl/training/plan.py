@@ -53,8 +53,11 @@ FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
     *("keep_data", "stretch"),
 )
-# options that may be others when a run goes on: data is known by its checksum
-CHANGING = ("dataset", "expert_dataset", "base", "eval_every", "eval_episodes", "checkpoint_every")
+# options that may be others when a run goes on: what is read is known by its checksum
+CHANGING = (
+    *("dataset", "expert_dataset", "base", "start.run"),
+    *("eval_every", "eval_episodes", "checkpoint_every"),
+)
 
 
 @dataclass(frozen=True)

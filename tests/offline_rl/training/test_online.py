@@ -210,6 +210,8 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
         assert set(begun["sha256"]) == {"0", "1"}
+    moved = first.rename(tmp_path / "moved")  # it is known by its checksums
+    assert finetune(**{**more, "run": moved}, name="second").path == second
 
 
 def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
