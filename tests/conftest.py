@@ -1,6 +1,5 @@
-"""What every test shares: one torch thread, few collections of garbage, where real data lies."""
+"""What every test shares: one torch thread, and where real data lies."""
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -12,14 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick() -> None:
+def one_thread() -> None:
     """Tiny networks on many threads can be several times slower."""
     import torch
 
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # what is imported is no garbage; to look through it again and again takes a tenth
-    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from benchmarks import (
     parity,
     residual_speed,
 )
+from benchmarks.robot import __main__ as robot
 from benchmarks.robot.processes import follower
 from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
@@ -211,6 +212,7 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
         (environments, "environments=[Hopper-v4,Hoper-v4]", "did you mean Hopper-v4"),
         (neorl2_simulators, "task=DMSD", "did you mean tasks"),
         (neorl2_simulators, "speed=yes", "expected true or false"),
+        (robot, "tsk", "did you mean task"),
     ],
 )
 def test_a_mistyped_option_of_a_script_is_one_sentence(

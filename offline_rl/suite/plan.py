@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -25,17 +26,18 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import CHANGING, FREE
+from offline_rl.training.plan import CHANGING, settled
 from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, read_object, write_json
-from offline_rl.utils.options import build, unknown
+from offline_rl.utils.options import build, spelt, unknown
 from offline_rl.utils.paths import share
+from offline_rl.utils.trees import flatten, plain
 
 VERSION = 1  # of plan.json
-WORK = ("num_updates", "num_env_steps")  # may grow
+MOVING = (*CHANGING, "num_updates", "num_env_steps")  # may be others in the same run
 CROSSED = ("algorithm", "task", "dataset")
 
 
@@ -95,18 +97,35 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether all seeds are, with as many updates and environment steps as it has now."""
-        return all(f.finished and _work(f.outcome()) >= self.total for f in self.folders)
+        steps = int(self.keys.get("num_env_steps", 0))
+        return all(f.finished and _work(f.outcome(), self.updates, steps) for f in self.folders)
 
-    def others(self) -> dict[str, Any]:
-        """What its run was begun with where that is not what it says now: key -> value then."""
-        then: dict[str, Any] = {}
+    def begun_otherwise(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that its run was begun with and that are others now: key -> then and now.
+
+        Of a run that goes on from another what is said here: the rest it has from there. Data is
+        known by its checksum, which is asked for when it is read.
+        """
+        run = self.keys.get("run")
+        resolved = resolve({k: v for k, v in self.keys.items() if k != "run"})
+        wanted = settled(resolved, next(iter(resolved.settings)))
+        now = {k: v for k, v in flatten(plain(wanted), ".").items() if k not in MOVING}
+        if run is not None:
+            given = {re.sub("^algorithm[.]", "hyper.", k.replace("__", ".")) for k in self.keys}
+            now = {k: v for k, v in now.items() if k in given} | {"start.run": _end(run)}
+        found: dict[str, tuple[Any, Any]] = {}
         for folder in self.folders:
-            config = read_object(folder.config) if folder.config.is_file() else {}
-            own = {k: v for k, v in config.items() if k not in (*FREE, *CHANGING, *WORK)}
-            for group, section in (("algorithm", "hyper"), ("online", "online")):
-                own |= {f"{group}.{k}": v for k, v in config.get(section, {}).items()}
-            then |= {k: own[k] for k, v in self.keys.items() if k in own and own[k] != v}
-        return then
+            then = flatten(read_object(folder.config), ".") if folder.config.is_file() else {}
+            if "start.run" in then:
+                then["start.run"] = _end(then["start.run"])
+            online = {k for k in then if k.startswith("online.") and run is None}
+            for key in now.keys() | online:
+                every = f"hyper.{key.removeprefix('online.')}"  # what holds online if not said
+                one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
+                filled = two is None and key.startswith("hyper.")  # by what the data say
+                if one is not MISSING and two is not MISSING and one != two and not filled:
+                    found[re.sub("^hyper[.]", "algorithm.", key)] = one, two
+        return found
 
     @property
     def before(self) -> str | None:
@@ -151,9 +170,15 @@ def read_suite(name: str) -> Suite:
     return build(Suite, values, f"{path.name}: ")
 
 
-def _work(outcome: Mapping[str, Any]) -> int:
-    """Updates of the main phase and environment steps, of a result.json."""
-    return int(outcome.get("num_updates", 0)) + int(outcome.get("num_env_steps", 0))
+def _work(outcome: Mapping[str, Any], updates: int, steps: int) -> bool:
+    """Whether a result.json is of so many updates of the main phase and environment steps."""
+    done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
+    return int(done[0]) >= updates and int(done[1]) >= steps
+
+
+def _end(run: str) -> tuple[str, ...]:
+    """What a run is called in whatever folder: task, algorithm and name."""
+    return Path(run).parts[-3:]
 
 
 def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[Cell]:
@@ -200,14 +225,18 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
 
 
 def check_runs(wanted: Iterable[Cell]) -> None:
-    """That what has been run was run as the suite says now. Raises UserError naming the cell."""
+    """That what was begun has the settings of now. Raises UserError naming the cell."""
     for cell in wanted:
-        if then := cell.others():
-            what = ", ".join(f"{k}={v}, now {cell.keys[k]}" for k, v in then.items())
+        if found := cell.begun_otherwise():
+            what = ", ".join(f"{k}={_said(a)}, now {_said(b)}" for k, (a, b) in found.items())
             raise UserError(
-                f"{cell.label} was run with {what}: give the cell another name, or move {cell.run} "
-                "away"
+                f"{cell.label} was begun with {what}: give the cell another name, or move "
+                f"{cell.run} away"
             )
+
+
+def _said(value: Any) -> str:
+    return "/".join(value) if isinstance(value, tuple) else spelt(value) or "null"
 
 
 def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[str, Any]:

@@ -395,24 +395,30 @@ def seen(spec: Spec) -> str:
     return ", ".join(f"{channel.name} {list(channel.shape)}" for channel in spec.channels)
 
 
-def description(plan: Plan, name: str) -> dict[str, Any]:
-    """What makes two runs the same run."""
+def settled(plan: Resolved, name: str) -> dict[str, Any]:
+    """What the keys alone say of the run `name`, for its config.json."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
-    data = plan.dataset.sha256 if plan.dataset is not None else None
-    made: dict[str, Any] = {"name": name, "data": data, "hyper": asdict(plan.settings[name])}
-    if plan.start is not None:
-        made["start"] = plan.start.to_json()
+    made: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
-        own, settled = plan.settings[name], plan.interaction.settled
+        own, changed = plan.settings[name], plan.interaction.settled
         for k, v in asdict(plan.interaction.cfg).items():
-            if v != getattr(plan.cfg, k) or (k in settled and v != getattr(own, k)):
+            if v != getattr(plan.cfg, k) or (k in changed and v != getattr(own, k)):
                 made["online"][k] = v
+    return options | made
+
+
+def description(plan: Plan, name: str) -> dict[str, Any]:
+    """What makes two runs the same run."""
+    made: dict[str, Any] = settled(plan, name)
+    made["data"] = plan.dataset.sha256 if plan.dataset is not None else None
+    if plan.start is not None:
+        made["start"] = plan.start.to_json()
     if plan.base is not None:
         made["base_sha256"] = plan.base.sha256
     if plan.expert is not None:
         made["expert_data"] = plan.expert.sha256
-    return options | made
+    return made
 
 
 def lengthened(plan: Plan, member: Member) -> bool:

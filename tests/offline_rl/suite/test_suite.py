@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,9 +18,22 @@ from small_data import save_small
 
 from offline_rl.suite import queue
 from offline_rl.suite.benchmark import benchmark, costs
-from offline_rl.suite.plan import Cell, cells, priced, read_plan, read_suite, select, write_plan
+from offline_rl.suite.plan import (
+    Cell,
+    cells,
+    check_runs,
+    priced,
+    read_plan,
+    read_suite,
+    select,
+    write_plan,
+)
 from offline_rl.suite.queue import taken, work_off
+from offline_rl.training.plan import settled
+from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_json
+from offline_rl.utils.trees import plain
 
 CELL = {"algorithm": "td3_bc", "task": "none", "dataset": "small.npz", "num_updates": 4}
 QUICK = {"algorithm.hidden": [8], "compile": "never", "tracker": "none", "batch_size": 8}
@@ -189,13 +203,15 @@ def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     assert cell.finished
     longer = replace(cell, keys={**cell.keys, "num_updates": 1001})
     assert not longer.finished  # the results are of 1,000 updates
+    both = replace(cell, keys={**cell.keys, "num_updates": 900, "num_env_steps": 100})
+    assert not both.finished
 
 
 def test_what_was_run_with_other_settings_is_not_taken_for_the_cell_of_now(folder: Path) -> None:
-    """Whether finished or not; more updates, evaluations or another precision are no other run."""
+    """More updates, evaluations or another precision are no other run."""
     benchmark(suite=str(suite(CELL, seeds=1)), workers=1, show=False)
-    settled = {**CELL, "num_updates": 5, "eval_every": 5, "precision": "fp32", "dataset": "b.npz"}
-    text = benchmark(suite=str(suite(settled, seeds=1)), dry_run=True, show=False)
+    more = {**CELL, "num_updates": 5, "eval_every": 5, "precision": "fp32", "dataset": "b.npz"}
+    text = benchmark(suite=str(suite(more, seeds=1)), dry_run=True, show=False)
     assert "1 of 1 cells left" in text
     for key, value, then in (("algorithm.tau", 0.25, "0.005"), ("batch_size", 7, "8")):
         path = suite({**CELL, key: value}, seeds=1)
@@ -204,6 +220,56 @@ def test_what_was_run_with_other_settings_is_not_taken_for_the_cell_of_now(folde
     write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
     with pytest.raises(UserError, match="batch_size=8, now 7"):
         benchmark(plan="plan.json", show=False)
+
+
+ONLINE = {"algorithm": "rlpd", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
+ONLINE |= {"seeds": 2, "out": "runs", "dataset": "small.npz"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "then", "now", "found"),
+    [
+        (CELL, {"algorithm.tau": 0.25}, {}, {"algorithm.tau": (0.25, 0.005)}),
+        (CELL, {"algorithm": "cql"}, {"algorithm": "cql", "algorithm.clip_diff_max": math.inf}, {}),
+        (CELL, {"subset": "1"}, {"subset": 1}, {}),
+        (CELL, {"algorithm.tau": 1}, {"algorithm__tau": 1.0}, {}),
+        (ONLINE, {"utd": 2}, {}, {"utd": (2.0, None), "online.utd": (2.0, 20.0)}),
+        (ONLINE, {}, {"online.tau": 0.5}, {"online.tau": (0.005, 0.5)}),
+        (ONLINE, {"online.tau": 0.5}, {}, {"online.tau": (0.5, 0.005)}),
+        (ONLINE, {"online.warm_up": 7}, {"online.warm_up": 8}, {"online.warm_up": (7, 8)}),
+    ],
+)
+def test_settings_are_compared_as_they_are_meant(
+    keys: dict[str, Any], then: dict[str, Any], now: dict[str, Any], found: dict[str, Any]
+) -> None:
+    """Given, left out, for both phases or one; of the second seed too, finished or not."""
+    keys = {"seeds": 2, "out": "runs", **keys}
+    before, cell = Cell(keys | then), Cell(keys | now)
+    assert cell.begun_otherwise() == {}
+    resolved = resolve(before.keys)
+    write_json(before.folders[1].config, plain(settled(resolved, "default")))
+    assert before.begun_otherwise() == {}
+    assert cell.begun_otherwise() == found
+    config = json.loads(before.folders[1].config.read_text())
+    config["hyper"] |= {k: 7 for k, v in config["hyper"].items() if v is None}  # as data say it
+    write_json(before.folders[1].config, config)
+    assert cell.begun_otherwise() == found
+
+
+def test_a_run_that_goes_on_is_compared_in_what_is_said_and_where_it_began() -> None:
+    own = {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
+    own |= {"seeds": 1, "out": "runs", "run": "runs/env_Pendulum-v1/td3_bc/first"}
+    cell, folder = Cell(own), Cell(own).folders[0]
+    resolved = resolve({k: v for k, v in own.items() if k != "run"} | {"algorithm.tau": 0.5})
+    begun = settled(resolved, "default") | {"start": {"run": "moved/env_Pendulum-v1/td3_bc/first"}}
+    write_json(folder.config, plain(begun))
+    assert cell.begun_otherwise() == {}  # the rate may be the first run's
+    other = replace(cell, keys=own | {"run": "runs/env_Pendulum-v1/td3_bc/second"})
+    assert other.begun_otherwise().keys() == {"start.run"}
+    told = replace(cell, keys=own | {"algorithm.tau": 0.25})
+    assert told.begun_otherwise() == {"algorithm.tau": (0.5, 0.25)}
+    with pytest.raises(UserError, match=r"start\.run=env_Pendulum-v1/td3_bc/first, now .*second"):
+        check_runs([other])
 
 
 def test_a_part_of_a_suite_leaves_the_others_in_the_plan(folder: Path) -> None:
