@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from itertools import product
@@ -26,9 +25,9 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import CHANGING, settled
+from offline_rl.training.plan import CHANGING, decided
 from offline_rl.training.resolve import resolve
-from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder
+from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder, typed
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, read_object, write_json
@@ -98,7 +97,7 @@ class Cell:
     def finished(self) -> bool:
         """Whether all seeds are, with as many updates and environment steps as it has now."""
         steps = int(self.keys.get("num_env_steps", 0))
-        return all(f.finished and _work(f.outcome(), self.updates, steps) for f in self.folders)
+        return all(f.finished and _reached(f.outcome(), self.updates, steps) for f in self.folders)
 
     def begun_otherwise(self) -> dict[str, tuple[Any, Any]]:
         """Settings that its run was begun with and that are others now: key -> then and now.
@@ -106,16 +105,19 @@ class Cell:
         Of a run that goes on from another what is said here: the rest it has from there. Data is
         known by its checksum, which is asked for when it is read.
         """
+        begun = [folder for folder in self.folders if folder.config.is_file()]
+        if not begun:
+            return {}
         run = self.keys.get("run")
         resolved = resolve({k: v for k, v in self.keys.items() if k != "run"})
-        wanted = settled(resolved, next(iter(resolved.settings)))
+        wanted = decided(resolved, next(iter(resolved.settings)))
         now = {k: v for k, v in flatten(plain(wanted), ".").items() if k not in MOVING}
         if run is not None:
-            given = {re.sub("^algorithm[.]", "hyper.", k.replace("__", ".")) for k in self.keys}
-            now = {k: v for k, v in now.items() if k in given} | {"start.run": _end(run)}
+            given = {key.replace("__", ".") for key in self.keys}
+            now = {k: v for k, v in now.items() if typed(k) in given} | {"start.run": _end(run)}
         found: dict[str, tuple[Any, Any]] = {}
-        for folder in self.folders:
-            then = flatten(read_object(folder.config), ".") if folder.config.is_file() else {}
+        for folder in begun:
+            then = flatten(read_object(folder.config), ".")
             if "start.run" in then:
                 then["start.run"] = _end(then["start.run"])
             online = {k for k in then if k.startswith("online.") and run is None}
@@ -124,7 +126,7 @@ class Cell:
                 one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
                 filled = two is None and key.startswith("hyper.")  # by what the data say
                 if one is not MISSING and two is not MISSING and one != two and not filled:
-                    found[re.sub("^hyper[.]", "algorithm.", key)] = one, two
+                    found[typed(key)] = one, two
         return found
 
     @property
@@ -170,7 +172,7 @@ def read_suite(name: str) -> Suite:
     return build(Suite, values, f"{path.name}: ")
 
 
-def _work(outcome: Mapping[str, Any], updates: int, steps: int) -> bool:
+def _reached(outcome: Mapping[str, Any], updates: int, steps: int) -> bool:
     """Whether a result.json is of so many updates of the main phase and environment steps."""
     done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
     return int(done[0]) >= updates and int(done[1]) >= steps

@@ -395,8 +395,8 @@ def seen(spec: Spec) -> str:
     return ", ".join(f"{channel.name} {list(channel.shape)}" for channel in spec.channels)
 
 
-def settled(plan: Resolved, name: str) -> dict[str, Any]:
-    """What the keys alone say of the run `name`, for its config.json."""
+def decided(plan: Resolved, name: str) -> dict[str, Any]:
+    """What the keys alone decide of the run `name`, as config.json has it."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     made: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
     if plan.options.num_env_steps:
@@ -410,7 +410,7 @@ def settled(plan: Resolved, name: str) -> dict[str, Any]:
 
 def description(plan: Plan, name: str) -> dict[str, Any]:
     """What makes two runs the same run."""
-    made: dict[str, Any] = settled(plan, name)
+    made: dict[str, Any] = decided(plan, name)
     made["data"] = plan.dataset.sha256 if plan.dataset is not None else None
     if plan.start is not None:
         made["start"] = plan.start.to_json()

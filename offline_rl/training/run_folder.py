@@ -236,8 +236,7 @@ class SeedFolder:
         before, after = (flatten(c, ".") for c in (read_object(self.config), config))
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
-                typed = re.sub("^hyper[.]", "algorithm.", key)
-                then = f"{typed}={before.get(key)!r}, now it is {after.get(key)!r}"
+                then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
                 then = CHECKSUMS.get(key, then)
                 raise UserError(
                     f"{self.path} was begun with {then}; give the new run another name=…"
@@ -281,6 +280,11 @@ def common_checkpoint(
             f"{folders[0].path.parent}: no checkpoint is left to go on from ({faults[0]}); {remedy}"
         )
     return None
+
+
+def typed(key: str) -> str:
+    """How a name of a flat config is given on the command line."""
+    return re.sub("^hyper[.]", "algorithm.", key)
 
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
