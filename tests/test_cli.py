@@ -221,7 +221,7 @@ BASE = "import numpy as np\ndef still(observations):\n    return np.zeros((len(o
 # What RL-100 needs: a rollout of an episode, a model that fits, each phase once
 STAGES = {"environments": 2, "decisions": 200, "batch_size": 200, "epochs": 1, "iterations": 1}
 STAGES |= {"improvements": 1, "judge_updates": 150, "dynamics_lr": 0.01, "imitation_updates": 5}
-STAGES |= {"rounds": 4, "tuned": 4}
+STAGES |= {"rounds": 2, "tuned": 2}
 
 
 @pytest.mark.parametrize("name", algorithm_names())
@@ -233,7 +233,9 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     small |= {f"algorithm__{key}": 4 for key in known & {"size", "window"}}
     small |= {"algorithm__heads": 2} if "size" in known else {}
     small |= {"algorithm__executed": 2} if "executed" in known else {}
+    small |= {f"algorithm__{key}": 1 for key in known if key.endswith("layers")}
     denoiser = {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"}
+    denoiser |= {"algorithm__rounds": 4}
     small |= denoiser if "widths" in known else {}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
@@ -244,7 +246,7 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.distils or cls.continues:  # it begins with another's policy
         first = {"algorithm": "diffusion_policy", "algorithm__window": 4, "algorithm__executed": 2}
-        first |= {"algorithm__process": "edm"} if cls.distils else {"algorithm__rounds": 4}
+        first |= {"algorithm__process": "edm"} if cls.distils else {}
         assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
         (run,) = folder.glob("runs/*/*/*")
         learn = ("distill", "num_updates=20")

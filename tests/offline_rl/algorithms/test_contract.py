@@ -40,7 +40,12 @@ SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10
 SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
 SMALL |= {"tuned": 3, "environments": 4, "decisions": 32, "epochs": 2, "value_hidden": [16]}
 SMALL |= {"dynamics_hidden": [16], "members": 3, "elites": 2, "imagined": 4}
-OWN = {"DT": {"heads": 2}, "ResFiT": {"actor_lr": 1e-3}, "RL100": {"rounds": 2, "tuned": 2}}
+OWN = {
+    "ACT": {"layers": 1},
+    "DT": {"heads": 2},
+    "ResFiT": {"actor_lr": 1e-3},
+    "RL100": {"rounds": 2, "tuned": 2},
+}
 IDLE = {
     "RL100": {"behaviour", "student_before", "critic", "critic_target", "dynamics", "fit"}
 }  # online
@@ -368,16 +373,16 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
 )
 def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
-    """Traced on one that is not the CPU, and has no memory: a stray tensor would be refused."""
+    """Run on one that is not the CPU, and has no memory: a stray tensor would be refused."""
     cls = algorithm_class(name)
     cfg = small_config(cls, **values)
     made = source(cls, cfg, "meta")
     both = Sources(rollouts=made) if issubclass(cls, DenoisingRL) else Sources(made)
     e = Engine(lambda _: cls(SPEC, cfg, 100), [0], both, batch_size=32, device="meta")
-    e.programs()
-    for phase, places in e._traced:
-        graph, leaves, inputs = e._trace(phase, places)
-        assert all(x.device.type == "meta" for x in graph(leaves, inputs)[0])
+    places, data = tuple(range(e.period())), e.at("update")[1].tensors()
+    tree, data = tree_map(lambda x: x[0], (e.state, data))
+    new, metrics = e._one_seed("update", places, [])(tree, {}, data)
+    assert all(x.device.type == "meta" for x in [*flatten(new).values(), metrics])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -17,18 +17,18 @@ from offline_rl.training.train import train
 OFFLINE = {
     "algorithm": "td3_bc",
     "task": "neorl2/DMSD",
-    "num_updates": 1000,
-    "checkpoint_every": 100,
-    "eval_every": 350,
+    "num_updates": 600,
+    "checkpoint_every": 60,
+    "eval_every": 210,
 }
 ONLINE = {
     "algorithm": "sac",
     "task": "env:Pendulum-v1",
     "num_updates": 0,
-    "num_env_steps": 900,
+    "num_env_steps": 600,
     "checkpoint_every": 110,  # in the middle of episodes of 200 steps
-    "eval_every": 400,
-    "online.warm_up": 300,
+    "eval_every": 300,
+    "online.warm_up": 200,
 }
 COMMON = {
     "seeds": [0, 5],
@@ -70,7 +70,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
         process = subprocess.Popen([sys.executable, "-c", code])
         if not wait_for_checkpoint(process, tmp_path / "killed"):
             break
-        time.sleep(random.uniform(0, 1))
+        time.sleep(random.uniform(0, 0.6))
         process.send_signal(signal.SIGKILL)
         killed = process.wait() == -signal.SIGKILL
         if killed:
