@@ -189,6 +189,7 @@ class Display:
         self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
         self.shown: list[str | None] = [None] * workers
         self.said = 0.0
+        self.looks: dict[str, list[tuple[float, int]]] = {}  # a cell's id -> when, how far
 
     def update(self, progress: Progress) -> None:
         """Looks at the run folders."""
@@ -206,7 +207,10 @@ class Display:
                 self.bars[place].set_description(running[name].label)
         for bar, shown in zip(self.bars, self.shown, strict=True):
             if shown is not None:
-                bar.update(running[shown].done() - bar.n)
+                done, looks = running[shown].done(), self.looks.setdefault(shown, [])
+                bar.update(done - bar.n)
+                if not looks or done > looks[-1][1]:
+                    looks.append((time.monotonic(), done))
         eta = self.eta()
         self.whole.set_postfix_str(eta)
         if self.show and self.whole.disable and time.monotonic() - self.said >= 60:
@@ -215,12 +219,25 @@ class Display:
             print(f"{finished} of {len(self.plan)} cells, {left} waiting; {now}; {eta}", flush=True)
 
     def eta(self) -> str:
-        """What is left, by the cells' expected costs; unknown where one has none."""
+        """What is left, by the cells' expected costs and the pace; unknown where one has none."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
         seconds = sum((c.seconds or 0) * (1 - c.done() / max(c.total, 1)) for c in rest)
-        return f"about {duration(seconds / len(self.bars))} left"
+        return f"about {duration(self.pace() * seconds / len(self.bars))} left"
+
+    def pace(self) -> float:
+        """Seconds on the clock for one of expected cost, of what was done before our eyes.
+
+        From each cell's second look on: before the first it compiled, or was on its way already.
+        """
+        clock = cost = 0.0
+        for cell in self.plan:
+            if len(looks := self.looks.get(cell.id, [])) > 2 and cell.seconds:
+                (began, first), (now, last) = looks[1], looks[-1]
+                clock += now - began
+                cost += cell.seconds * (last - first) / cell.total
+        return clock / cost if cost else 1.0
 
     def close(self) -> None:
         """Leaves the overall bar."""

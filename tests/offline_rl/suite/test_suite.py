@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from offline_rl.suite.plan import (
     select,
     write_plan,
 )
-from offline_rl.suite.queue import taken, work_off
+from offline_rl.suite.queue import Display, Progress, taken, work_off
 from offline_rl.training.plan import decided
 from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
@@ -88,6 +89,27 @@ def test_what_train_would_refuse_is_refused_before_anything_runs(case: str, fold
 def test_two_cells_never_share_a_folder() -> None:
     with pytest.raises(UserError, match="give a name="):
         cells(read_suite(str(suite(CELL, {**CELL, "num_updates": 8}))), "runs")
+
+
+def test_the_time_left_follows_the_pace_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as slow as its cost said, once it is under way: what is left takes twice as long."""
+    path = suite({**CELL, "num_updates": 100}, {**CELL, "num_updates": 100, "name": "b"}, seeds=1)
+    plan = [Cell(c.keys, seconds=3600.0) for c in cells(read_suite(str(path)), "runs")]
+    first, now = plan[0], [0.0]
+    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    display = Display(plan, 1, show=False)
+    left = []
+    for seconds, done in ((1000, 0), (1600, 10), (1700, 10), (3040, 30), (3760, 40)):
+        now[0] = float(seconds)
+        first.folders[0].path.mkdir(parents=True, exist_ok=True)
+        row = {"updates": done, "env_steps": 0}
+        (first.folders[0].path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        display.update(Progress([plan[1]], running={first.id: first}))
+        left.append(display.eta())
+    display.close()
+    assert left[0] == "about 2.0 h left"  # nothing is known but the cost
+    assert left[1] == left[2] == "about 114 min left"  # it compiled until now
+    assert left[4] == "about 3.2 h left"  # 1.6 h at the pace of 30 updates in 36 min
 
 
 AFTER = {"algorithm": "td3", "from": "td3_bc/first", "task": "env:Pendulum-v1", "num_env_steps": 4}
