@@ -50,9 +50,9 @@ HOW = (
     "values to form, and a row is unfinished where it was rising: its last evaluation is surely "
     "above the last five. `target / data`: the critics' mean target at the end over what the "
     "data's own rewards to come are worth on average, discounted, a cut episode continued at the "
-    "mean reward of its last tenth. `updates`: on data and in an environment. The rows above the "
-    "algorithms are made by `python -m benchmarks.baselines`; constants' scores are from 100 "
-    "episodes, or exact."
+    "mean reward of its last tenth; above 1 is worth more, or less where rewards are costs. "
+    "`updates`: on data and in an environment. The rows above the algorithms are made by "
+    "`python -m benchmarks.baselines`; constants' scores are from 100 episodes, or exact."
 )
 SETS = """## The sets
 
@@ -162,7 +162,7 @@ def baselines(seeds: Sequence[Seed], key: str, width: int) -> list[list[str]]:
     for name, found in own["rows"].items():
         label = BASELINES.get(name) or f"{name.removeprefix('constant_')}, always"
         error = found["error" if key == "return" else "score_error"]
-        cells = [label, number(found[key]), "exact" if error == 0 else number(error)]
+        cells = [label, number(found[key]), "exact" if found.get("exact") else number(error)]
         cells += [""] * (width - len(cells))
         cells[9] = f"{found['episodes']:,}"  # as in `row`
         body.append(cells)

@@ -48,6 +48,21 @@ def test_the_best_tenth_is_the_tenth_of_episodes_with_the_highest_returns():
     assert rows["best_tenth"] == {"return": 185.0, "error": 5.0, "episodes": 2}
 
 
+def test_only_what_was_played_from_every_start_is_called_exact(monkeypatch):
+    """Not a sample that happens to agree, as where nothing is ever earned."""
+    task, none = envs.task("Hopper-v4"), np.zeros((1, 100))
+    rows = {"mean_action": baselines.row(task, none), "x": baselines.row(task, none, exact=True)}
+    monkeypatch.setattr(pages, "measured", lambda _: {"rows": rows})
+    sampled, played = pages.baselines([SimpleNamespace()], "return", 12)
+    assert sampled[1:3] == ["0.0", "0.0"]
+    assert played[1:3] == ["0.0", "exact"]
+
+
+def test_constants_are_played_where_pictures_are_seen():
+    play = baselines.player(envs.task("push/standard-pixels-expert"), [0])
+    assert play(np.zeros((1, 2))).shape == (1, 1)
+
+
 def test_a_cut_episode_goes_on_at_the_reward_of_its_last_tenth():
     """Constant rewards of 2: worth 2 / (1 - 0.99) everywhere, however long the record is."""
     found = baselines.values(data([2.0] * 10 + [1.0] * 10, terminated=False))
