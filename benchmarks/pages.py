@@ -48,11 +48,12 @@ HOW = (
     f"from among them; below {100 * FORMED:.0f} % a row is unfinished, comes last and is compared "
     f"with nothing; below {100 * SHOWN:.0f} % it is not shown. Without a number there are no "
     "values to form, and a row is unfinished where it was rising: its last evaluation is surely "
-    "above the last five. `target / data`: the critics' mean target at the end over what the "
-    "data's own rewards to come are worth on average, discounted, a cut episode continued at the "
-    "mean reward of its last tenth; above 1 is worth more, or less where rewards are costs. "
-    "`updates`: on data and in an environment. The rows above the algorithms are made by "
-    "`python -m benchmarks.baselines`; constants' scores are from 100 episodes, or exact."
+    "above the last five. `target / data`: the critics' mean target at the end, with the entropy "
+    "that SAC and its kin pay for, over what the data's own rewards to come are worth on average, "
+    "discounted, a cut episode continued at the mean reward of its last tenth; above 1 is worth "
+    "more, or less where rewards are costs. `updates`: on data and in an environment. The rows "
+    "above the algorithms are made by `python -m benchmarks.baselines`; constants' scores are from "
+    "100 episodes, or exact."
 )
 SETS = """## The sets
 
