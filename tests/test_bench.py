@@ -3,8 +3,9 @@
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from benchmarks import (
     d3rlpy_scores,
     environments,
     figures,
+    jax_corl_scores,
     latency,
     neorl2_simulators,
     parity,
@@ -24,6 +26,7 @@ from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS, arrays
 from benchmarks.speed.ours import engine
+from offline_rl.data import Dataset
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 
@@ -227,3 +230,34 @@ def test_a_mistyped_option_of_a_script_is_one_sentence(
 def test_a_base_is_named_before_its_share_is_measured(capsys):
     assert residual_speed.main(["steps=3"]) == 2
     assert "name the base first" in capsys.readouterr().err
+
+
+def test_jax_corl_learns_from_the_transitions_that_d4rls_rule_takes():
+    """Of two episodes, the first cut: its last row is no transition."""
+    ends = np.arange(8) % 4 == 3
+    seen = np.arange(8, dtype=np.float32)[:, None]
+    cut, over = ends & (np.arange(8) < 4), ends & (np.arange(8) > 4)
+    data = Dataset.from_arrays(seen, seen / 8, seen[:, 0], over, cut, seen + 1)
+    found = jax_corl_scores.columns(data)
+    assert found["observations"][:, 0].tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert found["next_observations"][:, 0].tolist() == [1, 2, 3, 5, 6, 7, 8]
+    assert found["terminals"].tolist() == [0] * 6 + [1]
+    assert {column.dtype for column in found.values()} == {np.dtype(np.float32)}
+
+
+def test_jax_corls_scores_stand_beside_ours_of_as_many_updates(monkeypatch: pytest.MonkeyPatch):
+    theirs = {"500": [0.0, 0.0], "1000": [10.0, 20.0]}
+    done = {"command": "c", "commit": "abc", "episodes": 3, "tasks": {"t": {"iql": theirs}}}
+    ours = SimpleNamespace(label="iql", outcome=SimpleNamespace(num_updates=1000))
+    both = SimpleNamespace(values=[40.0, 44.0], lasts=[30.0, 34.0])
+    monkeypatch.setattr(jax_corl_scores, "collect", lambda _: {"t": [ours]})
+    monkeypatch.setattr(jax_corl_scores, "standing", lambda _: both)
+    page = jax_corl_scores.page(done)
+    assert "| 15.0 ± 5.0 | 7.5 ± 2.5 | 42.0 ± 2.0 | 32.0 ± 2.0 |" in page
+    ours.outcome.num_updates = 900
+    assert "42.0" not in jax_corl_scores.page(done)
+
+
+def test_what_is_no_checkout_of_jax_corl_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert figures.status(jax_corl_scores.main, ["checkout=/none"]) == 2
+    assert "checkout=/none: no checkout of JAX-CORL" in capsys.readouterr().err

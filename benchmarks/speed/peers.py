@@ -10,6 +10,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,16 @@ class Environment:
         pass
 
 
-def stand_ins() -> None:
-    """For the simulators' and trackers' modules; `d4rl` hands out the random transitions."""
-    data = arrays()
+def stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
+    """For the simulators' and trackers' modules.
+
+    columns: what `d4rl.qlearning_dataset` hands out; random transitions where there are none.
+    """
+    data = columns or arrays()
+    data = data if columns else data | {"terminals": data["dones"]}
 
     def dataset(*_: Any, **__: Any) -> dict[str, np.ndarray]:
-        return {k: v.copy() for k, v in data.items()} | {"terminals": data["dones"].copy()}
+        return {k: v.copy() for k, v in data.items()}
 
     def passed(*_: Any, **__: Any) -> Environment:
         return Environment()
@@ -91,18 +96,33 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
     names["train"](config)
 
 
-def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
-    """JAX-CORL's compiled step of 8 updates; several seeds under `jax.vmap`."""
+@dataclass(frozen=True)
+class JaxCorl:
+    """JAX-CORL's own networks and update, of one seed or, under `jax.vmap`, of several."""
+
+    learner: Any  # the file's class
+    config: Any
+    dataset: Any
+    scaling: tuple[Any, Any]  # what its evaluation takes from observations and divides them by
+    state: Any
+    step: Callable[[Any, Any, Any], Any]  # state, dataset, keys -> state; `updates` of them
+    updates: int
+
+
+def jax_corl_learner(
+    algorithm: str, checkout: str, seeds: int, columns: dict[str, np.ndarray] | None = None
+) -> JaxCorl:
+    """At its start, on D4RL's columns or on random transitions; all seeds sample alike."""
     import jax
 
-    stand_ins()
+    stand_ins(columns)
     sys.argv = sys.argv[:1]
     file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
     names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
     config, learner = names["config"], names[algorithm.replace("_", "").upper()]()
     if algorithm == "cql":  # three layers, as its paper's code and ours
         config.hidden_dims, config.target_entropy, config.action_dim = (256,) * 3, -float(ACT), ACT
-    dataset = names["get_dataset"](Environment(), config)[0]
+    dataset, *scaling = names["get_dataset"](Environment(), config)
     first = jax.tree_util.tree_map(lambda x: x[0], dataset)
     create = names[f"create_{file}_train_state"]
     make = partial(create, observations=first.observations, actions=first.actions, config=config)
@@ -117,11 +137,22 @@ def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
         stacked = [jax.numpy.stack(xs) for xs in zip(*(x for x, _ in leaves), strict=True)]
         state = jax.tree_util.tree_unflatten(leaves[0][1], stacked)
         step = jax.jit(jax.vmap(lambda s, d, k: update(s, d, k)[0], in_axes=(0, None, 0)))
-    key, number = jax.random.PRNGKey(1), config.n_jitted_updates
+    mean, deviation = scaling
+    return JaxCorl(
+        learner, config, dataset, (mean, deviation), state, step, config.n_jitted_updates
+    )
+
+
+def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
+    """JAX-CORL's compiled step of 8 updates; several seeds under `jax.vmap`."""
+    import jax
+
+    peer = jax_corl_learner(algorithm, checkout, seeds)
+    key, state = jax.random.PRNGKey(1), peer.state
     while True:
         key, now = jax.random.split(key)
-        state = step(state, dataset, now if seeds == 1 else jax.random.split(now, seeds))
-        clock.tick(number, partial(jax.block_until_ready, state))
+        state = peer.step(state, peer.dataset, now if seeds == 1 else jax.random.split(now, seeds))
+        clock.tick(peer.updates, partial(jax.block_until_ready, state))
 
 
 def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
