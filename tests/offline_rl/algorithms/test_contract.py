@@ -161,6 +161,14 @@ every_algorithm = pytest.mark.parametrize(
 )
 
 
+@together("td3_bc")
+def test_all_tests_of_an_algorithm_run_in_one_process(request: pytest.FixtureRequest):
+    """xdist writes the group to a test's id, where it knows this pytest; else it scatters them."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("these tests run in one process, or are not told to stay together")
+    assert request.node.nodeid.endswith("@contract of td3_bc")
+
+
 @every_algorithm
 def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scalars(name: str):
     cls = algorithm_class(name)
