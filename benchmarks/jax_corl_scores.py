@@ -5,7 +5,7 @@
 
 Its files run unmodified, five seeds under `jax.vmap`, with its own settings, on the transitions
 that D4RL's rule takes from the task's data; its policies act in our environments. What was learnt
-is kept with every evaluation: the same command goes on where it was killed, and makes the page.
+and scored is kept with every evaluation, so that the same command goes on where it was killed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,32 @@ import numpy as np
 import envs
 from benchmarks.figures import Names, chosen, status
 from benchmarks.parity import compare
-from benchmarks.speed.peers import JaxCorl, jax_corl_learner
+from benchmarks.speed.peers import JaxCorl
 from offline_rl.data import Dataset, load
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.report.runs import collect
 from offline_rl.report.standing import standing
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import write_atomically, write_json, write_text
+from offline_rl.utils.files import make_folder, write_atomically, write_json, write_text
 from offline_rl.utils.options import Checked, Count, build, parse
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import mean_std, table
+from offline_rl.utils.text import mean_std, table, wrapped
 from policies.channels import identity
 
-FILE, OURS = Path("benchmarks/results/jax_corl.json"), Path("benchmarks/results/evidence")
+FOLDER, OURS = Path("benchmarks/results/jax-corl"), Path("benchmarks/results/evidence")
 ALGORITHMS = ("iql", "td3_bc")
 SEEDS = 5
+HEADER = ["task", "algorithm", "updates", "JAX-CORL", "last five", "ours", "last five", "95 %"]
+NOTE = (
+    "Normalised scores of {seeds} seeds, mean ± standard deviation (ddof 0), in our environments "
+    "from our starts. `last five`: of each seed's last five evaluations; `95 %`: Welch's interval "
+    "of ours - JAX-CORL's in them. Each has its own settings. Its IQL normalises the layers of the "
+    "value and does not bound the policy's mean; its TD3+BC normalises the critics' layers, learns "
+    "at 1e-3 and takes for ends the rows whose successor does not follow, cut ones too. Ours are "
+    "the authors' settings, from [evidence](../evidence/README.md), which says in what precision; "
+    "JAX-CORL's are in float32."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +60,10 @@ class Options(Checked):
     checkout: str
     algorithms: Names = ALGORITHMS
     task: str = "gym/hopper-medium-replay"
-    updates: Count = 1_000_000
+    updates: Count = 1_000_000  # over which IQL's rate falls to nothing
     every: Count = 50_000  # updates between two evaluations
     episodes: Count = 100
-    out: str = "runs/jax_corl"
+    out: str = "runs/jax-corl"
 
 
 def columns(data: Dataset) -> dict[str, np.ndarray]:
@@ -69,105 +79,90 @@ def columns(data: Dataset) -> dict[str, np.ndarray]:
     return {name: np.asarray(column, np.float32)[own] for name, column in found.items()}
 
 
-def evaluated(peer: JaxCorl, state: Any, task: envs.Task, episodes: int) -> list[float]:
+def evaluated(peer: JaxCorl, task: envs.Task, episodes: int) -> list[float]:
     """Each seed's mean score; all act from the same starts."""
-    import jax
-
-    mean, deviation = peer.scaling
-    if "seed" in peer.learner.get_action.__code__.co_varnames:  # it samples: at its mean then
-        act = partial(peer.learner.get_action, seed=jax.random.PRNGKey(0), temperature=0.0)
-    else:
-        act = peer.learner.get_action
-    answer = jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (deviation + 1e-5))))
     env = envs.make_vector(task, SEEDS * episodes)
     starts = np.tile(EVALUATION_SEED + np.arange(episodes), SEEDS)
 
-    def play(observations: Any) -> np.ndarray:
+    def act(observations: Any) -> np.ndarray:
         each = observations.reshape(SEEDS, episodes, -1)
-        return np.asarray(answer(state, each)).reshape(SEEDS * episodes, -1)
+        return peer.actions(each).reshape(SEEDS * episodes, -1)
 
-    returns = rollout(env, play, identity(env.observation_shape), starts).returns
+    returns = rollout(env, act, identity(env.observation_shape), starts).returns
     env.close()
-    scores = task.score(returns.reshape(SEEDS, episodes).mean(1))
-    return [round(float(x), 2) for x in np.asarray(scores)]
+    return [float(x) for x in task.score(returns.reshape(SEEDS, episodes).mean(1))]
 
 
-def run(algorithm: str, options: Options, done: dict[str, Any]) -> None:
-    """Learns and evaluates until `updates`; what it has so far is written every time."""
-    import jax
+def run(algorithm: str, options: Options) -> None:
+    """Learns and evaluates from where it was; what is there is kept each time. Raises UserError."""
+    task, every = envs.task(options.task), options.every
+    name = f"{task.name.replace('/', '_')}-{algorithm}"
+    result, state = FOLDER / f"{name}.json", Path(options.out) / f"{name}.npz"
+    about = {"task": task.name, "algorithm": algorithm, "commit": commit(options.checkout)}
+    about |= {"updates": options.updates, "every": every, "episodes": options.episodes}
+    if result.is_file():
+        known = json.loads(result.read_text())
+        if about.items() <= known.items() and len(known["scores"]) * every == options.updates:
+            return
+    own = {"max_steps": options.updates, "env_name": task.name}
+    peer = JaxCorl(algorithm, options.checkout, SEEDS, columns(load(task)), **own)
+    if every % peer.updates or options.updates % every:
+        raise UserError(
+            f"updates={options.updates} every={every}: JAX-CORL makes {peer.updates} updates at a "
+            "time; give multiples"
+        )
+    scores: list[list[float]] = []
+    if state.is_file():
+        with np.load(state, allow_pickle=False) as kept:
+            if json.loads(str(kept["about"])) != about:
+                raise UserError(f"{state} is of other options or another checkout: move it away")
+            scores = kept["scores"].tolist()
+            peer.load([kept[f"{k}"] for k in range(len(peer.arrays()))])
+    while len(scores) * every < options.updates:
+        peer.learn(every, stretch=len(scores))
+        scores.append(evaluated(peer, task, options.episodes))
+        write_atomically(state, partial(save, about=about, scores=scores, arrays=peer.arrays()))
+        print(name, len(scores) * every, mean_std(scores[-1], 1), flush=True)
+    make_folder(FOLDER)
+    rounded = [[round(x, 2) for x in each] for each in scores]
+    write_json(result, {**about, "scores": rounded, "machine": hardware.description()})
 
-    task = envs.task(options.task)
-    peer = jax_corl_learner(algorithm, options.checkout, SEEDS, columns(load(task)))
-    if options.every % peer.updates:
-        raise UserError(f"every={options.every}: JAX-CORL makes {peer.updates} updates at a time")
-    state, form = jax.tree_util.tree_flatten(peer.state)
-    file = Path(options.out) / task.name / f"{algorithm}.npz"
-    cell = done["tasks"].setdefault(task.name, {}).setdefault(algorithm, {})
-    begun = 0
-    if file.is_file() and cell:
-        kept = np.load(file, allow_pickle=False)
-        begun = int(kept["updates"])
-        state = [kept[str(k)].astype(x.dtype) for k, x in enumerate(state)]
-    now = jax.tree_util.tree_unflatten(form, state)
-    for updates in range(begun + options.every, options.updates + 1, options.every):
-        key = jax.random.PRNGKey(updates)  # of this stretch
-        for _ in range(options.every // peer.updates):
-            key, own = jax.random.split(key)
-            now = peer.step(now, peer.dataset, jax.random.split(own, SEEDS))
-        cell[str(updates)] = evaluated(peer, now, task, options.episodes)
-        arrays = {str(k): np.asarray(x) for k, x in enumerate(jax.tree_util.tree_leaves(now))}
-        write_atomically(file, partial(save, updates=updates, arrays=arrays))
-        write(done, options)
-        print(algorithm, task.name, updates, cell[str(updates)], flush=True)
+
+def commit(checkout: str) -> str:
+    """Of the checkout, or that it is unknown."""
+    command = ["git", "-C", checkout, "rev-parse", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
-def save(path: Path, updates: int, arrays: Mapping[str, np.ndarray]) -> None:
+def save(
+    path: Path, about: Mapping[str, Any], scores: Sequence[Any], arrays: Sequence[np.ndarray]
+) -> None:
     """In one NPZ."""
     with path.open("wb") as file:
-        np.savez(file, updates=updates, **arrays)
+        own = {f"{k}": array for k, array in enumerate(arrays)}
+        np.savez(file, about=json.dumps(about), scores=np.array(scores), **own)
 
 
-def write(done: dict[str, Any], options: Options) -> None:
-    """The numbers, and whose code they are of."""
-    command = ["git", "-C", options.checkout, "rev-parse", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    done |= {"command": "python -m benchmarks.jax_corl_scores checkout=<JAX-CORL>"}
-    done |= {"commit": found.stdout.strip() or "unknown", "episodes": options.episodes}
-    write_json(FILE, done | {"machine": hardware.description()})
-    write_text(FILE.with_suffix(".md"), page(done))
-
-
-def page(done: Mapping[str, Any]) -> str:
-    """Its last evaluations and ours after as many updates, with Welch's interval."""
-    header = ["task", "algorithm", "updates", "JAX-CORL", "last five", "ours", "last five"]
-    body = []
-    groups = collect([OURS])
-    for task, algorithms in done["tasks"].items():
-        for name, cell in algorithms.items():
-            updates = max(map(int, cell))
-            theirs = [cell[key] for key in sorted(cell, key=int)[-5:]]  # [evaluations, seeds]
-            lasts = [statistics.mean(own) for own in zip(*theirs, strict=True)]
-            cells = [task, name, f"{updates:,}", mean_std(theirs[-1], 1), mean_std(lasts, 1)]
-            own = [s for s in groups.get(task, []) if s.label == name]
-            if own and own[0].outcome is not None and own[0].outcome.num_updates == updates:
-                ours = standing(own)
-                cells += [mean_std(ours.values, 1), mean_std(ours.lasts, 1)]
-                cells += ["[{:.1f}, {:.1f}]".format(*compare(lasts, ours.lasts)["interval"])]
-            body.append([*cells, *[""] * (len(header) + 1 - len(cells))])
-    text = table([*header, "95 %"], body, markdown=True)
-    page = (
-        f"# JAX-CORL's own runs beside ours\n\n`{done['command']}`, at {done['commit']}\n\n{text}"
-    )
-    page += f"\n\nNormalised scores of {SEEDS} seeds, mean ± standard deviation (ddof 0), "
-    page += f"{done['episodes']} episodes each, in our environments from our starts. `last five`: "
-    page += (
-        "of each seed's last five evaluations; `95 %`: Welch's interval of ours - JAX-CORL's in "
-    )
-    page += "them. Each with its own settings: its IQL normalises the value's layers and bounds no "
-    return (
-        page
-        + "policy's mean; ours are the authors'. Ours are from [evidence](evidence/README.md).\n"
-    )
+def page() -> str:
+    """Finished runs beside ours after as many updates, with Welch's interval."""
+    body, ours = [], collect([OURS])
+    kept = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    for found in kept:
+        task, name, updates = found["task"], found["algorithm"], found["updates"]
+        lasts = [statistics.mean(own) for own in zip(*found["scores"][-5:], strict=True)]
+        cells = [task, name, f"{updates:,}", mean_std(found["scores"][-1], 1), mean_std(lasts, 1)]
+        own = [s for s in ours.get(task, []) if s.label == name and s.outcome is not None]
+        if own and all(s.outcome.num_updates == updates for s in own):
+            stands = standing(own, "score")
+            cells += [mean_std(stands.values, 1), mean_std(stands.lasts, 1)]
+            cells += ["[{:.1f}, {:.1f}]".format(*compare(lasts, stands.lasts)["interval"])]
+        body.append([*cells, *[""] * (len(HEADER) - len(cells))])
+    of = ", ".join(dict.fromkeys(found["commit"] for found in kept))
+    parts = ["# JAX-CORL's own runs beside ours"]
+    parts += [f"`python -m benchmarks.jax_corl_scores checkout=<JAX-CORL>`, at {of}"]
+    note = wrapped(NOTE.format(seeds=SEEDS))
+    return "\n\n".join([*parts, table(HEADER, body, markdown=True), note]) + "\n"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -176,10 +171,10 @@ def main(arguments: Sequence[str]) -> None:
     algorithms = chosen(options.algorithms, "algorithm", ALGORITHMS)
     if not (Path(options.checkout) / "algos").is_dir():
         raise UserError(f"checkout={options.checkout}: no checkout of JAX-CORL, there is no algos/")
-    done = json.loads(FILE.read_text()) if FILE.is_file() else {"tasks": {}}
     for algorithm in algorithms:
-        run(algorithm, options, done)
-    print(page(done))
+        run(algorithm, options)
+        write_text(FOLDER / "README.md", page())
+    print(page())
 
 
 if __name__ == "__main__":

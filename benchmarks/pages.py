@@ -50,9 +50,10 @@ HOW = (
     "values to form, and a row is unfinished where it was rising: its last evaluation is surely "
     "above the last five. `target / data`: the critics' mean target at the end, with the entropy "
     "that SAC and its kin pay for, over what the data's own rewards to come are worth on average, "
-    "discounted, a cut episode continued at the mean reward of its last tenth; above 1 is worth "
-    "more, or less where rewards are costs. `updates`: on data and in an environment. The rows "
-    "above the algorithms are made by `python -m benchmarks.baselines`; constants' scores are from "
+    "discounted, a cut episode continued at the mean reward of its last tenth; above 1 they expect "
+    "more than the data earn, or, where rewards are costs, more cost. `updates`: on data and in an "
+    "environment. The rows above the algorithms are made by `python -m benchmarks.baselines`; "
+    "constants' scores are from "
     "100 episodes, or exact."
 )
 SETS = """## The sets

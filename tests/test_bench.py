@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -245,17 +245,87 @@ def test_jax_corl_learns_from_the_transitions_that_d4rls_rule_takes():
     assert {column.dtype for column in found.values()} == {np.dtype(np.float32)}
 
 
-def test_jax_corls_scores_stand_beside_ours_of_as_many_updates(monkeypatch: pytest.MonkeyPatch):
-    theirs = {"500": [0.0, 0.0], "1000": [10.0, 20.0]}
-    done = {"command": "c", "commit": "abc", "episodes": 3, "tasks": {"t": {"iql": theirs}}}
-    ours = SimpleNamespace(label="iql", outcome=SimpleNamespace(num_updates=1000))
-    both = SimpleNamespace(values=[40.0, 44.0], lasts=[30.0, 34.0])
-    monkeypatch.setattr(jax_corl_scores, "collect", lambda _: {"t": [ours]})
-    monkeypatch.setattr(jax_corl_scores, "standing", lambda _: both)
-    page = jax_corl_scores.page(done)
-    assert "| 15.0 ± 5.0 | 7.5 ± 2.5 | 42.0 ± 2.0 | 32.0 ± 2.0 |" in page
-    ours.outcome.num_updates = 900
-    assert "42.0" not in jax_corl_scores.page(done)
+class Counting:
+    """In JAX-CORL's place: five numbers that grow by one an update, and by the stretch's number."""
+
+    updates = 2
+
+    def __init__(self, *_: object, **settings: object) -> None:
+        assert settings == {"max_steps": 8, "env_name": "gym/hopper-medium-replay"}
+        self.state = np.zeros(5)
+
+    def learn(self, updates: int, stretch: int) -> None:
+        self.state = self.state + updates + stretch
+
+    def arrays(self) -> list[np.ndarray]:
+        return [self.state]
+
+    def load(self, arrays: list[np.ndarray]) -> None:
+        (self.state,) = arrays
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The command's arguments, of a checkout that is none; results go to the test's folder."""
+    (tmp_path / "peer" / "algos").mkdir(parents=True)
+    monkeypatch.setattr(jax_corl_scores, "JaxCorl", Counting)
+    monkeypatch.setattr(jax_corl_scores, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(jax_corl_scores, "evaluated", lambda peer, *_: peer.state.tolist())
+    told = {"checkout": tmp_path / "peer", "out": tmp_path / "out", "algorithms": "[iql]"}
+    return [*(f"{k}={v}" for k, v in told.items()), "updates=8", "every=2", "episodes=1"]
+
+
+def test_jax_corls_runs_go_on_where_they_were_killed(
+    counting: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    save, saved = jax_corl_scores.save, []
+
+    def killed(path: Path, **kept: object) -> None:
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(kept)
+        save(path, **kept)
+
+    monkeypatch.setattr(jax_corl_scores, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        jax_corl_scores.main(counting)
+    assert not list((tmp_path / "results").glob("*.json"))
+    other = [x for x in counting if not x.startswith("episodes")] + ["episodes=2"]
+    with pytest.raises(UserError, match="of other options"):
+        jax_corl_scores.main(other)
+    monkeypatch.setattr(jax_corl_scores, "save", save)
+    jax_corl_scores.main(counting)
+    (file,) = (tmp_path / "results").glob("*.json")
+    assert json.loads(file.read_text())["scores"] == [[n] * 5 for n in (2.0, 5.0, 9.0, 14.0)]
+    assert "9.5 ±" not in (page := (tmp_path / "results" / "README.md").read_text())
+    assert "| 14.0 ± 0.0 | 7.5 ± 0.0 |" in page  # of the four there are
+    monkeypatch.setattr(jax_corl_scores, "JaxCorl", None)
+    jax_corl_scores.main(counting)  # nothing is left to do
+
+
+@pytest.mark.parametrize("wrong", ["every=3", "updates=9"])
+def test_what_jax_corl_cannot_do_in_whole_steps_is_refused(wrong: str, counting: list[str]):
+    key = wrong.split("=")[0]
+    arguments = [*(x for x in counting if not x.startswith(key)), wrong]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counting, "__init__", lambda self, *_, **__: None)
+        with pytest.raises(UserError, match="2 updates at a time; give multiples"):
+            jax_corl_scores.main(arguments)
+
+
+def test_jax_corls_scores_stand_beside_ours_of_as_many_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Ours are those of a kept study."""
+    task, (updates, lasts) = "neorl2/DMSD", (100_000, (61.9, 0.2))
+    found = {"task": task, "algorithm": "bc", "updates": updates, "commit": "abc"}
+    found["scores"] = [[0.0, 0.0], [10.0, 20.0]]
+    (tmp_path / "a.json").write_text(json.dumps(found))
+    monkeypatch.setattr(jax_corl_scores, "FOLDER", tmp_path)
+    page = jax_corl_scores.page()
+    assert f"| 15.0 ± 5.0 | 7.5 ± 2.5 | 61.8 ± 1.0 | {lasts[0]} ± {lasts[1]} |" in page
+    (tmp_path / "a.json").write_text(json.dumps(found | {"updates": 900}))
+    assert "61.8" not in jax_corl_scores.page()
 
 
 def test_what_is_no_checkout_of_jax_corl_is_refused(capsys: pytest.CaptureFixture[str]):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,63 +95,101 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
     names["train"](config)
 
 
-@dataclass(frozen=True)
 class JaxCorl:
-    """JAX-CORL's own networks and update, of one seed or, under `jax.vmap`, of several."""
+    """JAX-CORL's own networks and update, of one seed or, under `jax.vmap`, of several.
 
-    learner: Any  # the file's class
-    config: Any
-    dataset: Any
-    scaling: tuple[Any, Any]  # what its evaluation takes from observations and divides them by
-    state: Any
-    step: Callable[[Any, Any, Any], Any]  # state, dataset, keys -> state; `updates` of them
-    updates: int
+    columns: D4RL's, which all seeds learn from, each from batches of its own; random transitions
+    where there are none. settings: of its config, beside the file's own.
+    """
 
+    def __init__(
+        self,
+        algorithm: str,
+        checkout: str,
+        seeds: int,
+        columns: dict[str, np.ndarray] | None = None,
+        **settings: Any,
+    ) -> None:
+        import jax
 
-def jax_corl_learner(
-    algorithm: str, checkout: str, seeds: int, columns: dict[str, np.ndarray] | None = None
-) -> JaxCorl:
-    """At its start, on D4RL's columns or on random transitions; all seeds sample alike."""
-    import jax
+        stand_ins(columns)
+        sys.argv = sys.argv[:1]
+        file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
+        names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
+        config, learner = names["config"], names[algorithm.replace("_", "").upper()]()
+        if algorithm == "cql":  # three layers, as its paper's code and ours
+            config.hidden_dims, config.target_entropy = (256,) * 3, -float(ACT)
+            config.action_dim = ACT
+        for name, value in settings.items():
+            setattr(config, name, value)
+        self.learner, self.seeds, self.updates = learner, seeds, config.n_jitted_updates
+        self.dataset, *self.scaling = names["get_dataset"](Environment(), config)
+        first = jax.tree_util.tree_map(lambda x: x[0], self.dataset)
+        create = names[f"create_{file}_train_state"]
+        seen, acted = first.observations, first.actions
+        keys = jax.random.split(jax.random.PRNGKey(0), seeds)
+        states = [create(key, observations=seen, actions=acted, config=config) for key in keys]
+        update = partial(learner.update_n_times, config=config)
+        if seeds == 1:
+            self.state, step = states[0], jax.jit(lambda s, d, k: update(s, d, k)[0])
+        else:
+            is_number = lambda x: isinstance(x, (jax.Array, float, int))  # noqa: E731
+            leaves = [jax.tree_util.tree_flatten(s, is_leaf=is_number) for s in states]
+            stacked = [jax.numpy.stack(xs) for xs in zip(*(x for x, _ in leaves), strict=True)]
+            self.state = jax.tree_util.tree_unflatten(leaves[0][1], stacked)
+            step = jax.jit(jax.vmap(lambda s, d, k: update(s, d, k)[0], in_axes=(0, None, 0)))
+        self._step = step
 
-    stand_ins(columns)
-    sys.argv = sys.argv[:1]
-    file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
-    names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
-    config, learner = names["config"], names[algorithm.replace("_", "").upper()]()
-    if algorithm == "cql":  # three layers, as its paper's code and ours
-        config.hidden_dims, config.target_entropy, config.action_dim = (256,) * 3, -float(ACT), ACT
-    dataset, *scaling = names["get_dataset"](Environment(), config)
-    first = jax.tree_util.tree_map(lambda x: x[0], dataset)
-    create = names[f"create_{file}_train_state"]
-    make = partial(create, observations=first.observations, actions=first.actions, config=config)
-    keys = jax.random.split(jax.random.PRNGKey(0), seeds)
-    states = [make(key) for key in keys]
-    update = partial(learner.update_n_times, config=config)
-    if seeds == 1:
-        state, step = states[0], jax.jit(lambda s, d, k: update(s, d, k)[0])
-    else:
-        is_number = lambda x: isinstance(x, (jax.Array, float, int))  # noqa: E731
-        leaves = [jax.tree_util.tree_flatten(s, is_leaf=is_number) for s in states]
-        stacked = [jax.numpy.stack(xs) for xs in zip(*(x for x, _ in leaves), strict=True)]
-        state = jax.tree_util.tree_unflatten(leaves[0][1], stacked)
-        step = jax.jit(jax.vmap(lambda s, d, k: update(s, d, k)[0], in_axes=(0, None, 0)))
-    mean, deviation = scaling
-    return JaxCorl(
-        learner, config, dataset, (mean, deviation), state, step, config.n_jitted_updates
-    )
+    def step(self, key: Any) -> Any:
+        """`updates` of them. -> the next key."""
+        import jax
+
+        key, now = jax.random.split(key)
+        own = now if self.seeds == 1 else jax.random.split(now, self.seeds)
+        self.state = self._step(self.state, self.dataset, own)
+        return key
+
+    def learn(self, updates: int, stretch: int) -> None:
+        """So many, with the batches and noise of this stretch."""
+        import jax
+
+        key = jax.random.PRNGKey(stretch)
+        for _ in range(updates // self.updates):
+            key = self.step(key)
+
+    def actions(self, observations: np.ndarray) -> np.ndarray:
+        """Of the policies' means: [S, B, O] -> [S, B, A], scaled as what it learns from."""
+        import jax
+
+        act, (mean, deviation) = self.learner.get_action, self.scaling
+        if "seed" in act.__code__.co_varnames:  # it samples
+            act = partial(act, seed=jax.random.PRNGKey(0), temperature=0.0)
+        if not hasattr(self, "_act"):
+            self._act = jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (deviation + 1e-5))))
+        return np.asarray(self._act(self.state, observations))
+
+    def arrays(self) -> list[np.ndarray]:
+        """All that it has learnt and counted."""
+        import jax
+
+        return [np.asarray(x) for x in jax.tree_util.tree_leaves(self.state)]
+
+    def load(self, arrays: Sequence[np.ndarray]) -> None:
+        """The inverse of `arrays`."""
+        import jax
+
+        form = jax.tree_util.tree_structure(self.state)
+        self.state = jax.tree_util.tree_unflatten(form, list(arrays))
 
 
 def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
     """JAX-CORL's compiled step of 8 updates; several seeds under `jax.vmap`."""
     import jax
 
-    peer = jax_corl_learner(algorithm, checkout, seeds)
-    key, state = jax.random.PRNGKey(1), peer.state
+    peer, key = JaxCorl(algorithm, checkout, seeds), jax.random.PRNGKey(1)
     while True:
-        key, now = jax.random.split(key)
-        state = peer.step(state, peer.dataset, now if seeds == 1 else jax.random.split(now, seeds))
-        clock.tick(peer.updates, partial(jax.block_until_ready, state))
+        key = peer.step(key)
+        clock.tick(peer.updates, partial(jax.block_until_ready, peer.state))
 
 
 def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:

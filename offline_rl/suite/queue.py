@@ -209,6 +209,8 @@ class Display:
             if shown is not None:
                 done, looks = running[shown].done(), self.looks.setdefault(shown, [])
                 bar.update(done - bar.n)
+                if looks and done < looks[-1][1]:  # killed, and goes on from its checkpoint
+                    looks.clear()
                 if not looks or done > looks[-1][1]:
                     looks.append((time.monotonic(), done))
         eta = self.eta()
@@ -230,13 +232,15 @@ class Display:
         """Seconds on the clock for one of expected cost, of what was done before our eyes.
 
         From each cell's second look on: before the first it compiled, or was on its way already.
+        A cell counts once a fiftieth of it was seen, evaluations and pauses included.
         """
         clock = cost = 0.0
         for cell in self.plan:
             if len(looks := self.looks.get(cell.id, [])) > 2 and cell.seconds:
                 (began, first), (now, last) = looks[1], looks[-1]
-                clock += now - began
-                cost += cell.seconds * (last - first) / cell.total
+                if (seen := (last - first) / cell.total) >= 0.02:
+                    clock += now - began
+                    cost += cell.seconds * seen
         return clock / cost if cost else 1.0
 
     def close(self) -> None:

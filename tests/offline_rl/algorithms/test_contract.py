@@ -381,7 +381,10 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
 )
 def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
-    """Run on one that is not the CPU, and has no memory: a stray tensor would be refused."""
+    """Run on one that is not the CPU, and has no memory: what meets a stray one is refused.
+
+    Of what meets elementwise, that is; a matrix or an index from the CPU is only found on a GPU.
+    """
     cls = algorithm_class(name)
     cfg = small_config(cls, **values)
     made = source(cls, cfg, "meta")

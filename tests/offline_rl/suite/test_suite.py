@@ -99,7 +99,8 @@ def test_the_time_left_follows_the_pace_of_what_runs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
     display = Display(plan, 1, show=False)
     left = []
-    for seconds, done in ((1000, 0), (1600, 10), (1700, 10), (3040, 30), (3760, 40)):
+    seen = (1000, 0), (1600, 10), (1700, 10), (1900, 11), (3040, 30), (3760, 40), (4000, 20)
+    for seconds, done in seen:
         now[0] = float(seconds)
         first.folders[0].path.mkdir(parents=True, exist_ok=True)
         row = {"updates": done, "env_steps": 0}
@@ -109,7 +110,9 @@ def test_the_time_left_follows_the_pace_of_what_runs(monkeypatch: pytest.MonkeyP
     display.close()
     assert left[0] == "about 2.0 h left"  # nothing is known but the cost
     assert left[1] == left[2] == "about 114 min left"  # it compiled until now
-    assert left[4] == "about 3.2 h left"  # 1.6 h at the pace of 30 updates in 36 min
+    assert left[3] == "about 113 min left"  # too little was seen
+    assert left[5] == "about 3.2 h left"  # 1.6 h at the pace of 30 updates in 36 min
+    assert left[6] == "about 108 min left"  # killed, it goes on from its checkpoint
 
 
 AFTER = {"algorithm": "td3", "from": "td3_bc/first", "task": "env:Pendulum-v1", "num_env_steps": 4}

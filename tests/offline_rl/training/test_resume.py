@@ -1,6 +1,8 @@
-"""A run killed at any moment after its first checkpoint ends as if nothing had happened."""
+"""A run killed at any moment after it has learnt something ends as if nothing had happened."""
 
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,13 +68,15 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
     keys["out"] = str(tmp_path / "killed")
     code = f"from offline_rl import train; train(show=False, **{keys!r})"
     killed = False
-    for _ in range(5):  # until one is killed before it ends, at a random moment
+    for _ in range(5):  # until one is killed before it ends, at a random moment after it has learnt
+        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         process = subprocess.Popen([sys.executable, "-c", code])
-        if not wait_for_checkpoint(process, tmp_path / "killed"):
-            break
-        time.sleep(random.uniform(0, 0.6))
+        if not wait_for_checkpoint(process, tmp_path / "killed", random.randint(1, 120)):
+            continue
+        time.sleep(random.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         killed = process.wait() == -signal.SIGKILL
+        killed = killed and not list((tmp_path / "killed").rglob("result.json"))
         if killed:
             break
     assert killed, "the run ended before it could be killed"
@@ -93,10 +97,11 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
             assert timeless[0] == timeless[1]
 
 
-def wait_for_checkpoint(process: subprocess.Popen, folder: Path) -> bool:
-    """True once there is a checkpoint; False if the process ended first."""
+def wait_for_checkpoint(process: subprocess.Popen, folder: Path, updates: int) -> bool:
+    """True once there is one of so many updates; False if the process ended first."""
     while process.poll() is None:
-        if len(list(folder.rglob("seed_5/checkpoints/*.safetensors"))):
+        found = folder.rglob("seed_5/checkpoints/updates_*.safetensors")
+        if any(int(re.findall(r"\d+", file.name)[0]) >= updates for file in found):
             return True
         time.sleep(0.01)
     return False
