@@ -42,6 +42,8 @@ from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import Init, fan_out_init, torch_init, uniform_output_init
 from policies.networks.mlp import Activation, Scalar
 
+CACHE = 2 << 20  # bytes of a core's second level, as processors for servers have it
+
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
@@ -76,6 +78,11 @@ class SACN(Algorithm):
             "critic": Critic(obs, act, cfg.hidden, **critic),
             "log_alpha": Scalar(0),
         }
+
+    def stacks(self, device: str) -> bool:
+        """On a processor only where a layer of one seed's critics fits the cache."""
+        cfg = self.cfg
+        return device != "cpu" or 4 * cfg.critics * cfg.batch_size * max(cfg.hidden) <= CACHE
 
     def optimisers(self) -> dict[str, Adam]:
         return soft_optimisers(self.cfg)

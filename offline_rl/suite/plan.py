@@ -144,13 +144,13 @@ class Cell:
         return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
 
     def done(self) -> int:
-        """How much of `total` the seed has that is furthest behind, about."""
+        """How much of `total` its seeds have done, on average: they may learn one after another."""
         done = []
         for folder in self.folders:
             last = (folder.rows("metrics") or [{"updates": 0, "env_steps": 0}])[-1]
             own = max(last["updates"] - folder.began, 0)
             done.append(min(own, self.updates) + last["env_steps"])
-        return min(*done, self.total)
+        return min(sum(done) // len(done), self.total)
 
 
 def read_suite(name: str) -> Suite:

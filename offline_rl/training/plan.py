@@ -218,8 +218,9 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
                 f"give a multiple of {period}"
             )
+    device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
-    known |= {"stackable": learner.stackable, "starts": begun}
+    known |= {"stackable": learner.stacks(device), "starts": begun}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 

@@ -127,9 +127,11 @@ class Algorithm:
         """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""
         return 1
 
-    @property
-    def stackable(self) -> bool:
-        """Whether seeds side by side are faster than one after another: not where one is large."""
+    def stacks(self, device: str) -> bool:
+        """Whether seeds side by side are faster than one after another: not where one is large.
+
+        device: cpu or cuda.
+        """
         return True
 
     def alike(self, i: int) -> int:

@@ -173,8 +173,7 @@ class ChunkCloning(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.head()}
 
-    @property
-    def stackable(self) -> bool:
+    def stacks(self, device: str) -> bool:
         return sum(p.numel() for p in self.modules["model"].parameters()) < LARGE
 
     def optimisers(self) -> dict[str, Adam]:

@@ -214,9 +214,9 @@ def test_edms_rounds_have_no_levels_to_exceed():
 
 def test_large_networks_train_one_seed_after_another():
     spec = Spec((3,), 2)
-    assert DiffusionPolicy(spec, Config(**SMALL)).stackable
+    assert DiffusionPolicy(spec, Config(**SMALL)).stacks("cuda")
     large = SMALL | {"widths": (1024, 1024, 1024)}
-    assert not DiffusionPolicy(spec, Config(**large)).stackable
+    assert not DiffusionPolicy(spec, Config(**large)).stacks("cuda")
 
 
 def test_a_transformers_biases_norms_and_places_do_not_decay():

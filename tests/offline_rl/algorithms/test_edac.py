@@ -22,6 +22,7 @@ from by_hand import (
 
 from offline_rl.algorithms.edac import EDAC, similarity
 from offline_rl.algorithms.sac_n import SACN
+from policies import Spec
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,11 @@ def test_the_penalty_turns_gradients_apart():
 def test_bootstraps_after_a_truncation_but_not_after_a_termination():
     assert target_after(EDAC, terminated=True, **SMALL) == 1
     assert target_after(EDAC, terminated=False, **SMALL) != 1
+
+
+def test_on_a_processor_seeds_of_many_critics_learn_one_after_another():
+    """Where a layer of one seed's critics fills the cache; never on a GPU."""
+    spec = Spec((3,), 2)
+    assert not EDAC(spec, EDAC.Config()).stacks("cpu")
+    assert EDAC(spec, EDAC.Config()).stacks("cuda")
+    assert EDAC(spec, EDAC.Config(critics=2, hidden=(64,))).stacks("cpu")

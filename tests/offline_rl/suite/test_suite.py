@@ -323,6 +323,15 @@ def test_updates_online_are_counted_by_their_environment_steps(
     assert cell.done() == min(done, updates + 50)
 
 
+def test_seeds_that_learn_one_after_another_count_on_average() -> None:
+    cell = Cell({**CELL, "num_updates": 100, "seeds": 4, "out": "runs/a"})
+    for folder, updates in zip(cell.folders, (100, 60), strict=False):
+        folder.path.mkdir(parents=True)
+        row = {"updates": updates, "env_steps": 0}
+        (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert cell.done() == 40
+
+
 def test_the_updates_of_the_run_before_are_not_counted() -> None:
     cell = Cell({**CELL, "num_updates": 100, "seeds": 1, "out": "runs/a"})
     folder = cell.folders[0]
