@@ -137,6 +137,7 @@ def main(arguments: Sequence[str]) -> None:
                 }
                 make_folder(FOLDER)
                 path.write_text(json.dumps(result, indent=1) + "\n")
+                write_text(FOLDER / "README.md", page())
             print(algorithm, task, done[task], flush=True)
     write_text(FOLDER / "README.md", page())
 
