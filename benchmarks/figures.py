@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,12 @@ def chosen(given: Names, kind: str, known: Collection[str]) -> tuple[str, ...]:
         if name not in known:
             raise UserError(unknown(kind, name, known))
     return found
+
+
+def commit_of(checkout: str) -> str:
+    """The commit that a checkout is at; nothing where it is none."""
+    command = ["git", "-C", checkout, "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def formed(hyper: Mapping[str, Any], updates: int) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import envs
-from benchmarks.figures import Names, chosen, status
+from benchmarks.figures import Names, chosen, commit_of, status
 from benchmarks.parity import compare
 from benchmarks.speed.peers import JaxCorl
 from offline_rl.data import Dataset, load
@@ -32,7 +31,7 @@ from offline_rl.report.runs import collect
 from offline_rl.report.standing import standing
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder, write_atomically, write_json, write_text
+from offline_rl.utils.files import write_atomically, write_json, write_text
 from offline_rl.utils.options import Checked, Count, build, parse
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
@@ -98,7 +97,11 @@ def run(algorithm: str, options: Options) -> None:
     task, every = envs.task(options.task), options.every
     name = f"{task.name.replace('/', '_')}-{algorithm}"
     result, state = FOLDER / f"{name}.json", Path(options.out) / f"{name}.npz"
-    about = {"task": task.name, "algorithm": algorithm, "commit": commit(options.checkout)}
+    about = {
+        "task": task.name,
+        "algorithm": algorithm,
+        "commit": commit_of(options.checkout) or "unknown",
+    }
     about |= {"updates": options.updates, "every": every, "episodes": options.episodes}
     if result.is_file():
         known = json.loads(result.read_text())
@@ -123,16 +126,8 @@ def run(algorithm: str, options: Options) -> None:
         scores.append(evaluated(peer, task, options.episodes))
         write_atomically(state, partial(save, about=about, scores=scores, arrays=peer.arrays()))
         print(name, len(scores) * every, mean_std(scores[-1], 1), flush=True)
-    make_folder(FOLDER)
     rounded = [[round(x, 2) for x in each] for each in scores]
     write_json(result, {**about, "scores": rounded, "machine": hardware.description()})
-
-
-def commit(checkout: str) -> str:
-    """Of the checkout, or that it is unknown."""
-    command = ["git", "-C", checkout, "rev-parse", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 def save(

@@ -53,8 +53,7 @@ HOW = (
     "discounted, a cut episode continued at the mean reward of its last tenth; above 1 they expect "
     "more than the data earn, or, where rewards are costs, more cost. `updates`: on data and in an "
     "environment. The rows above the algorithms are made by `python -m benchmarks.baselines`; "
-    "constants' scores are from "
-    "100 episodes, or exact."
+    "constants' scores are from 100 episodes, or exact."
 )
 SETS = """## The sets
 

@@ -33,9 +33,9 @@ FOLDER = Path("benchmarks/results/parity")
 SEEDS = [0, 1, 2, 3, 4]
 MARGIN = 3.0  # points of normalised score that bf16 may cost at the most
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
-UPDATES |= dict.fromkeys(("xql", "awac", "f_dvl"), 6_000)
-FAST = {"tau": 0.05}  # for targets ten times as fast, so that values have formed by then
-CHANGED = dict.fromkeys(("xql", "awac", "f_dvl"), FAST)
+# targets ten times as fast, so that values have formed by then
+CHANGED = {name: {"tau": 0.05} for name in ("xql", "awac", "f_dvl")}
+UPDATES |= dict.fromkeys(CHANGED, 6_000)
 NOTE = (
     "The same {seeds} seeds in float32 and in bf16: mean ± standard deviation over seeds of each "
     "seed's mean score over its last three evaluations, of 20 episodes each. `formed`: how far "
@@ -137,9 +137,8 @@ def main(arguments: Sequence[str]) -> None:
                 }
                 make_folder(FOLDER)
                 path.write_text(json.dumps(result, indent=1) + "\n")
-                write_text(FOLDER / "README.md", page())
+            write_text(FOLDER / "README.md", page())
             print(algorithm, task, done[task], flush=True)
-    write_text(FOLDER / "README.md", page())
 
 
 if __name__ == "__main__":

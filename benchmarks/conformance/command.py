@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
@@ -25,6 +24,7 @@ from benchmarks.conformance.cases import CASES, KEPT, REPOSITORIES, WITHOUT, Cas
 from benchmarks.conformance.compare import ROOT, TOLERANCE, differences, last, reference
 from benchmarks.conformance.inputs import Arrays, part
 from benchmarks.conformance.ours import UserError
+from benchmarks.figures import commit_of
 
 RESULTS = ROOT / "benchmarks" / "results" / "conformance"
 RECORDED = ROOT / "tests" / "offline_rl" / "conformance"
@@ -107,9 +107,7 @@ def conformance(**keys: Any) -> str:
 def check(key: str, checkout: str) -> None:
     """Raises UserError for a checkout that is none, or not of the commit that the table is of."""
     name, commit = REPOSITORIES[key]
-    asked = ["git", "-C", checkout, "rev-parse", "HEAD"]
-    found = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    if found != commit:
+    if (found := commit_of(checkout)) != commit:
         of = f"is at {found[:7]}" if found else "is no checkout"
         raise UserError(
             f"conformance: {key}={checkout} {of}; the comparison is written for {name} at "

@@ -10,7 +10,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ def stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
 
     columns: what `d4rl.qlearning_dataset` hands out; random transitions where there are none.
     """
-    data = columns or arrays()
-    data = data if columns else data | {"terminals": data["dones"]}
+    if (data := columns) is None:
+        data = arrays()
+        data["terminals"] = data["dones"]
 
     def dataset(*_: Any, **__: Any) -> dict[str, np.ndarray]:
         return {k: v.copy() for k, v in data.items()}
@@ -157,15 +158,18 @@ class JaxCorl:
         for _ in range(updates // self.updates):
             key = self.step(key)
 
-    def actions(self, observations: np.ndarray) -> np.ndarray:
-        """Of the policies' means: [S, B, O] -> [S, B, A], scaled as what it learns from."""
+    @cached_property
+    def _act(self) -> Callable[[Any, np.ndarray], Any]:
+        """The policies' means, of observations that are scaled as what it learns from."""
         import jax
 
         act, (mean, deviation) = self.learner.get_action, self.scaling
         if "seed" in act.__code__.co_varnames:  # it samples
             act = partial(act, seed=jax.random.PRNGKey(0), temperature=0.0)
-        if not hasattr(self, "_act"):
-            self._act = jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (deviation + 1e-5))))
+        return jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (deviation + 1e-5))))
+
+    def actions(self, observations: np.ndarray) -> np.ndarray:
+        """[S, B, O] -> [S, B, A], without noise."""
         return np.asarray(self._act(self.state, observations))
 
     def arrays(self) -> list[np.ndarray]:

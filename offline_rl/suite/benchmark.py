@@ -71,7 +71,7 @@ def costs(wanted: Sequence[Cell], workers: int) -> str:
         cost = "?" if cell.seconds is None else duration(cell.seconds)
         body.append([cell.label, str(len(cell.folders)), f"{cell.total:,}", state, cost])
     left = [cell for cell in wanted if not cell.finished]
-    known = [c.seconds * (1 - c.done() / max(c.total, 1)) for c in left if c.seconds is not None]
+    known = [seconds for c in left if (seconds := c.seconds_left) is not None]
     blind = len(left) - len(known)
     total = f"{len(left)} of {len(wanted)} cells left, {workers} at a time"
     if known:

@@ -143,6 +143,13 @@ class Cell:
         run = self.keys.get("run")
         return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Of its expected cost, what is not done; None where that is unknown."""
+        return (
+            None if self.seconds is None else self.seconds * (1 - self.done() / max(self.total, 1))
+        )
+
     def done(self) -> int:
         """How much of `total` its seeds have done, on average: they may learn one after another."""
         done = []

@@ -225,7 +225,7 @@ class Display:
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
-        seconds = sum((c.seconds or 0) * (1 - c.done() / max(c.total, 1)) for c in rest)
+        seconds = sum(c.seconds_left or 0 for c in rest)
         return f"about {duration(self.pace() * seconds / len(self.bars))} left"
 
     def pace(self) -> float:
