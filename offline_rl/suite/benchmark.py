@@ -14,6 +14,7 @@ from offline_rl.suite.plan import (
     cells,
     check_runs,
     costs_of,
+    kept,
     priced,
     read_plan,
     read_suite,
@@ -33,6 +34,8 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     workers = options.workers if options.workers is not None else hardware.cores()
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
+    if options.kept is not None and options.plan is not None:
+        raise UserError("benchmark: kept= belongs to suite=; a plan says what is to run")
     if options.plan is not None:
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
@@ -42,6 +45,10 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         out = Path(options.out or f"runs/{Path(name).stem}")
         whole = cells(read_suite(name), str(out), options.seeds)
         wanted = select(whole, options.algorithms, options.tasks)
+        if options.kept is not None:
+            wanted, before = beside(wanted, options.kept), len(wanted)
+            if show:
+                print(f"{before - len(wanted)} of {before} cells are in {options.kept}", flush=True)
         check_runs(wanted)
         if show:
             print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
@@ -54,6 +61,8 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         return costs(wanted, workers)
     if show:
         print(costs(wanted, workers), flush=True)
+    if not wanted:
+        return ""
     failed = work_off(wanted, out, workers, show=show)
     if failed:
         raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
@@ -61,6 +70,19 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     if missing:
         return f"{', '.join(missing)}: another command is at work on it"
     return report([out])
+
+
+def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
+    """Those that a study's compact files lack, and what they go on from: no weights are kept.
+
+    Raises UserError as `kept`.
+    """
+    there, needed, left = {cell.id for cell in kept(wanted, study)}, set[str | None](), list[Cell]()
+    for cell in reversed(wanted):
+        if cell.id not in there or cell.run in needed:
+            left.insert(0, cell)
+            needed.add(cell.before)
+    return left
 
 
 def costs(wanted: Sequence[Cell], workers: int) -> str:

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
+from offline_rl.report import compact
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import CHANGING, decided
 from offline_rl.training.resolve import resolve
@@ -105,7 +106,10 @@ class Cell:
         Of a run that goes on from another what is said here: the rest it has from there. Data is
         known by its checksum, which is asked for when it is read.
         """
-        begun = [folder for folder in self.folders if folder.config.is_file()]
+        return self.differs([read_object(f.config) for f in self.folders if f.config.is_file()])
+
+    def differs(self, begun: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+        """The same of seeds with these configurations."""
         if not begun:
             return {}
         run = self.keys.get("run")
@@ -116,8 +120,8 @@ class Cell:
             given = {key.replace("__", ".") for key in self.keys}
             now = {k: v for k, v in now.items() if typed(k) in given} | {"start.run": _end(run)}
         found: dict[str, tuple[Any, Any]] = {}
-        for folder in begun:
-            then = flatten(read_object(folder.config), ".")
+        for config in begun:
+            then = flatten(config, ".")
             if "start.run" in then:
                 then["start.run"] = _end(then["start.run"])
             online = {k for k in then if k.startswith("online.") and run is None}
@@ -237,11 +241,33 @@ def check_runs(wanted: Iterable[Cell]) -> None:
     """That what was begun has the settings of now. Raises UserError naming the cell."""
     for cell in wanted:
         if found := cell.begun_otherwise():
-            what = ", ".join(f"{k}={_said(a)}, now {_said(b)}" for k, (a, b) in found.items())
-            raise UserError(
-                f"{cell.label} was begun with {what}: give the cell another name, or move "
-                f"{cell.run} away"
-            )
+            remedy = f"give the cell another name, or move {cell.run} away"
+            raise UserError(f"{cell.label} was begun with {_changes(found)}: {remedy}")
+
+
+def kept(wanted: Iterable[Cell], study: str) -> list[Cell]:
+    """The cells that a study's compact files hold whole: all seeds, as many updates as now.
+
+    Their data are not read, and so not compared. Raises UserError naming one whose settings are
+    others now, and files that are damaged or none.
+    """
+    records, found = {record.key: record for record in compact.read(study)}, list[Cell]()
+    for cell in wanted:
+        k = cell.keys
+        run = "/".join((k["task"], k["algorithm"], k.get("name", "default")))
+        own = [records[run, f.seed] for f in cell.folders if (run, f.seed) in records]
+        if others := cell.differs([record.config for record in own]):
+            remedy = "give the cell another name, or leave kept= out"
+            raise UserError(f"{cell.label} is in {study} with {_changes(others)}: {remedy}")
+        steps = int(k.get("num_env_steps", 0))
+        done = [r for r in own if r.result is not None and _reached(r.result, cell.updates, steps)]
+        if len(done) == len(cell.folders):
+            found.append(cell)
+    return found
+
+
+def _changes(found: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{k}={_said(a)}, now {_said(b)}" for k, (a, b) in found.items())
 
 
 def _said(value: Any) -> str:

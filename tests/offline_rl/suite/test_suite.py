@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from small_data import save_small
 
+from offline_rl.report import compact
 from offline_rl.suite import queue
-from offline_rl.suite.benchmark import benchmark, costs
+from offline_rl.suite.benchmark import benchmark, beside, costs
 from offline_rl.suite.plan import (
     Cell,
     cells,
@@ -245,6 +246,39 @@ def test_what_was_run_with_other_settings_is_not_taken_for_the_cell_of_now(folde
     write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
     with pytest.raises(UserError, match="batch_size=8, now 7"):
         benchmark(plan="plan.json", show=False)
+
+
+def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all its seeds and as many updates, wherever the data lie; but for what others need."""
+    save_small(folder / "swings.npz", obs=3, act=1)
+    monkeypatch.setenv("OFFLINE_RL_DATA", str(folder))
+    swings = {"dataset": str(folder / "swings.npz"), "task": "env:Pendulum-v1", "eval_episodes": 1}
+    first = {**CELL, **swings, "name": "first"}
+    benchmark(suite=str(suite(first, CELL)), workers=1, show=False)
+    assert compact.pack(["runs/mine"], "study") == 4
+    monkeypatch.setenv("OFFLINE_RL_DATA", str(folder / "moved"))
+    first["dataset"] = str(folder / "moved" / "swings.npz")
+
+    def left(*own: dict[str, Any], **changes: Any) -> list[str]:
+        wanted = cells(read_suite(str(suite(*own, **changes))), "elsewhere")
+        return [cell.label for cell in beside(wanted, "study")]
+
+    assert left(first, CELL) == []
+    assert left({**CELL, "num_updates": 5}, first) == ["td3_bc on none"]
+    assert left(first, CELL, seeds=3) == ["td3_bc on env:Pendulum-v1 (first)", "td3_bc on none"]
+    assert left(first, CELL, AFTER) == [
+        "td3_bc on env:Pendulum-v1 (first)",
+        "td3 on env:Pendulum-v1 (from-td3_bc)",
+    ]
+    with pytest.raises(UserError, match=r"first\) is in study with algorithm\.tau=0\.005, now 1"):
+        left({**first, "algorithm.tau": 1})
+    whole = str(suite(first, CELL))
+    assert benchmark(suite=whole, out="elsewhere", kept="study", show=False) == ""
+    assert [path.name for path in Path("elsewhere").iterdir()] == ["plan.json"]
+    with pytest.raises(UserError, match="gone"):
+        benchmark(suite=whole, kept="gone", show=False)
+    with pytest.raises(UserError, match="kept= belongs to suite="):
+        benchmark(plan="elsewhere/plan.json", kept="study", show=False)
 
 
 ONLINE = {"algorithm": "rlpd", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
