@@ -20,8 +20,9 @@ HEAD = """# Datasets and environments
 A dataset's name is a task: `offline-rl train task=<name>`. Score 0 and 100 are the returns that the
 field's normalised score maps there. Where no environment is named there is data only: train with
 `task=none dataset=<name>`. `offline-rl data download <name>` fetches what is published,
-`offline-rl generate recipe=<name>` makes the rest, `offline-rl data info <name>` shows what a file
-holds, and where its references come from.
+`offline-rl generate recipe=<recipe>` makes the rest (recipes are in `configs/recipe`;
+`qualities=[…]` makes only some of a recipe's sets), `offline-rl data info <name>` shows what a
+file holds, and where its references come from.
 """
 MADE = """An agent's recipe gives the same bytes again on the same processor with the same versions,
 which the card's `made_with` names. Another processor rounds differently, and its agent lives

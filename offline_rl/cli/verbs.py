@@ -37,7 +37,7 @@ def train(arguments: Sequence[str]) -> None:
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
            offline-rl train experiment=<name or file> [key=value …]  keys of configs/experiment
-           offline-rl train … -m      each of several values: algorithm=iql,cql seeds=range(0,3)
+           offline-rl train … -m      each of several values: algorithm=iql,cql 'seeds=range(0,3)'
            offline-rl train … --cfg job    what would be run, complete, as YAML
            offline-rl train algorithm=<name> [task=<task>] --help    its hyper-parameters as well
 

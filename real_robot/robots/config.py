@@ -64,6 +64,7 @@ class Simulation:
 
     rate_hz: float = 250.0  # at which it takes goals and publishes; the physics run at 1 kHz
     folder: str | None = None  # of the shared memory; default: a temporary one
+    place: dict = field(default_factory=dict)  # body of the model -> where it is at first, m
 
 
 @dataclass(frozen=True, kw_only=True)

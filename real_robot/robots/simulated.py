@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build
 from real_robot.control.rings import Reader, Ring
 from real_robot.robot import Channel, Code, Command, Reading, RobotSpec, Sent, Status
-from real_robot.robots.config import Described, describe
+from real_robot.robots.config import Described, Simulation, describe
 
 if TYPE_CHECKING:
-    from real_robot.robots.config import Simulation
     from real_robot.robots.physics import Physics
 
 SLOTS = 256
@@ -239,6 +239,11 @@ def serve(described: Described, folder: Path, rate_hz: float) -> None:
     period_ns = round(1e9 / rate_hz)
     joints, channels = described.spec.joints, described.spec.channels
     physics = Physics(described.model, joints, stand=True)
+    for body, at_m in build(Simulation, described.config.simulated, "simulated.").place.items():
+        try:
+            physics.place(body, np.array(at_m, np.float64).reshape(3).tolist())
+        except (KeyError, TypeError, ValueError) as error:
+            sys.exit(f"{described.path.name}: simulated.place.{body}={at_m}: {error}")
     published = Ring.create(folder / "state", state(described), SLOTS)
     seen = tracked(physics, channels)
     tip, row = physics.where("tip"), published.record

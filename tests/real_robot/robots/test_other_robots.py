@@ -7,10 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Channel, Code, Command, Robot
-from real_robot.robots.config import Described, make
+from real_robot.robots.config import Described, describe, find, make
 from real_robot.robots.gymnasium import GymnasiumRobot
 from real_robot.robots.physics import Physics
 from real_robot.robots.simulated import tracked
@@ -86,6 +87,36 @@ def test_a_simulated_tracker_sees_the_goal_that_a_push_has_and_nothing_of_what_i
     assert seen["target"].tolist() == [0.24, 0.08, 0.0]
     assert seen["puck"].tolist() == [0.2, -0.05]
     assert np.isnan(seen["force"]).all()
+
+
+def test_what_a_robots_file_places_is_there_from_the_first_reading(tmp_path: Path) -> None:
+    values = yaml.safe_load(find("desk").read_text()) | {"adapter": "simulated"}
+    (tmp_path / "desk.xml").write_text(find("desk").with_name("desk.xml").read_text())
+    file = tmp_path / "desk.yaml"
+
+    def connected(place: dict[str, Any]) -> Robot:
+        file.write_text(yaml.safe_dump(values | {"simulated": {"place": place}}))
+        robot = make(file, folder=str(tmp_path / "memory"))
+        robot.connect()
+        return robot
+
+    robot = connected({"target": [0.1, 0.2, 0.3], "puck": [0.25, -0.125, 0]})
+    seen = robot.read().channels
+    robot.close()
+    np.testing.assert_allclose(seen["target"], [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(seen["puck"], [0.25, -0.125])
+    with pytest.raises(UserError, match=r"desk\.yaml: simulated\.place\.cup=.*cup"):
+        connected({"cup": [0.1, 0.2, 0.3]})
+    with pytest.raises(UserError, match=r"simulated\.place\.target=\[0\.1\]"):
+        connected({"target": [0.1]})
+
+
+def test_the_desks_own_target_is_one_that_its_task_asks_for() -> None:
+    place = describe("desk").config.simulated["place"]
+    distance, height = np.hypot(*place["target"][:2]), place["target"][2]
+    assert 0.15 <= distance <= 0.32
+    assert 0.04 <= height <= 0.18
+    assert 0.19 <= np.hypot(*place["puck"][:2]) <= 0.28
 
 
 @pytest.mark.slow
