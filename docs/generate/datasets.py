@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from envs import Card, cards, task
+from envs.tasks import NATIVE
 from offline_rl.utils.files import read_yaml
 
 CARDS, PAGE = Path("datasets"), Path("docs/datasets.md")
@@ -23,6 +24,9 @@ field's normalised score maps there. Where no environment is named there is data
 `offline-rl generate recipe=<recipe>` makes the rest (recipes are in `configs/recipe`;
 `qualities=[…]` makes only some of a recipe's sets), `offline-rl data info <name>` shows what a
 file holds, and where its references come from.
+"""
+OWN = """Each is a task by itself, learnt online or from `dataset=`: `offline-rl train task=<name>`.
+Some need an extra (`box2d`, `robotics`, `pusht`, `ogbench`), which the command then names.
 """
 MADE = """An agent's recipe gives the same bytes again on the same processor with the same versions,
 which the card's `made_with` names. Another processor rounds differently, and its agent lives
@@ -77,6 +81,8 @@ def page() -> str:
             parts += ["Simulated: " + ", ".join(kinds) + ".", ""]
         parts += ["| name | environment | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
         parts += [*map(row, own), ""]
+    parts += ["## Environments by their own names", "", OWN]
+    parts += [", ".join(f"`{name}`" for name in sorted(NATIVE)) + ".", ""]
     return "\n".join([*parts, "## What the recipes made", "", MADE, *made()]) + "\n"
 
 
