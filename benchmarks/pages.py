@@ -51,7 +51,8 @@ HOW = (
     "above the last five. `target / data`: the critics' mean target at the end, with the entropy "
     "that SAC and its kin pay for, over what the data's own rewards to come are worth on average, "
     "discounted, a cut episode continued at the mean reward of its last tenth; above 1 they expect "
-    "more than the data earn, or, where rewards are costs, more cost. `updates`: on data and in an "
+    "more than the data earn, or, where rewards are costs, more cost; where rewards were centred "
+    "the data's are worth about 0, and there is no number. `updates`: on data and in an "
     "environment. The rows above the algorithms are made by `python -m benchmarks.baselines`; "
     "constants' scores are from 100 episodes, or exact."
 )
@@ -192,6 +193,8 @@ def measured(seed: Seed) -> Mapping[str, Any] | None:
 def value_of_data(seed: Seed) -> float | None:
     """What the data's states are worth on average, in the rewards that the seed learnt from."""
     own, cfg = measured(seed), seed.config
+    if cfg.get("hyper.centre_rewards"):
+        return None  # about 0, which nothing can be held against
     if own is None or cfg.get("hyper.discount") != own["values"]["discount"]:
         return None
     scale = cfg["hyper.reward_scale"]

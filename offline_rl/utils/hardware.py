@@ -138,8 +138,12 @@ def compiler_missing() -> str | None:
     return f"no C++ compiler ({wanted or 'g++'}) is installed"
 
 
+@functools.cache
 def commit() -> str | None:
-    """The commit of the clone this runs from; None in an installed package."""
+    """The commit of the clone this runs from, as first asked; None in an installed package.
+
+    The clone may move on while a process trains: what it has loaded does not.
+    """
     if not (PACKAGE.parent / ".git").exists():
         return None
     try:
