@@ -48,7 +48,10 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         if options.kept is not None:
             wanted, before = beside(wanted, options.kept), len(wanted)
             if show:
-                print(f"{before - len(wanted)} of {before} cells are in {options.kept}", flush=True)
+                print(
+                    f"{before - len(wanted)} of {before} cells are whole in {options.kept}",
+                    flush=True,
+                )
         check_runs(wanted)
         if show:
             print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
@@ -73,15 +76,20 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
 
 
 def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
-    """Those that a study's compact files lack, and what they go on from: no weights are kept.
+    """Those that a study's compact files lack, of the seeds that they lack.
 
-    Raises UserError as `kept`.
+    What another cell goes on from is left whole: weights are not kept. Raises UserError as `kept`.
     """
-    there, needed, left = {cell.id for cell in kept(wanted, study)}, set[str | None](), list[Cell]()
+    there, needed, left = kept(wanted, study), set[str | None](), list[Cell]()
     for cell in reversed(wanted):
-        if cell.id not in there or cell.run in needed:
+        seeds = [f.seed for f in cell.folders if f.seed not in there[cell.id]]
+        if cell.run in needed or len(seeds) == len(cell.folders):
             left.insert(0, cell)
-            needed.add(cell.before)
+        elif seeds:
+            left.insert(0, replace(cell, keys=cell.keys | {"seeds": seeds}))
+        else:
+            continue
+        needed.add(cell.before)
     return left
 
 

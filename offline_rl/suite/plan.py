@@ -245,24 +245,23 @@ def check_runs(wanted: Iterable[Cell]) -> None:
             raise UserError(f"{cell.label} was begun with {_changes(found)}: {remedy}")
 
 
-def kept(wanted: Iterable[Cell], study: str) -> list[Cell]:
-    """The cells that a study's compact files hold whole: all seeds, as many updates as now.
+def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
+    """A cell's id -> its seeds that a study's compact files hold, with as many updates as now.
 
     Their data are not read, and so not compared. Raises UserError naming one whose settings are
     others now, and files that are damaged or none.
     """
-    records, found = {record.key: record for record in compact.read(study)}, list[Cell]()
+    records, found = {record.key: record for record in compact.read(study)}, {}
     for cell in wanted:
         k = cell.keys
         run = "/".join((k["task"], k["algorithm"], k.get("name", "default")))
-        own = [records[run, f.seed] for f in cell.folders if (run, f.seed) in records]
-        if others := cell.differs([record.config for record in own]):
+        own = {f.seed: records[run, f.seed] for f in cell.folders if (run, f.seed) in records}
+        if others := cell.differs([record.config for record in own.values()]):
             remedy = "give the cell another name, or leave kept= out"
             raise UserError(f"{cell.label} is in {study} with {_changes(others)}: {remedy}")
         steps = int(k.get("num_env_steps", 0))
-        done = [r for r in own if r.result is not None and _reached(r.result, cell.updates, steps)]
-        if len(done) == len(cell.folders):
-            found.append(cell)
+        results = {seed: record.result or {} for seed, record in own.items()}
+        found[cell.id] = {s for s, r in results.items() if _reached(r, cell.updates, steps)}
     return found
 
 

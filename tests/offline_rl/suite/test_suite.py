@@ -266,7 +266,9 @@ def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.M
     label = "td3_bc on env:Pendulum-v1 (first)"
     assert left(first) == []
     assert left(CELL, first) == ["td3_bc on none"]
-    assert left({**first, "num_updates": 5}) == left(first, seeds=3) == [label]
+    assert left({**first, "num_updates": 5}) == [label]
+    more = cells(read_suite(str(suite(first, seeds=3))), "elsewhere")
+    assert [[f.seed for f in cell.folders] for cell in beside(more, "study")] == [[2]]
     assert left(first, CELL, AFTER) == [
         label,
         "td3_bc on none",
