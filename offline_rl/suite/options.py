@@ -16,7 +16,7 @@ class BenchmarkOptions(Checked):
     algorithms: list[str] = field(default_factory=list)  # only these of the suite
     tasks: list[str] = field(default_factory=list)  # only these of the suite
     seeds: int | list[int] | None = None  # instead of the suite's
-    kept: str | None = None  # a study's compact files: the cells in them are not run again
+    kept: str | None = None  # a study's compact files: the seeds in them are not run again
     out: str | None = None  # default: runs/<suite>
     workers: Count | None = None  # processes at a time; default: one a core
     dry_run: bool = False  # only print the plan
