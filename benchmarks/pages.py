@@ -268,12 +268,14 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
         best = {a: s for (a, metric), s in scores.items() if metric == "normalized_score"}
         top = max(best, key=lambda a: best[a])
         made = any(seed.config["name"] == "regenerated-data" for seed in seeds)
-        bars = [own["rows"][name]["score"] for name in ("behaviour", "best_tenth")]
+        of_data = [own["rows"][name] for name in ("behaviour", "best_tenth")]
+        bars = [row["score"] for row in of_data]
         constant = max(r["score"] for r in own["rows"].values() if "action" in r)
         cells_of = [task + " (regenerated data)" * made, *map(number, (*bars, constant))]
         cells_of += [f"{best[top]:.1f} ({top})"]
-        for bar in (*bars, best[top]):
-            names = [label.split(" ")[0] for label, c in standings(seeds) if c.above(bar)]
+        errors = [row["score_error"] or 0.0 for row in of_data]
+        for bar, error in zip((*bars, best[top]), (*errors, 0.0), strict=True):
+            names = [label.split(" ")[0] for label, c in standings(seeds) if c.above(bar, error)]
             cells_of.append(", ".join(names) or "none")
         body.append(cells_of)
     if not body:
@@ -283,7 +285,8 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
     return (
         "## Above the data, above what is published\n\n"
         + "Only finished rows are named, and only where the last evaluation and the last five are "
-        + "above by more than the deviation over seeds and the error over episodes together.\n\n"
+        + "above by more than the deviation over seeds and the errors over episodes, its own and "
+        + "the data's, together.\n\n"
         + table(header, body, markdown=True)
     )
 

@@ -62,13 +62,14 @@ class Standing:
         """For tables."""
         return "exact" if self.exact else "" if self.error is None else f"{self.error:.1f}"
 
-    def above(self, bar: float) -> bool:
+    def above(self, bar: float, error: float = 0.0) -> bool:
         """Whether it is finished, and surely above `bar`, at the end and over the last five.
 
-        Surely: by more than the deviation over seeds and the error over episodes together.
+        Surely: by more than the deviation over seeds, the error over episodes and the bar's own
+        `error` together.
         """
         means = [float(np.mean(values)) for values in (self.values, self.lasts) if values]
-        return self.finished and bool(means) and min(means) - self.doubt > bar
+        return self.finished and bool(means) and min(means) - self.doubt > bar + error
 
 
 def standing(seeds: Sequence[Seed], key: str) -> Standing:

@@ -31,6 +31,8 @@ def test_above_is_by_more_than_the_deviation_over_seeds_and_the_error_over_episo
     assert found.error == pytest.approx(0.5)
     assert found.above(50 - 8.17 - 0.51)
     assert not found.above(50 - 8.16 - 0.49)
+    assert found.above(50 - 8.17 - 0.51 - 2.0, error=2.0)
+    assert not found.above(50 - 8.16 - 0.49 - 2.0, error=2.0)
 
 
 def test_who_played_every_start_has_no_error_over_episodes(tmp_path: Path) -> None:
