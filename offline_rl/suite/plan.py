@@ -38,6 +38,7 @@ from offline_rl.utils.trees import flatten, plain
 
 VERSION = 1  # of plan.json
 MOVING = (*CHANGING, "num_updates", "num_env_steps")  # may be others in the same run
+FILLED = ("utd", "batch_size")  # which earlier versions wrote down where they were not given
 CROSSED = ("algorithm", "task", "dataset")
 
 
@@ -251,12 +252,16 @@ def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
     Their data are not read, and so not compared. Raises UserError naming one whose settings are
     others now, and files that are damaged or none.
     """
+    if not (Path(study) / compact.RUNS).is_file():
+        raise UserError(f"kept={study} holds no {compact.RUNS}: name a study's folder")
     records, found = {record.key: record for record in compact.read(study)}, {}
     for cell in wanted:
         k = cell.keys
         run = "/".join((k["task"], k["algorithm"], k.get("name", "default")))
         own = {f.seed: records[run, f.seed] for f in cell.folders if (run, f.seed) in records}
-        if others := cell.differs([record.config for record in own.values()]):
+        others = cell.differs([record.config for record in own.values()])
+        others = {k: v for k, v in others.items() if k not in FILLED or v[1] is not None}
+        if others:
             remedy = "give the cell another name, or leave kept= out"
             raise UserError(f"{cell.label} is in {study} with {_changes(others)}: {remedy}")
         steps = int(k.get("num_env_steps", 0))

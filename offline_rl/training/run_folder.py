@@ -90,7 +90,7 @@ class SeedFolder:
         """finished, running, interrupted, or failed with the reason."""
         if self.finished:
             return "finished"
-        if held(self.path):
+        if held(self.path.parent):
             return "running"
         return (
             f"failed ({read_object(self.failed)['why']})"

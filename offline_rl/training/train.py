@@ -83,8 +83,8 @@ def train(
     if o.tracker == "wandb" and not all(m.folder.finished for m in members):
         log_in(plan.wandb)
     with ExitStack() as locks:
-        for member in members:  # other commands may train other seeds of the same run meanwhile
-            locks.enter_context(locked(member.folder.path))
+        for run in runs:
+            locks.enter_context(locked(run))
         longer = begun_alike(plan, members)
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]

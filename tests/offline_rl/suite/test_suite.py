@@ -279,7 +279,7 @@ def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.M
     whole = str(suite(first))
     assert benchmark(suite=whole, out="elsewhere", kept="study", show=False) == ""
     assert [path.name for path in Path("elsewhere").iterdir()] == ["plan.json"]
-    with pytest.raises(UserError, match="gone"):
+    with pytest.raises(UserError, match=r"kept=gone holds no runs\.csv"):
         benchmark(suite=whole, kept="gone", show=False)
     with pytest.raises(UserError, match="kept= belongs to suite="):
         benchmark(plan="elsewhere/plan.json", kept="study", show=False)

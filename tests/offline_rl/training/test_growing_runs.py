@@ -128,19 +128,10 @@ def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatc
         [keys["out"]]
     )
     (run,) = Path(keys["out"]).glob("*/*/*")
-    with locked(run / "seed_0"):
+    with locked(run):
         assert "Running: td3_bc seed 0" in report([keys["out"]])
     train(**keys)
     assert not (run / "seed_0" / "failed.json").exists()
-
-
-def test_seeds_of_one_run_may_be_trained_by_several_commands_at_once(keys) -> None:
-    run = train(**keys).path
-    with locked(run / "seed_0"):
-        train(**keys | {"seeds": [1]})
-        with pytest.raises(UserError, match=r"seed_0 is in use by another process"):
-            train(**keys | {"seeds": [2, 0]})
-    assert sorted(f.name for f in run.glob("seed_*")) == ["seed_0", "seed_1"]
 
 
 def test_what_a_kill_left_half_written_is_gone_at_the_next_start(keys) -> None:
