@@ -44,7 +44,7 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import SeedFolder, common_checkpoint, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
 from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
@@ -102,7 +102,7 @@ def train(
         if plan.stackable and torn(begun, new):
             say("killed between the first checkpoints of two seeds: all begin again, together")
             begun, new = [], [m for m in left if m not in done]
-        groups = [[m for m in left if m in done], begun, new]
+        groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
         if not plan.stackable and len(left) > 1:
             say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
             groups = [[m] for group in groups for m in group]
@@ -147,6 +147,20 @@ def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
     """In which options a run may go on otherwise than it was begun."""
     return (*CHANGING, "num_updates") if member in longer else CHANGING
+
+
+def abreast(members: Sequence[Member]) -> list[list[Member]]:
+    """Groups that have a checkpoint in common: seeds cut by different commands may have none."""
+    groups: list[tuple[set[Done], list[Member]]] = []
+    for member in members:
+        own = set(member.folder.checkpoints())
+        for k, (common, group) in enumerate(groups):
+            if common & own:
+                groups[k] = common & own, [*group, member]
+                break
+        else:
+            groups.append((own, [member]))
+    return [group for _, group in groups]
 
 
 def torn(begun: Sequence[Member], new: Sequence[Member]) -> bool:

@@ -54,6 +54,34 @@ def test_all_seeds_of_a_run_grow_together(keys) -> None:
     assert (path / "seed_0" / "result.json").read_bytes() == before
 
 
+def test_seeds_that_were_cut_at_different_points_go_on_each_from_its_own(
+    keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and so to the bit; none begins again."""
+    keys |= {"num_updates": 40}
+    whole = [learnt(train(**keys | {"seeds": [s]}, name="whole").path, s) for s in (0, 1)]
+    path = train(**keys | {"seeds": [0]}).path  # checkpoints 30 and 40
+    train(**keys | {"seeds": [1]})
+    begun = []
+    for seed, last in ((0, 40), (1, 30)):
+        folder = SeedFolder(path, seed)
+        folder.result.unlink()
+        files = folder.checkpoints()
+        for done in files:
+            if done.updates != last:
+                files[done].unlink()
+    run = Engine.run
+
+    def watched(self: Engine, *args: Any) -> None:
+        begun.append(self.updates)
+        run(self, *args)
+
+    monkeypatch.setattr(Engine, "run", watched)
+    train(**keys | {"seeds": [0, 1]})
+    assert min(begun) == 30
+    assert [learnt(path, seed) for seed in (0, 1)] == whole
+
+
 def test_a_schedule_that_ended_is_asked_about(keys) -> None:
     keys |= {"algorithm": "iql"}
     train(**keys)
