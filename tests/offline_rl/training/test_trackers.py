@@ -74,6 +74,7 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
 
 
 def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb.teardown()  # an earlier test may have started it otherwise
     monkeypatch.setenv("WANDB_MODE", "offline")
     data = save_small(tmp_path / "small.npz")
     path = train(**QUICK | {"seeds": 1}, dataset=str(data), out=str(tmp_path / "runs")).path
