@@ -98,8 +98,13 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether all seeds are, with as many updates and environment steps as it has now."""
+        return all(f.finished and self.reached(f.outcome()) for f in self.folders)
+
+    def reached(self, outcome: Mapping[str, Any]) -> bool:
+        """Whether a result is of as many updates of the main phase and environment steps."""
         steps = int(self.keys.get("num_env_steps", 0))
-        return all(f.finished and _reached(f.outcome(), self.updates, steps) for f in self.folders)
+        done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
+        return int(done[0]) >= self.updates and int(done[1]) >= steps
 
     def begun_otherwise(self) -> dict[str, tuple[Any, Any]]:
         """Settings that its run was begun with and that are others now: key -> then and now.
@@ -151,9 +156,9 @@ class Cell:
     @property
     def seconds_left(self) -> float | None:
         """Of its expected cost, what is not done; None where that is unknown."""
-        return (
-            None if self.seconds is None else self.seconds * (1 - self.done() / max(self.total, 1))
-        )
+        if self.seconds is None:
+            return None
+        return self.seconds * (1 - self.done() / max(self.total, 1))
 
     def done(self) -> int:
         """How much of `total` its seeds have done, on average: they may learn one after another."""
@@ -182,12 +187,6 @@ def read_suite(name: str) -> Suite:
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected cells: and what belongs to them, found {values!r}")
     return build(Suite, values, f"{path.name}: ")
-
-
-def _reached(outcome: Mapping[str, Any], updates: int, steps: int) -> bool:
-    """Whether a result.json is of so many updates of the main phase and environment steps."""
-    done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
-    return int(done[0]) >= updates and int(done[1]) >= steps
 
 
 def _end(run: str) -> tuple[str, ...]:
@@ -264,9 +263,7 @@ def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
         if others:
             remedy = "give the cell another name, or leave kept= out"
             raise UserError(f"{cell.label} is in {study} with {_changes(others)}: {remedy}")
-        steps = int(k.get("num_env_steps", 0))
-        results = {seed: record.result or {} for seed, record in own.items()}
-        found[cell.id] = {s for s, r in results.items() if _reached(r, cell.updates, steps)}
+        found[cell.id] = {s for s, r in own.items() if r.result and cell.reached(r.result)}
     return found
 
 
