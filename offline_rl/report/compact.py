@@ -76,7 +76,10 @@ def portable(record: Record) -> Record:
         return values | {key: short(values[key]) for key in names}
 
     environment = {k: v for k, v in record.environment.items() if not k.startswith("dataset")}
+    if "file" in (own := environment.get("algorithm") or {}):  # one of the user's
+        environment["algorithm"] = own | {"file": Path(own["file"]).name}
     config, result = shortened(record.config), shortened(record.result)
+    config["algorithm"] = short(config["algorithm"])
     return Record(config, environment, result, record.evaluations, record.metrics)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_rl.algorithms.common.registry import label
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
@@ -31,8 +32,9 @@ class Record:
 
     @property
     def run(self) -> str:
-        """What its seeds have in common: <task>/<algorithm>/<name>."""
-        return "/".join(str(self.config[key]) for key in ("task", "algorithm", "name"))
+        """What its seeds have in common: <task>/<algorithm>/<name>, as in its result's row."""
+        task, algorithm, name = (str(self.config[key]) for key in ("task", "algorithm", "name"))
+        return f"{task}/{label(algorithm)}/{name}"
 
     @property
     def key(self) -> tuple[str, int]:

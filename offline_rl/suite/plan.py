@@ -64,8 +64,7 @@ class Cell:
         """Of its seeds."""
         k = self.keys
         run = run_folder(k["out"], k["task"], label(k["algorithm"]), k.get("name", "default"))
-        seeds = k["seeds"] if isinstance(k["seeds"], list) else range(k["seeds"])
-        return [SeedFolder(run, seed) for seed in seeds]
+        return [SeedFolder(run, seed) for seed in _seeds(k["seeds"])]
 
     @property
     def run(self) -> str:
@@ -146,12 +145,19 @@ class Cell:
         return str(path.parents[1]) if path.name == BUNDLE else self.keys.get("run")
 
     @property
+    def needed(self) -> list[Path]:
+        """The seeds' folders that have to be finished first."""
+        if "base" in self.keys:
+            return [Path(self.keys["base"]).parent] if self.before is not None else []
+        run = self.keys.get("run")
+        return [SeedFolder(Path(run), f.seed).path for f in self.folders] if run else []
+
+    @property
     def ready(self) -> bool:
         """Whether what it goes on from, if anything, is finished."""
         if "base" in self.keys and self.before is not None:
             return Path(self.keys["base"]).is_file()
-        run = self.keys.get("run")
-        return run is None or all(SeedFolder(Path(run), f.seed).finished for f in self.folders)
+        return all((path / "result.json").is_file() for path in self.needed)
 
     @property
     def seconds_left(self) -> float | None:
@@ -197,23 +203,25 @@ def _end(run: str) -> tuple[str, ...]:
 def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[Cell]:
     """Its cells, each checked. Raises UserError naming the cell."""
     made: dict[str, Cell] = {}
+    firsts: dict[str, SeedFolder] = {}  # a run -> its first seed, whichever of them are to run now
     for number, own in enumerate(suite.cells, 1):
         if not isinstance(own, dict):
             raise UserError(f"cell {number}: expected keys of train, found {own!r}")
         keys = {"seeds": suite.seeds, "out": out, **suite.keys, **own}
+        first = next(iter(_seeds(keys["seeds"])), 0)
         keys |= {"seeds": seeds} if seeds is not None else {}
         before = keys.pop("from", None)
         choices = [_list(keys[name]) for name in CROSSED if name in keys]
         for values in product(*choices):
             chosen = dict(zip([n for n in CROSSED if n in keys], values, strict=True))
             try:
-                cell = Cell(begun(before, keys | chosen, made) if before else keys | chosen)
+                cell = Cell(begun(before, keys | chosen, firsts) if before else keys | chosen)
                 check(cell.keys)
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
             if cell.run in made:
                 raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
-            made[cell.run] = cell
+            made[cell.run], firsts[cell.run] = cell, SeedFolder(Path(cell.run), first)
     return [*made.values()]
 
 
@@ -230,10 +238,10 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
         if (not algorithms or cell.keys["algorithm"] in algorithms)
         and (not tasks or cell.keys["task"] in tasks)
     ]
-    runs = {cell.run for cell in chosen}
+    made = {f.path for cell in chosen for f in cell.folders}
     for cell in chosen:
-        if not cell.ready and cell.before not in runs:
-            raise UserError(f"{cell.label} goes on from {cell.before}: finish that one before")
+        if not cell.ready and (missing := [str(path) for path in cell.needed if path not in made]):
+            raise UserError(f"{cell.label} goes on from {missing[0]}: finish that one before")
     return chosen
 
 
@@ -256,9 +264,10 @@ def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
     records, found = {record.key: record for record in compact.read(study)}, {}
     for cell in wanted:
         k = cell.keys
-        run = "/".join((k["task"], k["algorithm"], k.get("name", "default")))
+        run = "/".join((k["task"], label(k["algorithm"]), k.get("name", "default")))
         own = {f.seed: records[run, f.seed] for f in cell.folders if (run, f.seed) in records}
         others = cell.differs([record.config for record in own.values()])
+        others.pop("algorithm", None)  # a file of one's own may lie elsewhere now
         others = {k: v for k, v in others.items() if k not in FILLED or v[1] is not None}
         if others:
             remedy = "give the cell another name, or leave kept= out"
@@ -275,19 +284,26 @@ def _said(value: Any) -> str:
     return "/".join(value) if isinstance(value, tuple) else spelt(value) or "null"
 
 
-def begun(before: str, keys: dict[str, Any], made: Mapping[str, Cell]) -> dict[str, Any]:
-    """Keys of a cell that goes on from another's run. Raises UserError where there is none."""
+def begun(before: str, keys: dict[str, Any], firsts: Mapping[str, SeedFolder]) -> dict[str, Any]:
+    """Keys of a cell that goes on from another's run, of which `firsts` has the first seeds.
+
+    Raises UserError where there is none.
+    """
     algorithm, _, name = before.partition("/")
     method = label(algorithm)
     run = str(run_folder(keys["out"], keys["task"], method, name or "default"))
-    if run not in made:
+    if run not in firsts:
         raise UserError(f"from={before}: no cell before it is {algorithm} of that name and task")
     keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])
     if kind.distils:
         return {**keys, "run": run}
     if kind.corrects:
-        return {**keys, "base": str(made[run].folders[0].bundle), "num_updates": 0}
+        return {**keys, "base": str(firsts[run].bundle), "num_updates": 0}
     return {**keys, "run": run, "num_updates": 0}
+
+
+def _seeds(value: int | list[int]) -> Sequence[int]:
+    return value if isinstance(value, list) else range(value)
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,7 +9,10 @@ import pytest
 from small_data import save_small
 
 import policies
+from offline_rl.algorithms.common.registry import label
 from offline_rl.cli.main import main
+from offline_rl.report import compact
+from offline_rl.suite.plan import Cell, kept
 
 OWN = '''
 """Imitation by the absolute error."""
@@ -91,6 +94,24 @@ def test_so_is_a_class_that_can_be_imported(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(folder / "methods")
     assert train("mine:Mine") == 0
     assert (folder / "runs" / "env_Pendulum-v1" / "Mine" / "default" / "seed_0").is_dir()
+
+
+@pytest.mark.parametrize("named", ["mine:Mine", "{folder}/methods/mine.py"])
+def test_its_runs_are_kept_like_others(
+    named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name of its file, wherever that lies."""
+    monkeypatch.syspath_prepend(folder / "methods")
+    named = named.format(folder=folder)
+    assert train(named) == 0
+    assert compact.pack(["runs"], "study") == 1
+    for name in (compact.RUNS, compact.CONFIGS):
+        assert str(folder) not in (folder / "study" / name).read_text()
+    assert main(["report", "study"]) == 0
+    assert label(named) in capsys.readouterr().out
+    keys = {"dataset": "pendulum.npz", "num_updates": 20, "eval_episodes": 1, "seeds": 1}
+    own = Cell({"algorithm": named, "task": "env:Pendulum-v1", "out": "runs", **keys})
+    assert kept([own], "study") == {own.id: {0}}
 
 
 def test_help_reads_its_comments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,6 +152,13 @@ def test_how_a_cell_goes_on_from_another_is_its_algorithms_business(folder: Path
     bundle.parent.mkdir(parents=True)
     bundle.touch()
     assert [cell.ready for cell in plan] == [True, False, True, False]
+    other = cells(read_suite(str(suite(*own, seeds=2, keys={}))), "runs/mine", [1])
+    assert other[2].keys["base"] == str(bundle)  # of whichever seeds a command runs
+    bundle.unlink()
+    with pytest.raises(UserError, match=r"resfit .*goes on from .*seed_0: finish that one before"):
+        select(other, [], [])
+    assert select(other[:2], [], []) == other[:2]
+    assert select(plan, [], []) == plan
 
 
 def test_a_cell_cannot_go_on_from_what_is_not_before_it() -> None:
