@@ -25,6 +25,7 @@ import numpy as np
 
 from offline_rl.data.load import data_folder
 from offline_rl.report.records import Record, of_folder, seed_folders
+from offline_rl.training.run_folder import agree_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -100,12 +101,16 @@ def write(records: Sequence[Record], out: Path) -> None:
     configs: dict[str, Any] = {}
     for record in records:
         first = configs.setdefault(record.run, record.config)
-        differ = [k for k in sorted(first | record.config) if first.get(k) != record.config.get(k)]
+        a, b = flatten(first, "."), flatten(record.config, ".")
+        differ = [k for k in sorted(a | b) if a.get(k) != b.get(k) and not agree_in(k, a, b)]
         if differ:
             raise UserError(
                 f"seeds of {record.run} differ in {', '.join(differ)} and so have no common "
                 "configuration: pack them apart, or train one of them under another name=…"
             )
+        if first.get("start"):  # what each of its seeds goes on from
+            sums = first["start"]["sha256"] | record.config["start"]["sha256"]
+            configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
     rows = [row_of(record) for record in records]
     rest = sorted({column for row in rows for column in row} - set(FIRST))
     write_csv(out / RUNS, [*FIRST, *rest], rows)

@@ -78,14 +78,13 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
 def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
     """Those that a study's compact files lack, of the seeds that they lack.
 
-    What another cell goes on from is left whole, for weights are not kept; so is what goes on from
-    a run, which it names with all its seeds. Raises UserError as `kept`.
+    What another cell goes on from is left whole, for weights are not kept. Raises UserError as
+    `kept`.
     """
     there, needed, left = kept(wanted, study), set[str | None](), list[Cell]()
     for cell in reversed(wanted):
         seeds = [f.seed for f in cell.folders if f.seed not in there[cell.id]]
-        whole = len(seeds) == len(cell.folders) or (seeds and cell.before is not None)
-        if whole or cell.run in needed:
+        if len(seeds) == len(cell.folders) or cell.run in needed:
             left.insert(0, cell)
         elif seeds:
             left.insert(0, replace(cell, keys=cell.keys | {"seeds": seeds}))

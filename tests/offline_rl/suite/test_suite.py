@@ -281,6 +281,10 @@ def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.M
         "td3_bc on none",
         "td3 on env:Pendulum-v1 (from-td3_bc)",
     ]
+    with monkeypatch.context() as patch:
+        patch.setattr("offline_rl.suite.benchmark.kept", lambda w, _: {c.id: {0} for c in w})
+        base, after = beside(cells(read_suite(str(suite(first, AFTER))), "elsewhere"), "study")
+    assert [len(base.folders), [f.seed for f in after.folders]] == [2, [1]]
     with pytest.raises(UserError, match=r"first\) is in study with algorithm\.tau=0\.005, now 1"):
         left({**first, "algorithm.tau": 1})
     whole = str(suite(first))

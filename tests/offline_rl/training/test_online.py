@@ -28,6 +28,8 @@ from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.report import compact
+from offline_rl.report.report import report
 from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
 from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -212,6 +214,24 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
         assert set(begun["sha256"]) == {"0", "1"}
     moved = first.rename(tmp_path / "moved")  # it is known by its checksums
     assert finetune(**{**more, "run": moved}, name="second").path == second
+
+
+def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Path) -> None:
+    """Each knows what it goes on from itself; another's beginning is still refused."""
+    keys = small("td3", task=line, out=str(tmp_path), num_updates=0, num_env_steps=5)
+    first = train(**keys | {"seeds": 2}).path
+    more = {"run": first, "tracker": "none", "num_env_steps": 5, "name": "more"}
+    finetune(**more, seeds=[1])
+    path = finetune(**more).path
+    assert compact.pack([path], tmp_path / "study") == 2
+    ((_, config),) = json.loads((tmp_path / "study" / "configs.json").read_text()).items()
+    assert config["start"]["sha256"].keys() == {"0", "1"}
+    assert "2 seeds" in report([path])
+    begun = json.loads((path / "seed_1" / "config.json").read_text())
+    begun["start"]["sha256"]["1"] = "0"
+    (path / "seed_1" / "config.json").write_text(json.dumps(begun))
+    with pytest.raises(UserError, match=r"seed_1 was begun with start\.sha256\.1"):
+        finetune(**more)
 
 
 def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
