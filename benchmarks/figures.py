@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs import UnknownName
 from offline_rl.report.statistics import formed_share, formed_text
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -41,7 +42,7 @@ def status(command: Callable[[Sequence[str]], object], arguments: Sequence[str])
     """0: done; 2: the user's mistake, said on standard error."""
     try:
         command(arguments)
-    except UserError as error:
+    except (UserError, UnknownName) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

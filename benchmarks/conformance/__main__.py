@@ -2,6 +2,7 @@ import sys
 
 from benchmarks.conformance.command import conformance
 from benchmarks.conformance.ours import parse
+from benchmarks.figures import status
 
 if __name__ == "__main__":
-    print(conformance(**parse(sys.argv[1:])))
+    sys.exit(status(lambda given: print(conformance(**parse(given))), sys.argv[1:]))

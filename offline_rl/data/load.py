@@ -8,7 +8,7 @@ from envs.paths import share
 from offline_rl.data.cache import cached
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import checksum, read_yaml
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "trai
     if recipe := recipe_of(card):
         place = f" out={data_dir}/{card.suite}" if data_dir else ""
         had = f"make it with offline-rl generate {recipe}{place}, or "
-    raise UserError(
+    raise MissingData(
         f"{card.name}: {file.name} is not in {looked}. Remedy: {had}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
     )
@@ -157,7 +157,7 @@ def _there(places: list[Path], remedy: str) -> Path:
         if place.is_dir():
             return place
     looked = ", nor ".join(map(str, places))
-    raise UserError(f"no data set in {looked}. Remedy: {remedy}")
+    raise MissingData(f"no data set in {looked}. Remedy: {remedy}")
 
 
 def _named(source: str | Path) -> "Path | Task":

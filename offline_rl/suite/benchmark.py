@@ -12,6 +12,7 @@ from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import (
     Cell,
     cells,
+    check_data,
     check_runs,
     costs_of,
     kept,
@@ -34,12 +35,14 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     workers = options.workers if options.workers is not None else hardware.cores()
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
-    if options.kept is not None and options.plan is not None:
-        raise UserError("benchmark: kept= belongs to suite=; a plan says what is to run")
+    others = [k for k in ("algorithms", "tasks", "seeds", "kept", "out") if getattr(options, k)]
+    if options.plan is not None and others:
+        raise UserError(f"benchmark: {others[0]}= belongs to suite=; a plan says what is to run")
     if options.plan is not None:
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
         check_runs(wanted)
+        check_data(wanted)
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
@@ -53,6 +56,7 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
                     flush=True,
                 )
         check_runs(wanted)
+        check_data(wanted)
         if show:
             print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
         wanted = priced(wanted, str(out))

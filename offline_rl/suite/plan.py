@@ -26,11 +26,11 @@ from typing import Any
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.report import compact
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import CHANGING, decided
+from offline_rl.training.plan import CHANGING, decided, prepare
 from offline_rl.training.resolve import resolve
 from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder, typed
 from offline_rl.training.train import expected_seconds
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import read_json, read_object, write_json
 from offline_rl.utils.options import build, spelt, unknown
 from offline_rl.utils.paths import share
@@ -189,10 +189,13 @@ def read_suite(name: str) -> Suite:
     except FileNotFoundError:
         raise UserError(f"suite={name}: there is no such file") from None
     except Exception as error:  # the parsers' own, of several libraries
-        raise UserError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} is no YAML: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected cells: and what belongs to them, found {values!r}")
-    return build(Suite, values, f"{path.name}: ")
+    suite = build(Suite, values, f"{path.name}: ")
+    if not suite.cells:
+        raise UserError(f"{path}: no cells, so there is nothing to run")
+    return suite
 
 
 def _end(run: str) -> tuple[str, ...]:
@@ -251,6 +254,22 @@ def check_runs(wanted: Iterable[Cell]) -> None:
         if found := cell.begun_otherwise():
             remedy = f"give the cell another name, or move {cell.run} away"
             raise UserError(f"{cell.label} was begun with {_changes(found)}: {remedy}")
+
+
+def check_data(wanted: Iterable[Cell]) -> None:
+    """That data which are there are such as the cell can learn from. Raises UserError naming it.
+
+    What goes on from a run is asked when that is there.
+    """
+    for cell in wanted:
+        if cell.finished or cell.before is not None:
+            continue
+        try:
+            prepare(cell.keys)
+        except MissingData:
+            continue
+        except UserError as error:
+            raise UserError(f"{cell.label}: {error}") from None
 
 
 def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
@@ -382,10 +401,12 @@ def read_plan(path: Path) -> list[Cell]:
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise UserError(f"{path} is no plan of version {VERSION}: {remedy}")
     try:
+        if not isinstance(plan["entries"], list) or not plan["entries"]:
+            raise UserError("no entries")
         found = [Cell(entry["keys"], entry["seconds"]) for entry in plan["entries"]]
         for cell in found:
             check(cell.keys)
     except (AttributeError, KeyError, TypeError, UserError) as error:
-        what = error if isinstance(error, UserError) else repr(error)
+        what = error if isinstance(error, UserError) else "keys or seconds are missing"
         raise UserError(f"{path}: a cell that cannot run ({what}): {remedy}") from None
     return found

@@ -10,3 +10,7 @@ class UserError(Exception):
 
     def __init__(self, sentence: object) -> None:
         super().__init__(" ".join(line.strip() for line in str(sentence).splitlines()))
+
+
+class MissingData(UserError):
+    """The data set is not there, yet."""

@@ -105,7 +105,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not readable as JSON: {error}") from error
+        fault = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} is not readable as JSON: {fault}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

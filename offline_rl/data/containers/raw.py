@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from offline_rl.data.containers import parquet, zarr
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import checksum, read_json
 
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
@@ -232,7 +232,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             start = file.read(64)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file. Check the path given as the data set.") from None
+        raise MissingData(f"{path}: no such file. Check the path given as the data set.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     if not start:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from small_data import save_small
 
@@ -84,6 +85,21 @@ def test_what_train_would_refuse_is_refused_before_anything_runs(case: str, fold
     with pytest.raises(UserError, match="cell 2") as error:
         benchmark(suite=str(path), show=False)
     assert remedy in str(error.value)
+    assert not (folder / "runs").exists()
+
+
+def test_what_its_data_do_not_allow_is_refused_before_anything_runs(folder: Path) -> None:
+    """And data that are not there yet are waited for."""
+    centred = {**CELL, "name": "centred", "algorithm.centre_rewards": True}
+    path = suite(CELL, {**centred, "dataset": "later.npz"})
+    assert "2 of 2 cells left" in benchmark(suite=str(path), dry_run=True, show=False)
+    with np.load("small.npz") as file:
+        np.savez("ends.npz", **{**file, "done": file["truncated"], "truncated": file["done"]})
+    path = suite(CELL, {**centred, "dataset": "ends.npz"})
+    for plan in ({"suite": str(path)}, {"plan": "plan.json"}):
+        write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
+        with pytest.raises(UserError, match=r"td3_bc on none \(centred\): .*centre_rewards"):
+            benchmark(**plan, show=False)
     assert not (folder / "runs").exists()
 
 
@@ -177,7 +193,16 @@ def test_a_suite_that_is_none_is_named(folder: Path) -> None:
         read_suite("torn.yaml")
     with pytest.raises(UserError, match="unknown suite"):
         read_suite("nothing-of-this-name")
+    (folder / "twice.yaml").write_text("cells: []\nseeds: 1\nseeds: 2\n")
+    with pytest.raises(UserError, match=r"twice\.yaml is no YAML: .*duplicate key seeds.*line 3"):
+        read_suite("twice.yaml")
+    with pytest.raises(UserError, match=r"mine\.yaml: no cells"):
+        read_suite(str(suite()))
+    with pytest.raises(UserError, match=r"gone\.json is not readable as JSON: No such file"):
+        benchmark(plan="gone.json", show=False)
     write_plan(folder / "plan.json", "mine", [])
+    with pytest.raises(UserError, match=r"a cell that cannot run \(no entries\)"):
+        benchmark(plan="plan.json", show=False)
     text = (folder / "plan.json").read_text().replace('"version": 1', '"version": 0')
     (folder / "plan.json").write_text(text)
     with pytest.raises(UserError, match="no plan of version"):
@@ -292,8 +317,9 @@ def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.M
     assert [path.name for path in Path("elsewhere").iterdir()] == ["plan.json"]
     with pytest.raises(UserError, match=r"kept=gone holds no runs\.csv"):
         benchmark(suite=whole, kept="gone", show=False)
-    with pytest.raises(UserError, match="kept= belongs to suite="):
-        benchmark(plan="elsewhere/plan.json", kept="study", show=False)
+    for key, value in (("kept", "study"), ("out", "other"), ("algorithms", ["td3_bc"])):
+        with pytest.raises(UserError, match=f"{key}= belongs to suite="):
+            benchmark(plan="elsewhere/plan.json", show=False, **{key: value})
 
 
 ONLINE = {"algorithm": "rlpd", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
