@@ -50,14 +50,15 @@ HOW = (
     "1 - (1 - tau (1 - discount))^n after n updates of the target, those of a run that it goes on "
     f"from among them; below {100 * FORMED:.0f} % a row is unfinished, comes last and is compared "
     f"with nothing; below {100 * SHOWN:.0f} % it is not shown. Without a number there are no "
-    "values to form, and a row is unfinished where it was rising: its last evaluation is surely "
-    "above the last five. `target / data`: the critics' mean target at the end, with the entropy "
+    "values to form, or they are learnt from rollouts; such a row is unfinished where it was rising, "
+    "its last evaluation surely above the last five, and one that was not may be far from learnt all "
+    "the same. `target / data`: the critics' mean target at the end, with the entropy "
     "that SAC and its kin pay for, over what the data's own rewards to come are worth on average, "
     "discounted, a cut episode continued at the mean reward of its last tenth; above 1 they expect "
     "more than the data earn, or, where rewards are costs, more cost; where rewards were centred "
     "the data's are worth about 0, and there is no number. `updates`: on data and in an "
     "environment. The rows above the algorithms are made by `python -m benchmarks.baselines`; "
-    "constants' scores are from 100 episodes, or exact."
+    "constants' scores are from 100 episodes, or exact; the search played other starts."
 )
 SETS = """## The sets
 
