@@ -47,8 +47,8 @@ are none, the actions to be cloned or the states of chains) are 1e-6 too large; 
 comparison did not find that is refused. Networks are {width} wide. An empty cell: the other code
 has no such quantity, or does not tell it. Rows have 4 to 14 updates; those of 4 were not run
 longer.
-`tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers; where two rows
-have the same inputs, those of one are kept.
+`tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers, which
+are kept once where rows of an algorithm have the same inputs.
 What differs between published codes of one method: [differences](../../docs/differences.md).
 """
 

@@ -177,7 +177,7 @@ def _named(source: str | Path) -> "Path | Task":
     try:
         return task(text)
     except UnknownName as error:
-        raise UserError(f"no such file, and {error}") from None
+        raise MissingData(f"no such file, and {error}") from None
 
 
 def _places(file: "File", data_dir: str | Path | None) -> list[Path]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from offline_rl.data.load import data_folder
 from offline_rl.report.records import Record, of_folder, seed_folders
-from offline_rl.training.run_folder import agree_in
+from offline_rl.training.run_folder import own, typed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -39,6 +39,7 @@ FIRST += ("behaviour_score", "behaviour_return", "seconds", "compile_seconds", "
 FIRST += ("device", "precision", "compiled", "dataset", "dataset_sha256", "diverged_at")
 EPISODE: tuple[str, ...] = ("run", "seed", "updates", "env_steps", "episode_seed", "return")
 EPISODE += ("length", "success", "cost")
+SUMS = "start.sha256."  # what each seed of a run goes on from
 # Cells of these columns are text as it stands, of all others JSON; an empty one is null.
 TEXT = {"task", "algorithm", "name", "device", "precision", "dataset", "dataset_sha256", "version"}
 TEXT |= {"commit", "last_checkpoint", "score_reference.source", "score_reference.environment"}
@@ -77,17 +78,17 @@ def portable(record: Record) -> Record:
         return values | {key: short(values[key]) for key in names}
 
     environment = {k: v for k, v in record.environment.items() if not k.startswith("dataset")}
-    if "file" in (own := environment.get("algorithm") or {}):  # one of the user's
-        environment["algorithm"] = own | {"file": Path(own["file"]).name}
+    if "file" in (origin := environment.get("algorithm") or {}):  # one of the user's
+        environment["algorithm"] = origin | {"file": Path(origin["file"]).name}
     config, result = shortened(record.config), shortened(record.result)
     config["algorithm"] = short(config["algorithm"])
     return Record(config, environment, result, record.evaluations, record.metrics)
 
 
 def short(dataset: str) -> str:
-    """The path from the data folder on; of another absolute one the name."""
-    path = Path(dataset)
-    if not path.is_absolute():
+    """The path from the data folder on; the name of one that is of this machine or its folders."""
+    path = Path(dataset).expanduser()
+    if not path.is_absolute() and ".." not in path.parts:
         return dataset
     try:
         return path.resolve().relative_to(data_folder().resolve()).as_posix()
@@ -102,14 +103,16 @@ def write(records: Sequence[Record], out: Path) -> None:
     for record in records:
         first = configs.setdefault(record.run, record.config)
         a, b = flatten(first, "."), flatten(record.config, ".")
-        differ = [k for k in sorted(a | b) if a.get(k) != b.get(k) and not agree_in(k, a, b)]
+        differ = [k for k in sorted(a | b) if a.get(k) != b.get(k) and not k.startswith(SUMS)]
         if differ:
+            told = ", ".join(map(typed, differ))
             raise UserError(
-                f"seeds of {record.run} differ in {', '.join(differ)} and so have no common "
-                "configuration: pack them apart, or train one of them under another name=…"
+                f"seeds of {record.run} differ in {told} and so have no common configuration: pack "
+                "them apart, or train one of them under another name=…"
             )
         if first.get("start"):  # what each of its seeds goes on from
             sums = first["start"]["sha256"] | record.config["start"]["sha256"]
+            sums = dict(sorted(sums.items(), key=lambda own: int(own[0])))
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
     rows = [row_of(record) for record in records]
     rest = sorted({column for row in rows for column in row} - set(FIRST))
@@ -182,19 +185,19 @@ def read(folder: str | Path) -> list[Record]:
             if tuple(next(sheet)) != EPISODE:
                 raise ValueError("another version's columns")
             for (run, seed, updates, steps), rows in groupby(sheet, itemgetter(slice(4))):
-                own = evaluations.setdefault((run, int(seed)), [])
+                seen = evaluations.setdefault((run, int(seed)), [])
                 whole = list(rows)
                 first = [n for n, row in enumerate(whole) if row[4] == whole[0][4]]
                 for n, end in pairwise([*first, len(whole)]):  # of one moment there may be two
-                    own.append(evaluation(int(updates), int(steps), whole[n:end]))
+                    seen.append(evaluation(int(updates), int(steps), whole[n:end]))
         file, records = folder / RUNS, []
         with file.open(encoding="utf-8", newline="") as lines:
             columns, *table = csv.reader(lines)
         for texts in table:
             row = {c: content(c, text) for c, text in zip(columns, texts, strict=True)}
             run = "/".join(str(row[key]) for key in ("task", "algorithm", "name"))
-            own = evaluations.pop((run, row["seed"]), [])
-            records.append(record_of(row, configs[run], own))
+            played = evaluations.pop((run, row["seed"]), [])
+            records.append(record_of(row, own(configs[run], row["seed"]), played))
         if evaluations:
             raise ValueError(f"no row for {', '.join(map(str, evaluations))}")
         return records

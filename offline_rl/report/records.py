@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import label
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import SeedFolder, own
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 
@@ -46,7 +46,7 @@ class Record:
 def of_folder(folder: SeedFolder) -> Record:
     """What the seed's files tell. Raises UserError naming the one that is damaged."""
     result, environment = None, folder.path / "environment.json"
-    config = read_object(folder.config)
+    config = own(read_object(folder.config), folder.seed)
     machine = read_object(environment) if environment.is_file() else {}
     if folder.finished:
         result = as_of_today(read_object(folder.result), config, folder.result)

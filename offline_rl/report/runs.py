@@ -167,7 +167,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 raise UserError(f"{other.path} and {seed.path} are both {same}: report one of them")
             first = firsts.setdefault((seed.task, seed.label), seed)
             a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if k not in CHANGING and not agree_in(k, a, b)]
+            differ = [k for k in sorted(a | b) if not of_one(k) and not agree_in(k, a, b)]
             if differ:
                 raise UserError(
                     f"{first.path} and {seed.path} differ in {', '.join(differ)} and so have no "
@@ -175,6 +175,11 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 )
     seeds = [found[key] for key in sorted(found)]
     return {seed.task: [s for s in seeds if s.task == seed.task] for seed in seeds}
+
+
+def of_one(key: str) -> bool:
+    """Whether seeds of one run may differ in it."""
+    return key in CHANGING or key.startswith("start.sha256.")
 
 
 def compact_seeds(folder: Path) -> list[Seed]:

@@ -35,14 +35,14 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     workers = options.workers if options.workers is not None else hardware.cores()
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
-    others = [k for k in ("algorithms", "tasks", "seeds", "kept", "out") if getattr(options, k)]
+    keys_of_suites = ("algorithms", "tasks", "seeds", "kept", "out")
+    others = [k for k in keys_of_suites if getattr(options, k) not in (None, [])]
     if options.plan is not None and others:
         raise UserError(f"benchmark: {others[0]}= belongs to suite=; a plan says what is to run")
     if options.plan is not None:
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
         check_runs(wanted)
-        check_data(wanted)
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
@@ -56,9 +56,11 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
                     flush=True,
                 )
         check_runs(wanted)
-        check_data(wanted)
         if show:
-            print(f"{name}: {len(wanted)} cells; their cost is counted", flush=True)
+            print(f"{name}: {len(wanted)} cells; data is read, and cost is counted", flush=True)
+        for sentence in check_data(wanted):
+            if show:
+                print(f"not there yet: {sentence}")
         wanted = priced(wanted, str(out))
         if not options.dry_run:
             known = costs_of(out / "plan.json") | {cell.id: cell.seconds for cell in wanted}
@@ -94,7 +96,7 @@ def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
             left.insert(0, replace(cell, keys=cell.keys | {"seeds": seeds}))
         else:
             continue
-        if not cell.finished:
+        if not left[0].finished:
             needed.add(cell.before)
     return left
 

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,18 +26,27 @@ from typing import Any
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.report import compact
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.plan import CHANGING, decided, prepare
-from offline_rl.training.resolve import resolve
+from offline_rl.training.plan import (
+    CHANGING,
+    READING,
+    brings_data,
+    completed,
+    dataset_of,
+    decided,
+    reads_data,
+)
+from offline_rl.training.resolve import Resolved, resolve
 from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder, typed
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import read_json, read_object, write_json
-from offline_rl.utils.options import build, spelt, unknown
+from offline_rl.utils.options import build, coerce, spelt, unknown
 from offline_rl.utils.paths import share
 from offline_rl.utils.trees import flatten, plain
 
 VERSION = 1  # of plan.json
 MOVING = (*CHANGING, "num_updates", "num_env_steps")  # may be others in the same run
+SAME_DATA = (*READING, "episodes")  # options that make two data sets of one file
 FILLED = ("utd", "batch_size")  # which earlier versions wrote down where they were not given
 CROSSED = ("algorithm", "task", "dataset")
 
@@ -141,23 +150,23 @@ class Cell:
     @property
     def before(self) -> str | None:
         """The run that has to be finished first, if any."""
-        path = Path(self.keys.get("base", ""))
-        return str(path.parents[1]) if path.name == BUNDLE else self.keys.get("run")
+        return str(self.needed[0].path.parent) if self.needed else None
 
     @property
-    def needed(self) -> list[Path]:
-        """The seeds' folders that have to be finished first."""
-        if "base" in self.keys:
-            return [Path(self.keys["base"]).parent] if self.before is not None else []
-        run = self.keys.get("run")
-        return [SeedFolder(Path(run), f.seed).path for f in self.folders] if run else []
+    def needed(self) -> list[SeedFolder]:
+        """The seeds that have to be finished first."""
+        base, run = Path(self.keys.get("base", "")), self.keys.get("run")
+        number = base.parent.name.removeprefix("seed_")
+        if base.name == BUNDLE and number.isdecimal():
+            return [SeedFolder(base.parents[1], int(number))]
+        return [SeedFolder(Path(run), f.seed) for f in self.folders] if run else []
 
     @property
     def ready(self) -> bool:
         """Whether what it goes on from, if anything, is finished."""
-        if "base" in self.keys and self.before is not None:
-            return Path(self.keys["base"]).is_file()
-        return all((path / "result.json").is_file() for path in self.needed)
+        if "base" in self.keys:
+            return all(f.bundle.is_file() for f in self.needed)
+        return all(f.finished for f in self.needed)
 
     @property
     def seconds_left(self) -> float | None:
@@ -211,20 +220,21 @@ def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[
         if not isinstance(own, dict):
             raise UserError(f"cell {number}: expected keys of train, found {own!r}")
         keys = {"seeds": suite.seeds, "out": out, **suite.keys, **own}
-        first = next(iter(_seeds(keys["seeds"])), 0)
-        keys |= {"seeds": seeds} if seeds is not None else {}
         before = keys.pop("from", None)
         choices = [_list(keys[name]) for name in CROSSED if name in keys]
         for values in product(*choices):
             chosen = dict(zip([n for n in CROSSED if n in keys], values, strict=True))
             try:
-                cell = Cell(begun(before, keys | chosen, firsts) if before else keys | chosen)
+                declared = coerce(keys["seeds"], int | list[int], "seeds")
+                made_of = keys | chosen | {"seeds": declared if seeds is None else seeds}
+                cell = Cell(begun(before, made_of, firsts) if before else made_of)
                 check(cell.keys)
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
             if cell.run in made:
                 raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
-            made[cell.run], firsts[cell.run] = cell, SeedFolder(Path(cell.run), first)
+            made[cell.run] = cell
+            firsts[cell.run] = SeedFolder(Path(cell.run), next(iter(_seeds(declared)), 0))
     return [*made.values()]
 
 
@@ -243,8 +253,10 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
     ]
     made = {f.path for cell in chosen for f in cell.folders}
     for cell in chosen:
-        if not cell.ready and (missing := [str(path) for path in cell.needed if path not in made]):
-            raise UserError(f"{cell.label} goes on from {missing[0]}: finish that one before")
+        lacking = [f for f in cell.needed if f.path not in made]
+        if not cell.ready and lacking:
+            remedy = f"finish that one before, with seeds=[{lacking[0].seed}]"
+            raise UserError(f"{cell.label} goes on from {lacking[0].path}: {remedy}")
     return chosen
 
 
@@ -256,27 +268,37 @@ def check_runs(wanted: Iterable[Cell]) -> None:
             raise UserError(f"{cell.label} was begun with {_changes(found)}: {remedy}")
 
 
-def check_data(wanted: Iterable[Cell]) -> None:
-    """That data which are there are such as the cell can learn from. Raises UserError naming it.
+def check_data(wanted: Iterable[Cell]) -> list[str]:
+    """That data which are there allow what is to be learnt; -> what is not there, in sentences.
 
-    What goes on from a run is asked when that is there.
+    What goes on from a run learns from that run's data. Raises UserError naming the cell.
     """
-    for cell in wanted:
-        if cell.finished or cell.before is not None:
-            continue
-        try:
-            prepare(cell.keys)
-        except MissingData:
-            continue
-        except UserError as error:
-            raise UserError(f"{cell.label}: {error}") from None
+    chosen = [(c, resolve(c.keys)) for c in wanted if not c.finished and "run" not in c.keys]
+    chosen = [(c, r) for c, r in chosen if reads_data(r) and brings_data(r)]
+
+    def source(entry: tuple[Cell, Resolved]) -> str:
+        o = entry[1].options
+        return repr([o.dataset or o.task, *(getattr(o, k) for k in ("data_dir", *SAME_DATA))])
+
+    missing = dict[str, None]()
+    for _, entries in groupby(sorted(chosen, key=source), source):
+        dataset = None
+        for cell, resolved in entries:
+            try:
+                dataset = dataset or dataset_of(resolved)
+                completed(resolved, dataset)
+            except MissingData as error:
+                missing[str(error)] = None
+            except UserError as error:
+                raise UserError(f"{cell.label}: {error}") from None
+    return [*missing]
 
 
 def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
     """A cell's id -> its seeds that a study's compact files hold, with as many updates as now.
 
-    Their data are not read, and so not compared. Raises UserError naming one whose settings are
-    others now, and files that are damaged or none.
+    Their data are not read, and so not compared, nor is the code of algorithms. Raises UserError
+    naming one whose settings are others now, and files that are damaged or none.
     """
     if not (Path(study) / compact.RUNS).is_file():
         raise UserError(f"kept={study} holds no {compact.RUNS}: name a study's folder")

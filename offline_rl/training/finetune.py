@@ -56,9 +56,9 @@ class Start:
         """Of a seed in the other run."""
         return SeedFolder(self.run, seed)
 
-    def to_json(self) -> dict[str, Any]:
-        """What config.json says of it."""
-        sums = {str(seed): digest for seed, (_, digest) in self.checkpoints.items()}
+    def to_json(self, seed: int) -> dict[str, Any]:
+        """What the config.json of a seed that goes on says of it."""
+        sums = {str(seed): self.checkpoints[seed][1]}
         return {"run": str(self.run), "updates": self.updates, "sha256": sums}
 
 

@@ -125,35 +125,16 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         )
     dataset = expert = None
     how = chosen.interaction
-    brought = options.dataset is not None or chosen.task.card is not None
-    normalises = algorithm.corrects and brought  # by data, though none may be learnt from
-    if options.num_updates or (options.num_env_steps and (how.online.mixing or normalises)):
-        if not brought:
+    if reads_data(chosen):
+        if not brings_data(chosen):
             wanted = {"num_updates": options.num_updates, "online.mixing": how.online.mixing}
             alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
                 + (f", or {alone} to learn online alone" if options.num_env_steps else "")
             )
-        dataset = data_of(given.get("dataset", options.dataset or chosen.task), options)
-        if options.episodes is not None:
-            dataset = first_episodes(dataset, options.episodes)
-        if "costs" in algorithm.needs and "costs" not in dataset.extras:
-            raise UserError(
-                f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
-                "from: give data with a column `costs`, as DSRL's"
-            )
-        if not dataset.usable.any() or dataset.num_rows < 2:
-            raise UserError(
-                f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
-                f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
-            )
-        if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
-            raise UserError(
-                f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
-                "from: give data that has them, or an algorithm that needs none, as bc or recoil"
-            )
-        settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+        dataset = dataset_of(chosen, given.get("dataset"))
+        settings = completed(chosen, dataset)
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if "mc_returns" in algorithm.needs and options.num_env_steps:
             now = {cfg.discount for cfg in settings.values()}
@@ -167,15 +148,6 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"online.n_step={how.online.n_step}: {options.algorithm} learns from the action "
                 "that follows a step, and there would be several steps between; leave it at 1"
             )
-        if any(cfg.normalise_returns for cfg in settings.values()):
-            range_of_returns(dataset)  # refuses what has none
-        if any(cfg.centre_rewards for cfg in settings.values()):
-            if options.num_env_steps:
-                raise UserError(
-                    "centre_rewards=true is sound where nothing terminates, which nobody knows of "
-                    "what num_env_steps= will bring; leave one of them out"
-                )
-            centre_of(dataset)  # refuses where episodes terminate
         if base is not None:
             specification(chosen.task, env, dataset)  # refuses data of another task
             dataset = beside(dataset, base, next(iter(settings.values())).scale)
@@ -222,6 +194,56 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known |= {"stackable": learner.stacks(device), "starts": begun}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def brings_data(chosen: Resolved) -> bool:
+    """Whether a data set is named, or the task has one."""
+    return chosen.options.dataset is not None or chosen.task.card is not None
+
+
+def reads_data(chosen: Resolved) -> bool:
+    """Whether a data set is learnt from, or what is seen is normalised by one."""
+    o, mixing = chosen.options, chosen.interaction.online.mixing
+    normalises = chosen.algorithm.corrects and brings_data(chosen)
+    return bool(o.num_updates or (o.num_env_steps and (mixing or normalises)))
+
+
+def dataset_of(chosen: Resolved, given: Dataset | None = None) -> Dataset:
+    """`given`, else what is named, else the task's; of it the episodes that are asked for."""
+    o = chosen.options
+    dataset = data_of(given if given is not None else o.dataset or chosen.task, o)
+    return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
+
+
+def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
+    """The settings with what the data say. Raises UserError where data do not allow them."""
+    options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    if "costs" in algorithm.needs and "costs" not in dataset.extras:
+        raise UserError(
+            f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
+            "from: give data with a column `costs`, as DSRL's"
+        )
+    if not dataset.usable.any() or dataset.num_rows < 2:
+        raise UserError(
+            f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
+            f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
+        )
+    if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
+        raise UserError(
+            f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
+            "from: give data that has them, or an algorithm that needs none, as bc or recoil"
+        )
+    settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+    if any(cfg.normalise_returns for cfg in settings.values()):
+        range_of_returns(dataset)  # refuses what has none
+    if any(cfg.centre_rewards for cfg in settings.values()):
+        if options.num_env_steps:
+            raise UserError(
+                "centre_rewards=true is sound where nothing terminates, which nobody knows of "
+                "what num_env_steps= will bring; leave one of them out"
+            )
+        centre_of(dataset)  # refuses where episodes terminate
+    return settings
 
 
 def small_enough(
@@ -409,12 +431,12 @@ def decided(plan: Resolved, name: str) -> dict[str, Any]:
     return options | made
 
 
-def description(plan: Plan, name: str) -> dict[str, Any]:
-    """What makes two runs the same run."""
+def description(plan: Plan, name: str, seed: int) -> dict[str, Any]:
+    """What makes two runs the same run, of a seed."""
     made: dict[str, Any] = decided(plan, name)
     made["data"] = plan.dataset.sha256 if plan.dataset is not None else None
     if plan.start is not None:
-        made["start"] = plan.start.to_json()
+        made["start"] = plan.start.to_json(seed)
     if plan.base is not None:
         made["base_sha256"] = plan.base.sha256
     if plan.expert is not None:

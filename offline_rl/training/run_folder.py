@@ -233,7 +233,9 @@ class SeedFolder:
                 )
             write_json(self.config, config)
             return
-        before, after = (flatten(c, ".") for c in (read_object(self.config), config))
+        before, after = (
+            flatten(own(c, self.seed), ".") for c in (read_object(self.config), config)
+        )
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
                 then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
@@ -288,14 +290,20 @@ def typed(key: str) -> str:
 
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Whether two flat configs agree; an option that one's version did not have was off then.
-
-    Of a run that goes on from another, seeds of other commands are in one of the two alone.
-    """
+    """Whether two flat configs agree; an option that one's version did not have was off then."""
     if key in one and key in two:
         return bool(one[key] == two[key])
     found = one.get(key, two.get(key))
-    return found is None or found is False or key.startswith("start.sha256.")
+    return found is None or found is False
+
+
+def own(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """A seed's config without what other seeds go on from, which earlier versions wrote there."""
+    if not config.get("start"):
+        return dict(config)
+    sums = config["start"].get("sha256", {})
+    sums = {number: digest for number, digest in sums.items() if number == str(seed)}
+    return {**config, "start": {**config["start"], "sha256": sums}}
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:

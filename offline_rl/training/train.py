@@ -127,7 +127,7 @@ def members_of(plan: Plan) -> list[Member]:
     o = plan.options
     method = str(run_folder(o.out, o.task, label(o.algorithm)))
     return [
-        Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name))
+        Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name, seed))
         for name, cfg in plan.settings.items()
         for seed in plan.seeds
     ]

@@ -168,7 +168,7 @@ def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path
     plan = prepare({**keys, "expert_dataset": str(data)})
     assert plan.expert is not None
     assert plan.cfg.batch_size == 1024
-    assert description(plan, "default")["expert_data"] == checksum(data)
+    assert description(plan, "default", 0)["expert_data"] == checksum(data)
 
 
 def test_the_bound_follows_the_discount():

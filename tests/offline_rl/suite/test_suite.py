@@ -73,6 +73,7 @@ WRONG = {
     "hyper-parameter": ({"algorithm.alfa": 1.0}, "algorithm.alpha"),
     "algorithm": ({"algorithm": "td3bc"}, "td3_bc"),
     "task": ({"task": "neorl2/DMS"}, "neorl2/DMSD"),
+    "seeds": ({"seeds": "three"}, "seeds='three': expected an integer"),
     "value": ({"algorithm.alpha": -1.0}, "alpha"),
     "two runs in one": ({"algorithm.alpha": [1.0, 2.0]}, "one cell is one run"),
 }
@@ -88,18 +89,19 @@ def test_what_train_would_refuse_is_refused_before_anything_runs(case: str, fold
     assert not (folder / "runs").exists()
 
 
-def test_what_its_data_do_not_allow_is_refused_before_anything_runs(folder: Path) -> None:
-    """And data that are not there yet are waited for."""
+def test_what_its_data_do_not_allow_is_refused_before_anything_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And data that are not there are told; they may be when the cell's turn comes."""
     centred = {**CELL, "name": "centred", "algorithm.centre_rewards": True}
     path = suite(CELL, {**centred, "dataset": "later.npz"})
-    assert "2 of 2 cells left" in benchmark(suite=str(path), dry_run=True, show=False)
+    assert "2 of 2 cells left" in benchmark(suite=str(path), dry_run=True)
+    assert "not there yet: later.npz: no such file" in capsys.readouterr().out
     with np.load("small.npz") as file:
         np.savez("ends.npz", **{**file, "done": file["truncated"], "truncated": file["done"]})
     path = suite(CELL, {**centred, "dataset": "ends.npz"})
-    for plan in ({"suite": str(path)}, {"plan": "plan.json"}):
-        write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
-        with pytest.raises(UserError, match=r"td3_bc on none \(centred\): .*centre_rewards"):
-            benchmark(**plan, show=False)
+    with pytest.raises(UserError, match=r"td3_bc on none \(centred\): .*centre_rewards"):
+        benchmark(suite=str(path), show=False)
     assert not (folder / "runs").exists()
 
 

@@ -211,7 +211,7 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     for path in (second, cut):
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
-        assert set(begun["sha256"]) == {"0", "1"}
+        assert set(begun["sha256"]) == {"0"}
     moved = first.rename(tmp_path / "moved")  # it is known by its checksums
     assert finetune(**{**more, "run": moved}, name="second").path == second
 
@@ -227,9 +227,18 @@ def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Pa
     ((_, config),) = json.loads((tmp_path / "study" / "configs.json").read_text()).items()
     assert config["start"]["sha256"].keys() == {"0", "1"}
     assert "2 seeds" in report([path])
+    for number in (1, 0):
+        compact.pack([path / f"seed_{number}"], tmp_path / "apart")
+    for name in (compact.RUNS, compact.CONFIGS, compact.EVALUATIONS):
+        assert (tmp_path / "apart" / name).read_bytes() == (tmp_path / "study" / name).read_bytes()
     begun = json.loads((path / "seed_1" / "config.json").read_text())
+    begun["start"]["sha256"]["0"] = "of seed 0, as earlier versions had it, and another by now"
+    (path / "seed_1" / "config.json").write_text(json.dumps(begun))
+    assert finetune(**more).path == path
+    assert compact.pack([path], tmp_path / "study") == 2
     begun["start"]["sha256"]["1"] = "0"
     (path / "seed_1" / "config.json").write_text(json.dumps(begun))
+    assert compact.pack([path], tmp_path / "study") == 2  # it replaces the seed that was there
     with pytest.raises(UserError, match=r"seed_1 was begun with start\.sha256\.1"):
         finetune(**more)
 
@@ -345,9 +354,9 @@ def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
     """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     for key, value in (("warm_up", 7), ("discount", 0.5)):
-        said = description(prepare({**keys, f"online.{key}": value}), "default")
+        said = description(prepare({**keys, f"online.{key}": value}), "default", 0)
         assert said["online"][key] == value
-        assert "discount" not in description(prepare(keys), "default")["online"]
+        assert "discount" not in description(prepare(keys), "default", 0)["online"]
 
 
 @pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
@@ -360,7 +369,7 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
     assert learner.with_values(stacked).cfg.tau == stacked["tau"]
     assert learner.at("online").with_values(stacked).cfg.tau == then
     for name, cfg in plan.settings.items():
-        assert description(plan, name)["online"].get("tau", cfg.tau) == then
+        assert description(plan, name, 0)["online"].get("tau", cfg.tau) == then
 
 
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
