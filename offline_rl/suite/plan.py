@@ -404,7 +404,9 @@ def counted(cell: Cell) -> tuple[float | None, str]:
         return None, "a run that goes on from another: none of this method is finished yet"
     try:
         return expected_seconds(cell.keys), ""
-    except UserError as error:  # such as data that is not there yet: it may be when its turn comes
+    except MissingData:  # which `check_data` names; it may be there when the cell's turn comes
+        return None, "its data is not there yet"
+    except UserError as error:
         return None, str(error)
 
 
