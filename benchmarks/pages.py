@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import envs
-from benchmarks.figures import status
+from benchmarks.figures import chosen, status
 from offline_rl.report import compact, online
 from offline_rl.report.curves import draw
 from offline_rl.report.report import hardware, infeasible, progress, success
 from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
 from offline_rl.report.standing import Standing, standing
 from offline_rl.report.statistics import FORMED
-from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
-from offline_rl.utils.words import unknown
 
 RESULTS, PUBLISHED = Path("benchmarks/results"), Path("benchmarks/published")
 SUBSTITUTE = "substitute-data"  # what runs are called whose data only stands for the published
@@ -317,8 +315,8 @@ def main(arguments: Sequence[str]) -> None:
     folders = studies()
     if arguments:
         study, *runs = arguments
-        if not runs and not (RESULTS / study).is_dir():
-            raise UserError(unknown("study", study, [folder.name for folder in studies()]))
+        if not runs:
+            chosen(study, "study", [folder.name for folder in folders])
         folders = [RESULTS / study]
         if runs:
             print(f"{compact.pack(runs, folders[0])} seeds in {folders[0]}")

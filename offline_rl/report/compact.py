@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.load import data_folder
-from offline_rl.report.records import Record, of_folder, seed_folders
-from offline_rl.training.run_folder import own, typed
+from offline_rl.report.records import Record, of_folder, run_of, seed_folders
+from offline_rl.training.run_folder import SUMS, own, typed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -39,7 +39,6 @@ FIRST += ("behaviour_score", "behaviour_return", "seconds", "compile_seconds", "
 FIRST += ("device", "precision", "compiled", "dataset", "dataset_sha256", "diverged_at")
 EPISODE: tuple[str, ...] = ("run", "seed", "updates", "env_steps", "episode_seed", "return")
 EPISODE += ("length", "success", "cost")
-SUMS = "start.sha256."  # what each seed of a run goes on from
 # Cells of these columns are text as it stands, of all others JSON; an empty one is null.
 TEXT = {"task", "algorithm", "name", "device", "precision", "dataset", "dataset_sha256", "version"}
 TEXT |= {"commit", "last_checkpoint", "score_reference.source", "score_reference.environment"}
@@ -85,11 +84,11 @@ def portable(record: Record) -> Record:
     return Record(config, environment, result, record.evaluations, record.metrics)
 
 
-def short(dataset: str) -> str:
+def short(file: str) -> str:
     """The path from the data folder on; the name of one that is of this machine or its folders."""
-    path = Path(dataset).expanduser()
+    path = Path(file).expanduser()
     if not path.is_absolute() and ".." not in path.parts:
-        return dataset
+        return file
     try:
         return path.resolve().relative_to(data_folder().resolve()).as_posix()
     except ValueError:
@@ -112,7 +111,7 @@ def write(records: Sequence[Record], out: Path) -> None:
             )
         if first.get("start"):  # what each of its seeds goes on from
             sums = first["start"]["sha256"] | record.config["start"]["sha256"]
-            sums = dict(sorted(sums.items(), key=lambda own: int(own[0])))
+            sums = dict(sorted(sums.items(), key=lambda item: int(item[0])))
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
     rows = [row_of(record) for record in records]
     rest = sorted({column for row in rows for column in row} - set(FIRST))
@@ -195,7 +194,7 @@ def read(folder: str | Path) -> list[Record]:
             columns, *table = csv.reader(lines)
         for texts in table:
             row = {c: content(c, text) for c, text in zip(columns, texts, strict=True)}
-            run = "/".join(str(row[key]) for key in ("task", "algorithm", "name"))
+            run = run_of(row)
             played = evaluations.pop((run, row["seed"]), [])
             records.append(record_of(row, own(configs[run], row["seed"]), played))
         if evaluations:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,20 @@ class Record:
 
     @property
     def run(self) -> str:
-        """What its seeds have in common: <task>/<algorithm>/<name>, as in its result's row."""
-        task, algorithm, name = (str(self.config[key]) for key in ("task", "algorithm", "name"))
-        return f"{task}/{label(algorithm)}/{name}"
+        """What its seeds have in common."""
+        return run_of(self.config)
 
     @property
     def key(self) -> tuple[str, int]:
         """The run, and which of its seeds it is."""
         assert self.result is not None
         return self.run, self.result["seed"]
+
+
+def run_of(told: Mapping[str, Any]) -> str:
+    """<task>/<algorithm>/<name> of a config, a result's row or a suite's cell."""
+    task, algorithm, name = (str(told[key]) for key in ("task", "algorithm", "name"))
+    return f"{task}/{label(algorithm)}/{name}"
 
 
 def of_folder(folder: SeedFolder) -> Record:

@@ -13,7 +13,7 @@ from offline_rl.algorithms.common.registry import label
 from offline_rl.report import compact
 from offline_rl.report.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
-from offline_rl.training.run_folder import SeedFolder, agree_in
+from offline_rl.training.run_folder import SUMS, SeedFolder, agree_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -179,7 +179,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
 
 def of_one(key: str) -> bool:
     """Whether seeds of one run may differ in it."""
-    return key in CHANGING or key.startswith("start.sha256.")
+    return key in CHANGING or key.startswith(SUMS)
 
 
 def compact_seeds(folder: Path) -> list[Seed]:

@@ -35,11 +35,10 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     workers = options.workers if options.workers is not None else hardware.cores()
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
-    keys_of_suites = ("algorithms", "tasks", "seeds", "kept", "out")
-    others = [k for k in keys_of_suites if getattr(options, k) not in (None, [])]
-    if options.plan is not None and others:
-        raise UserError(f"benchmark: {others[0]}= belongs to suite=; a plan says what is to run")
     if options.plan is not None:
+        for key in ("algorithms", "tasks", "seeds", "kept", "out"):
+            if getattr(options, key) not in (None, []):
+                raise UserError(f"benchmark: {key}= belongs to suite=; a plan says what is to run")
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
         check_runs(wanted)

@@ -25,6 +25,7 @@ from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.report import compact
+from offline_rl.report.records import run_of
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     CHANGING,
@@ -214,7 +215,7 @@ def _end(run: str) -> tuple[str, ...]:
 
 def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[Cell]:
     """Its cells, each checked. Raises UserError naming the cell."""
-    made: dict[str, Cell] = {}
+    made = list[Cell]()
     firsts: dict[str, SeedFolder] = {}  # a run -> its first seed, whichever of them are to run now
     for number, own in enumerate(suite.cells, 1):
         if not isinstance(own, dict):
@@ -231,11 +232,11 @@ def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[
                 check(cell.keys)
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
-            if cell.run in made:
+            if cell.run in firsts:
                 raise UserError(f"cell {number} ({chosen}) has the folder of another: give a name=")
-            made[cell.run] = cell
+            made.append(cell)
             firsts[cell.run] = SeedFolder(Path(cell.run), next(iter(_seeds(declared)), 0))
-    return [*made.values()]
+    return made
 
 
 def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]) -> list[Cell]:
@@ -289,6 +290,7 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
                 completed(resolved, dataset)
             except MissingData as error:
                 missing[str(error)] = None
+                break  # the others' is the same
             except UserError as error:
                 raise UserError(f"{cell.label}: {error}") from None
     return [*missing]
@@ -304,8 +306,7 @@ def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
         raise UserError(f"kept={study} holds no {compact.RUNS}: name a study's folder")
     records, found = {record.key: record for record in compact.read(study)}, {}
     for cell in wanted:
-        k = cell.keys
-        run = "/".join((k["task"], label(k["algorithm"]), k.get("name", "default")))
+        run = run_of({"name": "default", **cell.keys})
         own = {f.seed: records[run, f.seed] for f in cell.folders if (run, f.seed) in records}
         others = cell.differs([record.config for record in own.values()])
         others.pop("algorithm", None)  # a file of one's own may lie elsewhere now

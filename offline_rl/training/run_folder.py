@@ -35,6 +35,7 @@ CHECKSUMS = {  # which tell no one much
     "expert_data": "another expert's data",
     "base_sha256": "another base",
 }
+SUMS = "start.sha256."  # in a flat config: what each seed of a run goes on from
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
 METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # that are read
 
@@ -233,9 +234,8 @@ class SeedFolder:
                 )
             write_json(self.config, config)
             return
-        before, after = (
-            flatten(own(c, self.seed), ".") for c in (read_object(self.config), config)
-        )
+        before = flatten(own(read_object(self.config), self.seed), ".")
+        after = flatten(config, ".")
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
                 then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
