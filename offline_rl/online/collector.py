@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -153,8 +153,15 @@ class Collector:
             self._note(s, step)
             self.lengths[s] += 1
             channels.put(self._observations, [s], step.observations)
+        gone: GivenUp | None = None
+        for s, step in zip(streams, steps, strict=True):
             if step.terminated[0] or step.truncated[0]:
-                self._end(s)
+                try:
+                    self._end(s)
+                except GivenUp as error:  # the other streams' episodes end none the less
+                    gone = gone or error
+        if gone is not None:
+            raise gone
 
     def _append(
         self,
@@ -242,21 +249,20 @@ class Collector:
         for env in self.envs:
             env.close()
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs beside the buffer."""
+    def state(self, s: int) -> dict[str, Any]:
+        """What `restore` needs of stream s beside the buffer."""
         counts = ("episodes", "lengths", "mishaps")
-        return {"steps": self.steps} | {name: getattr(self, name).tolist() for name in counts}
+        return {"steps": self.steps} | {name: int(getattr(self, name)[s]) for name in counts}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken: replays running episodes' actions."""
-        self.steps = state["steps"]
-        if "began" in state:  # before format 3 of checkpoints
-            state["lengths"] = [self.steps - began for began in state["began"]]
-        self.mishaps[:] = state.get("mishaps", 0)
-        for s, (episode, length) in enumerate(
-            zip(state["episodes"], state["lengths"], strict=True)
-        ):
-            self.episodes[s] = episode
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continues where each stream's state was taken: replays running episodes' actions.
+
+        Raises ValueError where one is of a group of other streams.
+        """
+        for s, told in enumerate(states):
+            state = alone(told, s, len(states))
+            self.steps, length = state["steps"], state["lengths"]
+            self.episodes[s], self.mishaps[s] = state["episodes"], state.get("mishaps", 0)
             try:
                 self._replay(s, length)
             except Exception as error:
@@ -271,3 +277,14 @@ class Collector:
             self._note(s, step)
             channels.put(self._observations, [s], step.observations)
         self.lengths[s] = length
+
+
+def alone(state: dict[str, Any], s: int, count: int) -> dict[str, Any]:
+    """Stream s's part of what a checkpoint holds: earlier ones hold all `count` streams' counts."""
+    if "began" in state:  # before format 3
+        state = state | {"lengths": [state["steps"] - began for began in state["began"]]}
+    if not isinstance(state["episodes"], list):
+        return state
+    if len(state["episodes"]) != count:
+        raise ValueError(f"it holds {len(state['episodes'])} seeds, which go on together or not")
+    return {name: v[s] if isinstance(v, list) else v for name, v in state.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class RolloutCollector:
         self.finished: list[list[float]] = [[] for _ in engine.seeds]  # returns
         self.success: list[list[bool]] = [[] for _ in engine.seeds]  # where the environment tells
         self._returns = np.zeros(count)
+        self._succeeded = np.zeros(count, bool)  # at any step of the running episode
         self._seen = np.zeros((count, cfg.history, *self.env.observation_shape), np.float32)
         self._number = np.zeros(count, np.int64)  # of the running episode
         self._seeds = np.zeros(count, np.int64)  # its seed
@@ -99,7 +100,7 @@ class RolloutCollector:
             self._number[row] = self.episodes[s]
             self.episodes[s] += 1
         self._decisions[rows] = self._lengths[rows] = 0
-        self._returns[rows] = 0
+        self._returns[rows] = self._succeeded[rows] = 0
         self._start(rows)
 
     def _start(self, rows: np.ndarray) -> None:
@@ -131,6 +132,8 @@ class RolloutCollector:
         self._paid[rows, place] = self.transform.rewards(step.rewards)
         self._watched[rows, place + 1] = new
         self._returns[rows] += step.rewards
+        for told in (v for k, v in step.infos.items() if k in SUCCESS):
+            self._succeeded[rows] |= np.asarray(told, bool)
         self._seen[rows] = np.concatenate([self._seen[rows, 1:], new[:, None]], 1)
 
     def _stepped(
@@ -210,11 +213,11 @@ class RolloutCollector:
             for name in ("terminated", "truncated"):
                 row[name][running] = getattr(step, name)
             ended = step.terminated | step.truncated
-            told_of = [v for k, v in step.infos.items() if k in SUCCESS]
+            known = any(k in SUCCESS for k in step.infos)
             for k in np.flatnonzero(ended):
                 self._whole(running[k], bool(step.terminated[k]), adds)
                 s = running[k] // self.each
-                self.success[s] += [any(bool(v[k]) for v in told_of)] if told_of else []
+                self.success[s] += [bool(self._succeeded[running[k]])] if known else []
             running = running[~ended]
         row |= {"observations": seen, "next_observations": self._seen.copy()}
         rows = {k: v.reshape(*self.shape, *v.shape[1:]) for k, v in row.items()}
@@ -249,16 +252,16 @@ class RolloutCollector:
         """The environments."""
         self.env.close()
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs beside the rollouts."""
+    def state(self, s: int) -> dict[str, Any]:
+        """What `restore` needs of seed s beside the rollouts."""
         return {"steps": self.steps}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken: replays running episodes' actions."""
-        self.steps = state["steps"]
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continues where each seed's state was taken: replays running episodes' actions."""
+        self.steps = states[0]["steps"]
         rows = np.arange(len(self._number))
         self._reset(rows)
-        self._returns[:] = 0
+        self._returns[:] = self._succeeded[:] = 0
         for j in range(int(self._lengths.max())):
             running = rows[self._lengths > j]
             actions = self._played[running, j]

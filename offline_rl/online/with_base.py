@@ -158,6 +158,9 @@ def labelled(data: Dataset, base: Base) -> Dataset:
                 found = base.answer(running, seen, rows)
                 actions[at], beyond[at] = found.clip(-1, 1), (np.abs(found) > MOST).any(1)
             rows = rows[~over]
+    apart = data.next_index >= data.num_rows  # within an episode: stored beside the row after it
+    apart[data.episode_ends] = False
+    actions[data.next_index[apart]] = actions[: data.num_rows][np.flatnonzero(apart) + 1]
     seen, notes = beside(data.observations, actions), data.notes
     if share := float(beyond[: data.num_rows].mean()):
         notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")

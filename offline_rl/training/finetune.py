@@ -21,11 +21,12 @@ from typing import Any
 
 from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
+from offline_rl.data.transform import Preprocessing
 from offline_rl.training.options import FinetuneOptions, TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_object
-from offline_rl.utils.options import signature
+from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 
 KEPT = (  # of the other run's options
@@ -128,9 +129,16 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
     """What `train` is told: the other run's options and hyper-parameters under the given ones.
 
     Of another algorithm's hyper-parameters those that networks are made with, and the discount: the
-    size of its batches was its own.
+    size of its batches was its own. Raises UserError where data were to be prepared otherwise.
     """
     algorithm = given.get("algorithm", start.algorithm)
+    for f in fields(Preprocessing):
+        had, key = config["hyper"].get(f.name, f.default), f"algorithm.{f.name}"
+        if plain(given.get(key, had)) != plain(had):
+            raise UserError(
+                f"{key}={spelt(plain(given[key]))}: what {start.run} learnt was prepared with "
+                f"{spelt(plain(had))}, and so is what it goes on with; leave it out, or train anew"
+            )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
     keys |= place_of(start.run, config)

@@ -424,10 +424,9 @@ def decided(plan: Resolved, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
-        own, changed = plan.settings[name], plan.interaction.settled
-        for k, v in asdict(plan.interaction.cfg).items():
-            if v != getattr(plan.cfg, k) or (k in changed and v != getattr(own, k)):
-                made["online"][k] = v
+        own = plan.settings[name]
+        then = asdict(plan.interaction.of(own).cfg)
+        made["online"] |= {k: v for k, v in then.items() if v != getattr(own, k)}
     return options | made
 
 

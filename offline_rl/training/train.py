@@ -283,7 +283,7 @@ def engine_of(
     plan: Plan, members: Sequence[Member], begun: Choices | None = None
 ) -> tuple[Engine, Sources, Transform]:
     """What trains members side by side, what it learns from, and how that was transformed."""
-    o, seeds = plan.options, [m.folder.seed for m in members]
+    o, seeds, own = plan.options, [m.folder.seed for m in members], [m.cfg for m in members]
     earlier = plan.start.num_updates if plan.start is not None else 0
     online = int(o.num_env_steps * plan.interaction.online.utd)
     horizon = o.num_updates or earlier or online  # updates, for schedules
@@ -295,13 +295,13 @@ def engine_of(
         transform = begun_with(plan.start, seeds, plan.spec)
     sources = sources_of(plan, data, transform, seeds, device)
     engine = Engine(
-        lambda s: plan.algorithm(plan.spec, members[s].cfg, horizon, plan.interaction),
+        lambda s: plan.algorithm(plan.spec, own[s], horizon, plan.interaction.of(own[s])),
         seeds,
         sources,
         batch_size=plan.cfg.batch_size,
         device=device,
         precision=begun.precision if begun else precision(o, device),
-        values=stacked([m.cfg for m in members]),
+        values=stacked(own),
     )
     before = plan.start.updates if plan.start is not None else 0
     for piece in plan.schedule:  # before anything is traced, which has them in it

@@ -220,11 +220,18 @@ class Trainer:
             collector.begin()
             if overlap:
                 self._catch_up(work.phase, whole=True)
-            collector.end()
-            self.clock, done = self.clock + 1, done + 1
+            before, gone = collector.steps, None
+            try:
+                collector.end()
+            except GivenUp as error:  # after the step, where it was a reset that broke
+                gone = error
+            taken = collector.steps - before
+            self.clock, done = self.clock + taken, done + taken
             last = done == work.size
             if last or self._behind:
                 self._catch_up(work.phase, whole=last)
+            if gone is not None:
+                raise gone
             self.bar.update(1)
             self._tell(self.clock)
 
@@ -431,7 +438,7 @@ class Trainer:
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
             progress["spec"] = self.engine.algorithm.spec.to_json()
             if self.collector is not None:
-                progress["collector"] = self.collector.state()
+                progress["collector"] = self.collector.state(s)
                 for name, value in self.collector.buffer.filled(s).items():
                     tensors[f"buffer/{name}"] = value.cpu().contiguous()
             folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
@@ -458,16 +465,18 @@ class Trainer:
     def _restore(self, done: Done) -> None:
         """Everything but the logs."""
         progress, diverged = dict[str, Any](), list[int | None]()
+        streams = list[dict[str, Any]]()  # each seed's
         for s, folder in enumerate(self.folders):
             tensors, progress = folder.load(done)
             diverged.append(progress["diverged"])
             if self.collector is not None:
                 stored = {k: v for k, v in tensors.items() if k.startswith("buffer/")}
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
+                streams.append(progress["collector"])
             own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
             self.engine.load_seed_state(s, own)
         if self.collector is not None:
-            self.collector.restore(progress["collector"])
+            self.collector.restore(streams)
         learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")

@@ -89,6 +89,10 @@ class Interaction:
     num_updates: int = 1  # that this brings, for schedules that end with it
     settled: frozenset[str] = frozenset()  # fields of cfg that were set for then
 
+    def of(self, cfg: Any) -> Interaction:
+        """The same for a run with another config: its own values, but for those set for then."""
+        return replace(self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.settled}))
+
 
 class Algorithm:
     """Base of all algorithms. A subclass gives `Config`, `networks`, `optimisers` and `update`."""

@@ -124,6 +124,13 @@ def test_spot_looks_further_ahead_online_in_large_mazes_alone(task: str, discoun
     assert (then.discount, then.support_end) == (discount, 0.2)
 
 
+@pytest.mark.parametrize(("task", "share"), [("kitchen-mixed-v0", 0.25), ("pen-binary-v0", 0.5)])
+def test_cal_ql_mixes_less_data_in_kitchen(task: str, share: float) -> None:
+    """nakamotoo/Cal-QL:scripts/run_kitchen.sh and run_adroit.sh."""
+    cfg = algorithm_config("cal_ql", task, {})[0]
+    assert interaction("cal_ql", task, cfg, {}).online.mixing == share
+
+
 def cal_ql(**config: Any) -> Any:
     return CalQL.Config(tail="failures", reward_scale=10.0, reward_shift=5.0, **config)
 

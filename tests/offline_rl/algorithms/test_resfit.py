@@ -207,20 +207,23 @@ def test_demonstrations_are_labelled_with_what_the_base_did_itself(
             if step.terminated[0] or step.truncated[0]:
                 break
         after_ends.append(seen[BASE_ACTION][0])
-    made = labelled(
-        Dataset.from_arrays(
-            np.stack([row[0] for row in rows]),
-            np.stack([row[1] for row in rows]),
-            np.array([row[2].rewards[0] for row in rows]),
-            np.array([row[2].terminated[0] for row in rows]),
-            np.array([row[2].truncated[0] for row in rows]),
-            np.stack([row[2].observations["observation"][0] for row in rows]),
-        ),
-        base,
+    told = [row[2] for row in rows]
+    arrays = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
+    arrays += tuple(
+        np.array([getattr(step, name)[0] for step in told])
+        for name in ("rewards", "terminated", "truncated")
     )
+    after = np.stack([step.observations["observation"][0] for step in told])
+    made = labelled(Dataset.from_arrays(*arrays, after), base)
     found = made.observations[BASE_ACTION]
     np.testing.assert_array_equal(found[: len(rows)], made.actions)
     np.testing.assert_array_equal(found[made.next_index[made.episode_ends]], after_ends)
+    apart = labelled(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
+    within = np.setdiff1d(np.arange(len(rows)), apart.episode_ends)
+    assert (apart.next_index >= len(rows)).all()
+    found = apart.observations[BASE_ACTION]
+    np.testing.assert_array_equal(found[apart.next_index[within]], found[within + 1])
+    assert np.abs(found[within + 1]).min() > 0
 
 
 def test_environments_side_by_side_show_what_each_alone_shows(

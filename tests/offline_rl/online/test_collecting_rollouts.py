@@ -49,7 +49,7 @@ class Walk(gymnasium.Env):
         if fault == "raise":
             raise OSError("the cable is out")
         self.x = np.nan if fault == "nan" else self.x + 0.2 * float(action[0])
-        told = {"is_success": self.x > 0}
+        told = {"is_success": self.x > 0 and self.t == 3}
         return np.array([self.x, self.t], np.float32), self.x, fault == "end", False, told
 
 
@@ -233,7 +233,7 @@ def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_doe
     one, data = begun()
     for _ in range(6):  # ten steps are four decisions
         one.step(adds=True)
-    stored, state = one.buffer.filled(0), one.state()
+    stored, state = one.buffer.filled(0), [one.state(0)]
     again, other = begun()
     again.buffer.load(0, stored)
     again.restore(state)
@@ -298,7 +298,7 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector:
 
 
 def test_returns_and_successes_are_told_of_each_episode_that_ended(collector: Any):
-    """A step pays where the point then is, and an episode succeeds that ends beyond 0."""
+    """A step pays where the point then is, and an episode succeeds whose third is beyond 0."""
     c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", executed=1)
     for _ in range(20):
         c.step()
@@ -306,11 +306,13 @@ def test_returns_and_successes_are_told_of_each_episode_that_ended(collector: An
     paid = found["next_observations"][0, ..., -1, 0] * SCALE[0] + MEAN[0]  # [T, E]
     over = (found["terminated"] + found["truncated"])[0] > 0
     returns, ends, running = list[float](), list[bool](), torch.zeros(ENVIRONMENTS)
+    third = found["next_observations"][0, ..., -1, 1] == 3
+    ever = torch.zeros(ENVIRONMENTS) > 0
     for t in range(20):
-        running = running + paid[t]
+        running, ever = running + paid[t], ever | (third[t] & (paid[t] > 0))
         for e in np.flatnonzero(over[t]):
-            returns, ends = [*returns, float(running[e])], [*ends, bool(paid[t, e] > 0)]
-            running[e] = 0
+            returns, ends = [*returns, float(running[e])], [*ends, bool(ever[e])]
+            running[e] = ever[e] = 0
     assert len(returns) > ENVIRONMENTS
     assert c.finished[0] == pytest.approx(returns, abs=1e-4)
     assert c.success[0] == ends

@@ -15,7 +15,7 @@ from offline_rl import Dataset
 from offline_rl.algorithms.td3 import TD3, Config, Online
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
-from offline_rl.online.collector import Collector
+from offline_rl.online.collector import Collector, GivenUp
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.utils.seeds import training
@@ -208,7 +208,7 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
     again, said = made(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
     for s, rows in enumerate(stored):
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
-    again.restore(collector.state())
+    again.restore([collector.state(s) for s in range(2)])
     assert lengths[0] > 0
     assert again.lengths.tolist() == [0, lengths[1]]
     assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
@@ -220,16 +220,54 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
 def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(made: Any):
     """The buffer's open episodes, of different lengths, come along and are released whole."""
     collector, _ = made()
-    for _ in range(10):
+    while collector.steps < 10 or collector.lengths[0] == collector.lengths[1]:
         collector.step()
     assert (collector.buffer.hidden > 0).any()
-    stored = [collector.buffer.filled(s) for s in range(2)], collector.state()
-    again, _ = made()
-    for s, rows in enumerate(stored[0]):
-        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
-    again.restore(stored[1])
-    for _ in range(11):
-        collector.step()
-        again.step()
+    counts = ("episodes", "lengths", "mishaps")
+    together = {"steps": collector.steps} | {
+        name: getattr(collector, name).tolist() for name in counts
+    }
+    apart = [collector.state(s) for s in range(2)]
+    others = [going_on(made, collector, states) for states in (apart, [together] * 2)]
+    for _ in range(21 - collector.steps):
+        for each in (collector, *others):
+            each.step()
     for name, values in collector.buffer.tensors().items():
-        assert torch.equal(again.buffer.tensors()[name], values), name
+        assert all(torch.equal(each.buffer.tensors()[name], values) for each in others), name
+    with pytest.raises(ValueError, match="holds 1 seeds"):
+        going_on(made, collector, [together | {"episodes": [1]}] * 2)
+
+
+def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbours_step_whole(made: Any):
+    """No further episode of the first can begin. Who goes on from there ends as if undisturbed."""
+    sound, _ = made()
+    for _ in range(21):
+        sound.step()
+    gone = {training(SEEDS[0], number) for number in range(1, 9)}
+    shaky, _ = made(lambda seed, t: "raise" if t == -1 and seed in gone else "")
+    with pytest.raises(GivenUp, match=r"seed 3: .*for the 5th time"):
+        walk(shaky, 21)
+    added = [shaky.buffer.everything(s).num_rows for s in range(2)]
+    assert added == [shaky.steps] * 2
+    assert shaky.lengths[0] == 0 < shaky.lengths[1]
+    again = going_on(made, shaky, [shaky.state(s) for s in range(2)])
+    while again.steps < 21:
+        again.step()
+    one, two = (collector.buffer.everything(1) for collector in (sound, again))
+    for name in ("observations", "actions", "rewards", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+def walk(collector: Collector, steps: int) -> None:
+    for _ in range(steps):
+        collector.step()
+
+
+def going_on(made: Any, collector: Collector, states: list[dict[str, Any]]) -> Collector:
+    """A new one that goes on from another's buffer."""
+    again, _ = made()
+    for s in range(2):
+        rows = collector.buffer.filled(s)
+        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
+    again.restore(states)
+    return again

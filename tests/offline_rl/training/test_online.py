@@ -61,6 +61,8 @@ class Line(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None):
         super().reset(seed=seed)
+        if "reset" in self.breaks and self.breaks["reset"](self.number, self.steps):
+            raise OSError("the cable is out")
         self.x, self.t = float(self.np_random.uniform(-1, 1)), 0
         return np.array([self.x, 0], np.float32), {}
 
@@ -299,6 +301,7 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             ("algorithm.hidden", 9),
         ): r"critic/\S+ is \(.*that run had algorithm.hidden=\[8\]",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
+        (("num_env_steps", 5), ("algorithm.reward_scale", 10)): r"scale=10: .*prepared with 1",
     }.items():
         given = dict(change)
         if "algorithm.hidden" in given:
@@ -372,6 +375,46 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
         assert description(plan, name, 0)["online"].get("tau", cfg.tau) == then
 
 
+def test_a_value_that_is_added_to_a_sweep_holds_online_as_it_does_alone(
+    line: str, tmp_path: Path
+) -> None:
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "num_env_steps": 30}
+    alone = train(**keys | {"algorithm.tau": 0.5}, name="alone").path
+    train(**keys | {"algorithm.tau": [0.005]})
+    path = train(**keys | {"algorithm.tau": [0.005, 0.5]}).path
+    one, two, other = (
+        learnt(run) for run in (alone, path / "default-tau_0.5", path / "default-tau_0.005")
+    )
+    assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-6) for name in one)
+    target = next(name for name in one if name.startswith("params/critic_target"))
+    assert not torch.allclose(one[target], other[target], atol=1e-4)
+
+
+def test_seeds_that_were_cut_apart_go_on_together_and_cut_together_apart(
+    line: str, tmp_path: Path
+) -> None:
+    """In mid-episode: each with its own."""
+
+    def stop(trainer: Trainer) -> None:
+        if trainer.clock == 23:
+            raise KeyboardInterrupt
+
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
+    keys |= {"num_env_steps": 40, "checkpoint_every": 13, "eval_every": 23}
+    whole = train(**keys, name="whole").path
+    for name, before, then in (("apart", [[0], [1]], [2]), ("together", [2], [[1], [0]])):
+        for seeds in before:
+            with pytest.raises(KeyboardInterrupt):
+                train(**keys | {"seeds": seeds}, name=name, watch=stop)
+        for seeds in then:
+            path = train(**keys | {"seeds": seeds}, name=name).path
+        for seed in (0, 1):
+            one, two = tensors(whole, seed), tensors(path, seed)
+            for key in one:
+                assert torch.allclose(one[key].float(), two[key].float(), atol=1e-4), (name, key)
+
+
 def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
     hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
@@ -380,6 +423,7 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
     assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
     assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
     assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    assert keys_of(config, {"algorithm.reward_scale": 1}, start)["algorithm.reward_scale"] == 1
     other = keys_of(config, {"algorithm": "td3"}, start)
     assert not [key for key in other if "." in key]
     config["hyper"] = {"tau": 0.5, "discount": 0.9}  # of the critics that come along
@@ -774,6 +818,21 @@ def test_what_was_learnt_before_an_environment_gave_up_is_kept(line: str, tmp_pa
     Line.breaks = {}
     again = train(**keys).path
     assert read_json(again / "seed_0" / "result.json")["num_env_steps"] == 100
+
+
+def test_a_step_behind_which_no_episode_begins_is_counted_once(line: str, tmp_path: Path) -> None:
+    """After the second episode; with the cable in again the third begins."""
+    Line.breaks = {"reset": lambda number, steps: number > 2 or (number == 2 and steps >= 20)}
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "num_env_steps": 30, "checkpoint_every": 1000}
+    with pytest.raises(UserError, match="5th time"):
+        train(**keys)
+    run = tmp_path / "line" / "sac" / "default"
+    assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [20]
+    Line.breaks = {}
+    again = train(**keys)
+    assert int(tensors(again.path)["buffer/added"][0]) == 30
+    assert again.results[0]["online_updates"] == 20
 
 
 def test_an_environment_that_cannot_be_made_again_counts_as_broken(
