@@ -168,7 +168,10 @@ class Robot(Protocol):
         Returns the names of the joints that it did not reach."""
 
     def disarm(self) -> None:
-        """Torque off: an arm drops. Only for a person who asked, or where holding is the hazard."""
+        """Torque off: an arm drops. Only for a person who asked, or where holding is the hazard.
+
+        Raises UserError naming the joints that may still hold, where it can tell.
+        """
 
     def close(self) -> None:
         """In any state, any number of times. Holds: torque stays as it is."""

@@ -85,12 +85,13 @@ def run(session: Session) -> None:
         with without_collector():
             if session.armed:
                 _arm(guard, clock, words)
+                words["control_ns"], words["armed"] = clock.now_ns(), 1
             else:
                 guard.limp(clock.now_ns())  # whoever records has been asked to hold it
             loop.begin()
             _loop(loop, session, words, said)
+        words["armed"] = 0  # else it stays: the watchdog holds what this process leaves in motion
     finally:
-        words["armed"] = 0
         guard.close(clock.now_ns())
 
 
@@ -153,7 +154,7 @@ def _loop(loop: Loop, session: Session, words: Words, said: Ring) -> None:
         with contextlib.suppress(Refused):  # nobody moves it
             loop.finish(now)
         stops = guard.state in MOVING or guard.state is State.SOFT_STOP
-        if now - ended_ns > end_ns or (guard.motion.stands() and not stops):
+        if now - ended_ns > end_ns or (guard.rests and not stops):
             return
 
 

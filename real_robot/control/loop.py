@@ -45,6 +45,13 @@ class Wish:
     typed: str | None = None  # to re-arm
     target: Sequence[float] | None = None  # [J] rad or m, while taken over
     target_ns: int = 0  # when the device said so
+    late: bool = False  # said so long ago that the robot may be doing something else by now
+
+    @property
+    def said(self) -> bool:
+        """Whether it is more than a target."""
+        words = (self.arm, self.start, self.take, self.release, self.finish, self.limp)
+        return self.estop or any(words) or self.typed is not None
 
 
 class Inputs(Protocol):
@@ -91,6 +98,8 @@ class Loop:
         self.starting = False  # a person wants the policy to begin; it does with its first plan
         self._asked_ns = 0  # when that was said
         self._taken_ns, self._from = 0, [0.0] * count
+        self._target: Sequence[float] | None = None  # a person's last one
+        self._target_ns = 0
         self._mixed = [0.0] * count
         self._end_ns = self._start_ns
         self._nan = np.full(count, np.nan)
@@ -177,6 +186,8 @@ class Loop:
         """What a person wants and may have; what is refused stands in `refused`. True: armed."""
         guard = self.guard
         try:
+            if wish.late and wish.said:
+                raise Refused("that was typed before the robot listened: type it again")
             if wish.typed is not None:
                 guard.re_arm(wish.typed, now)
             if wish.arm:
@@ -189,6 +200,7 @@ class Loop:
             if wish.take:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
+                self._target = None
             if wish.release:
                 guard.release(now)
             if wish.finish:
@@ -240,12 +252,14 @@ class Loop:
 
     def _persons(self, wish: Wish, now: int) -> Sequence[float] | None:
         """A person's target, reached from where the robot was measured within 0.2 s."""
-        if wish.target is None or now - wish.target_ns > TELEOP_AGE_S * 1e9:
+        if wish.target is not None:
+            self._target, self._target_ns = wish.target, wish.target_ns
+        if self._target is None or now - self._target_ns > TELEOP_AGE_S * 1e9:
             # until the device has spoken for the first time, the robot stays
             waits = now - self._taken_ns <= TELEOP_AGE_S * 1e9
             return self._from if waits else None
         share = min(1.0, (now - self._taken_ns) / (TAKEOVER_RAMP_S * 1e9))
-        for i, x in enumerate(wish.target):
+        for i, x in enumerate(self._target):
             self._mixed[i] = self._from[i] + share * (x - self._from[i])
         return self._mixed
 

@@ -38,11 +38,13 @@ TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
 RECORDER_AGE_NS = 1_000_000_000
 CONSOLE_AGE_NS = 500_000_000
 HELD_S = 1.0  # in which the watchdog has held the robot of a dead control process
-# what a terminal sends is for the console alone: whoever moves the robot ends when it stands
+# what a terminal or the system's end sends is for the console alone: whoever moves the robot ends
+# when it stands
 CONSOLES = (
-    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP),
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGTERM),
     *(signal.SIGTTIN, signal.SIGTTOU),
 )
+WISH_AGE_NS = 500_000_000  # an older word is of a robot that a person saw doing something else
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def wish_type(joints: int) -> np.dtype:
             ("has_target", "u1"),
             ("target", "<f8", (joints,)),
             ("target_ns", "<i8"),
+            ("said_ns", "<i8"),
         ]
     )
 
@@ -144,11 +147,13 @@ def put_wish(ring: Ring, wish: Wish) -> None:
     if wish.target is not None:
         record["target"] = wish.target
     record["target_ns"] = wish.target_ns
+    record["said_ns"] = time.monotonic_ns()
     ring.push()
 
 
-def wish_of(record: np.ndarray) -> Wish:
+def wish_of(record: np.ndarray, now_ns: int) -> Wish:
     return Wish(
+        late=now_ns - int(record["said_ns"]) > WISH_AGE_NS,
         **{name: bool(record[name]) for name in FLAGS},
         typed=record["typed"].item().decode(errors="replace") or None,
         target=record["target"].tolist() if record["has_target"] else None,
@@ -267,7 +272,7 @@ class SharedInputs:
         self._wishes = Reader(wishes, from_start=True)
         self._writer = Beat(words, "writer_beat", RECORDER_AGE_NS)
         self._console = Beat(words, "console_beat", CONSOLE_AGE_NS)
-        self._nothing, self._estop = Wish(), Wish(estop=True)
+        self._nothing = Wish()
 
     def chunk(self) -> Chunk | None:
         if self.plan is not None:
@@ -280,9 +285,11 @@ class SharedInputs:
         seen = self._words["estop"]
         pressed = self._words.pressed
         self._words["estop_seen"] = seen  # what is pressed from now on is seen by the next tick
-        if not self._wishes.following():
-            return self._estop if pressed else self._nothing
-        wish = wish_of(self._wishes.record)
+        wish = self._nothing
+        while self._wishes.following():
+            wish = wish_of(self._wishes.record, time.monotonic_ns())
+            if wish.said:
+                break  # one word a tick; of targets the newest
         return replace(wish, estop=True) if pressed else wish
 
     def watchdog_ns(self) -> int | None:

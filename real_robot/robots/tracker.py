@@ -14,6 +14,7 @@ from real_robot.control.rings import Reader, Ring, RingError
 from real_robot.robot import Channel
 
 SLOTS = 256
+AHEAD_NS = 1_000_000  # what is stamped further ahead has another clock
 
 
 def record(channels: Mapping[str, Channel]) -> np.dtype:
@@ -37,10 +38,10 @@ class Tracker:
         self._unknown = {k: np.full(c.shape, np.nan) for k, c in channels.items()}
 
     def read(self, now_ns: int) -> tuple[dict[str, np.ndarray], int]:
-        """The newest values, NaN where they are too old, and when they were true."""
+        """The newest values, NaN where too old or of the future, and when they were true."""
         self._reader.newest()
         record = self._reader.record
         time_ns = int(record["time_ns"])
-        if now_ns - time_ns > self._max_age_ns:
+        if not -AHEAD_NS <= now_ns - time_ns <= self._max_age_ns:
             return self._unknown, time_ns
         return {name: record[name].copy() for name in self._unknown}, time_ns

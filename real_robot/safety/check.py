@@ -31,6 +31,14 @@ from real_robot.safety.stopping import distance, duration_s
 SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
+# readings that say nothing of where the robot stands
+BLIND = sum(
+    1 << reason
+    for reason in (
+        *(Reason.CLOCK_JUMPED, Reason.READING_STALE, Reason.SERVO_ERROR),
+        *(Reason.VELOCITY_MEASURED, Reason.BUS_LOST),
+    )
+)
 _ILL = int(~Status.MISSING)  # a joint that is missing counts as a reading that failed
 _NAN, _INFINITE = float("nan"), float("inf")
 
@@ -46,12 +54,14 @@ def check(
     *,
     watchdog_ns: int | None = None,
     others: int = 0,
+    relief: Sequence[float] | None = None,
 ) -> None:
     """Fills `after`: `q` is what may be sent, `reasons` why the robot must stop, bits of Reason.
 
     target: [J] rad or m; None where nothing is wanted. Used in RUNNING and TAKEOVER only.
     reading: the newest one. watchdog_ns: its last heartbeat; None where none watches.
     others: reasons that were found elsewhere, such as missed deadlines.
+    relief: [J] where the goals of a robot that stands go, so that it presses on nothing.
     """
     count = len(e.joints)
     reasons = others
@@ -59,7 +69,7 @@ def check(
     after.now_ns = now_ns
     if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
         reasons |= 1 << Reason.CLOCK_JUMPED
-    reasons |= _measure(e, before, after, reading, now_ns)
+    reasons |= _measure(e, before, after, reading, now_ns, yields=relief is not None)
     if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
         reasons |= 1 << Reason.WATCHDOG_SILENT
     if moving and target is None:
@@ -71,8 +81,10 @@ def check(
     if moving and not reasons and target is not None:
         reasons = _follow(e, before, after, target)
     if reasons or not moving:
-        wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
-        _stop(e, before, after, wanted)
+        goals = None if moving or reasons & BLIND else relief
+        if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
+            wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
+            _stop(e, before, after, wanted)
     after.reasons = reasons
 
 
@@ -85,8 +97,13 @@ def _finite(target: Sequence[float] | None, count: int) -> bool:
     return True
 
 
-def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_ns: int) -> int:
-    """The reasons to stop that lie in the reading; updates what `after` knows of it."""
+def _measure(
+    e: Envelope, before: Motion, after: Motion, reading: Reading, now_ns: int, *, yields: bool
+) -> int:
+    """The reasons to stop that lie in the reading; updates what `after` knows of it.
+
+    yields: goals go back to where the robot is, which need not move for it.
+    """
     rules, reasons = e.rules, 0
     good = reading.code == Code.OK
     fresh = good and reading.seq > before.seq
@@ -134,7 +151,7 @@ def _measure(e: Envelope, before: Motion, after: Motion, reading: Reading, now_n
                 reasons |= 1 << Reason.CURRENT_HIGH
         if q != before.measured[i]:
             repeated = False
-        if repeated and before.v[i]:
+        if repeated and before.v[i] and not yields:
             step = abs(before.v[i]) * e.period_s
             moved = max(moved, step / max(8 * e.resolution[i], room / 4))
         after.measured[i] = q

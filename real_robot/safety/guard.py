@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.check import check
+from real_robot.safety.check import BLIND, check
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
     ARMED,
     CHECK_VALID_S,
+    CONTACTS,
     FAULTS,
     STOPPING,
     Event,
@@ -47,6 +48,8 @@ class Guard:
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
+        self._relief: list[float] | None = None  # where goals go back to
+        self._relieved: tuple[State, Reason] | None = None  # after which stop they have
         self._status = np.zeros(count, int)  # as read last
 
     @property
@@ -82,6 +85,7 @@ class Guard:
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
         self.sent, self.missing, self._mute = None, 0, False
+        self._relief = self._relieved = None
 
     def _amiss(self) -> str | None:
         """Why the robot cannot be armed as it stands; None where it can."""
@@ -145,8 +149,8 @@ class Guard:
     def limp(self, now_ns: int) -> None:
         """Torque off, because a person asked: the arm drops."""
         self.machine.fire(Event.LIMP, now_ns)
-        self.__robot.disarm()
         self._mute = True
+        self.__robot.disarm()
 
     def close(self, now_ns: int) -> None:
         """In any state; the robot holds."""
@@ -188,13 +192,36 @@ class Guard:
             now_ns,
             watchdog_ns=watchdog_ns,
             others=others,
+            relief=self._relief,
         )
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
         self._send(now_ns)
         if machine.state is State.SOFT_STOP and after.stands():
             machine.fire(Event.STANDSTILL, now_ns)
+        self._yield(after)
         return after
+
+    def _yield(self, motion: Motion) -> None:
+        """After a stop that may have been a contact, once: when the robot stands, its goals go back
+        to where it was measured, or it would press on for as long as it holds."""
+        latched, seen = self.machine.latched, not motion.reasons & BLIND
+        if self._relief is not None and motion.stands():
+            self._relief = None  # they are there, or cannot go
+        if latched is None or latched not in CONTACTS:
+            self._relief = self._relieved = None
+            return
+        stop = self.state, latched
+        if stop == self._relieved:
+            return
+        self._relief = None  # of an earlier stop; this one comes first
+        if seen and motion.stands() and not self._mute:
+            self._relief, self._relieved = [*motion.measured], stop
+
+    @property
+    def rests(self) -> bool:
+        """Whether goals stand still, and are where they stay."""
+        return self.motion.stands() and self._relief is None
 
     def _expire(self, now_ns: int) -> None:
         checked = self.machine.checked_ns

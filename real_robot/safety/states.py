@@ -115,10 +115,10 @@ class Reason(IntEnum):
 
 _TEXTS = {
     Reason.TARGET_NOT_FINITE: "the target held NaN or infinite numbers",
-    Reason.CLOCK_JUMPED: "the clock stood still, went back or leapt: the computer was suspended",
+    Reason.CLOCK_JUMPED: "the clock stood still, went back or leapt",
     Reason.READING_STALE: "the robot's readings are too old, or repeat themselves while it moves",
     Reason.SERVO_ERROR: "a joint reports an error, has lost torque or does not answer",
-    Reason.POSITION_MEASURED: "a joint was measured outside its limits",
+    Reason.POSITION_MEASURED: "a joint was measured outside its limits by more than its lag may be",
     Reason.VELOCITY_MEASURED: "a joint was measured faster than it may be, or its encoder leapt",
     Reason.CURRENT_HIGH: "a joint draws more current than it may",
     Reason.CURRENT_EXTREME: "a joint draws more than 1.5 times the current it may",
@@ -144,6 +144,17 @@ FAULTS = frozenset(
         Reason.CURRENT_EXTREME,
         Reason.BUS_LOST,
         Reason.SENT_DIFFERS,
+    }
+)
+
+
+# what the robot may press against: where it stands after such a stop, its goals yield
+CONTACTS = frozenset(
+    {
+        Reason.CURRENT_HIGH,
+        Reason.CURRENT_EXTREME,
+        Reason.TRACKING_ERROR,
+        Reason.ESTOP_PRESSED,
     }
 )
 

@@ -77,6 +77,24 @@ def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
     assert not inputs.wish().estop
 
 
+def test_a_word_that_waited_half_a_second_is_late_and_of_targets_the_newest_counts(
+    shared, monkeypatch
+):
+    """Typed while the policy was loaded, it would move a robot that nobody expects to move."""
+    inputs, wishes = shared
+    for place in (0.1, 0.2, 0.3):
+        put_wish(wishes, Wish(target=[place, 0.0]))
+    put_wish(wishes, Wish(start=True))
+    put_wish(wishes, Wish(target=[0.4, 0.0]))
+    assert inputs.wish() == Wish(start=True)
+    assert inputs.wish() == Wish(target=[0.4, 0.0])
+    assert inputs.wish() == Wish()
+    put_wish(wishes, Wish(start=True))
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now + 510_000_000)
+    assert inputs.wish() == Wish(start=True, late=True)
+
+
 def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
     session, words, tmp_path, monkeypatch
 ):
@@ -323,3 +341,29 @@ def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first
     assert robot.calls == ["connect", "arm" if armed else "disarm", "close"]
     assert bool(robot.arrived) == armed
     assert words["armed"] == 0
+
+
+def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
+    session, words, monkeypatch
+) -> None:
+    """Armed, it ends by a fault of its own: whoever sees it end is to hold the robot."""
+    clock = Clock()
+    robot, reads = MemoryRobot(clock, spec()), itertools.count()
+    read = robot.read
+
+    def failing() -> Any:
+        if next(reads) == 20:
+            raise RuntimeError("the adapter is wrong")
+        return read()
+
+    robot.read = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
+    monkeypatch.setattr(control, "pin", lambda last_core: None)
+    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
+    monkeypatch.setattr(Session, "make_robot", lambda self: robot)
+    Ring.create(session.path / "wishes", wish_type(2), 8)
+    words["watchdog_beat"] = 1
+    with pytest.raises(RuntimeError, match="adapter is wrong"):
+        control.run(session)
+    assert robot.calls == ["connect", "arm", "close"]
+    assert words["armed"] == 1

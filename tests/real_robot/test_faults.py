@@ -16,6 +16,7 @@ from real_robot.safety.states import Reason, State
 
 PERIOD_S = 1 / RATE_HZ
 REPEATS = range(5)
+JAMMED_S = 1e4  # a lag by which joints stand, and encoders still tremble
 FASTEST_STOP_S = 2.0 / 15 + 15 / 400 + 3 * PERIOD_S  # v / a + a / j, and three ticks to see it
 
 
@@ -30,6 +31,13 @@ def bench(folder: Path, seed: int, act=swing, **options) -> Bench:
 def stopped(made: Bench, reason: Reason, state: State = State.HOLD) -> bool:
     machine = made.guard.machine
     return machine.state is state and machine.latched is reason and made.guard.motion.stands()
+
+
+def pushed(made: Bench) -> None:
+    """By hand, 0.05 rad in an eighth of a second."""
+    for _ in range(25):
+        made.robot.q += 0.002
+        made.run(1)
 
 
 def changed_policy(change):
@@ -102,6 +110,83 @@ def test_oscillation_from_action_to_action_is_held_and_trips(tmp_path, seed: int
     assert took * PERIOD_S < 0.5 + 0.1 + 0.03  # the next chunk takes its interval and its latency
     made.until(made.guard.motion.stands)
     made.assert_within_limits()
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+@pytest.mark.parametrize(
+    ("current_a", "key", "reason", "state"),
+    [
+        (0.1, False, Reason.TRACKING_ERROR, State.HOLD),
+        (1.2, False, Reason.CURRENT_HIGH, State.HOLD),
+        (5.0, False, Reason.CURRENT_EXTREME, State.FAULT),
+        (0.1, True, Reason.ESTOP_PRESSED, State.ESTOP),
+    ],
+)
+def test_a_robot_that_stands_after_a_contact_presses_on_nothing(
+    tmp_path, seed: int, current_a: float, key: bool, reason: Reason, state: State
+):
+    """Its joints have met something; its goals, which go on to their standstill, come back."""
+    made = bench(tmp_path, seed)
+    made.robot.lag_s, made.robot.current[:] = JAMMED_S, current_a
+    apart, late = [0.0], made.inputs.calls + 20
+    made.inputs.wishes |= {call: Wish(estop=key) for call in range(late, late + 2000)}
+
+    def rests() -> bool:
+        apart.append(np.abs(made.robot.goal - made.robot.q).max())
+        return stopped(made, reason, state) and made.guard.rests
+
+    made.until(rests)
+    assert max(apart) > 0.01
+    assert apart[-1] < 2e-4
+    goal = made.robot.goal.copy()
+    pushed(made)  # it has yielded, once, and holds
+    made.run(100)
+    np.testing.assert_array_equal(made.robot.goal, goal)
+    assert made.guard.machine.latched is reason
+    made.inputs.wishes.clear()
+    made.robot.lag_s, made.robot.current[:] = 0.02, 0.1
+    made.run(100)
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.run(1)
+    assert made.guard.machine.latched is None
+    made.assert_within_limits()
+
+
+def test_the_emergency_stop_while_goals_come_back_stops_them_first(tmp_path):
+    made = bench(tmp_path, 0)
+    made.robot.lag_s = JAMMED_S
+    made.until(lambda: stopped(made, Reason.TRACKING_ERROR))
+    made.run(5)
+    assert not made.guard.rests
+    made.inputs.standing = Wish(estop=True)
+    made.until(lambda: stopped(made, Reason.ESTOP_PRESSED, State.ESTOP))
+    assert np.abs(made.robot.goal - made.robot.q).max() > 0.01
+    made.until(lambda: made.guard.rests, 200)
+    assert np.abs(made.robot.goal - made.robot.q).max() < 2e-4
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize("blind", ["another stop", "no reading"])
+def test_goals_stay_where_nothing_was_met_and_where_nobody_sees_the_robot(tmp_path, blind: str):
+    made = bench(tmp_path, 0)
+    if blind == "no reading":
+        made.robot.lag_s = JAMMED_S
+        made.run(20)
+        made.inputs.standing = Wish(estop=True)
+        made.run(1)
+        made.robot.code = Code.TIMEOUT
+        made.until(lambda: stopped(made, Reason.ESTOP_PRESSED, State.ESTOP))
+    else:
+        made.inputs.dead, made.inputs.waiting = True, []
+        made.until(lambda: stopped(made, Reason.PLAN_EXHAUSTED))
+        made.robot.lag_s = JAMMED_S
+        pushed(made)
+        assert made.guard.state is State.HOLD
+    goal = made.robot.goal.copy()
+    assert made.guard.rests
+    assert np.abs(goal - made.robot.q).max() > 0.01
+    made.run(100)
+    np.testing.assert_array_equal(made.robot.goal, goal)
 
 
 @pytest.mark.parametrize("seed", REPEATS)

@@ -88,7 +88,7 @@ def console(tmp_path) -> Console:
 def wishes(console: Console) -> list[Wish]:
     reader, found = Reader(console._wishes, from_start=True), []
     while reader.following():
-        found.append(wish_of(reader.record))
+        found.append(wish_of(reader.record, time.monotonic_ns()))
     return found
 
 
@@ -268,7 +268,7 @@ def test_a_wish_comes_through_shared_memory_whole(tmp_path):
     put_wish(ring, sent)
     reader = Reader(ring, from_start=True)
     assert reader.following()
-    assert wish_of(reader.record) == sent
+    assert wish_of(reader.record, time.monotonic_ns()) == sent
 
 
 @pytest.mark.parametrize(
@@ -628,6 +628,7 @@ PTY = (
         ("ctrl-\\", State.ESTOP),
         ("hangup", State.HOLD),
         ("SIGHUP", State.HOLD),
+        ("SIGTERM to all", State.HOLD),
         ("SIGKILL", State.HOLD),
         ("SIGSTOP", State.HOLD),
     ],
@@ -663,7 +664,10 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
             os.close(terminal)
             open_ = False
         else:
-            os.kill(pid, getattr(signal, how))
+            sent_to = [c for c in children if how.endswith("all") and _of_the_run(c)]
+            assert len(sent_to) == (4 if how.endswith("all") else 0)
+            for each in (*sent_to, pid):  # as at the end of a session, or of the system
+                os.kill(each, getattr(signal, how.split()[0]))
         if how == "SIGSTOP":
             time.sleep(1.5)
             os.kill(pid, signal.SIGCONT)
@@ -699,6 +703,12 @@ def _said(terminal: int) -> bytes:
         return os.read(terminal, 4096) if ready else b""
     time.sleep(0.05)
     return b""
+
+
+def _of_the_run(pid: int) -> bool:
+    """Not the simulated arm, which is the world."""
+    told = Path(f"/proc/{pid}/cmdline").read_text()
+    return "real_robot.control" in told or "real_robot.recording" in told
 
 
 def _children(pid: int) -> list[int]:

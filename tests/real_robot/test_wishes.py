@@ -124,3 +124,31 @@ def test_a_takeover_reaches_the_persons_target_by_a_ramp(tmp_path):
     aims = np.array([row["target"][0] - here[0] for row in rows[1:]])
     since = np.array([row["wake_ns"] - rows[0]["wake_ns"] for row in rows[1:]]) * 1e-9
     assert aims == pytest.approx(0.04 * since / 0.2, abs=0.004)
+
+
+def test_a_word_of_before_is_refused_and_an_emergency_stop_of_before_is_not(tmp_path):
+    made = Bench(tmp_path)
+    made.run(100)
+    tell(made, finish=True, late=True)
+    assert made.guard.state is State.RUNNING
+    assert "type it again" in str(made.loop.refused)
+    tell(made, estop=True, late=True)
+    assert made.guard.state is State.ESTOP
+
+
+def test_a_device_slower_than_the_loop_keeps_the_takeover_until_it_falls_silent(tmp_path):
+    """It speaks every third tick; its last target holds for 0.1 s."""
+    made = Bench(tmp_path)
+    made.run(100)
+    here = made.robot.q + 0.02
+    tell(made, take=True)
+    for tick in range(150):
+        if tick % 3 == 0:
+            tell(made, target=here, target_ns=made.clock.now)
+        else:
+            made.run(1)
+    assert made.guard.state is State.TAKEOVER
+    assert made.robot.q == pytest.approx(here, abs=0.002)
+    made.run(15)
+    assert made.guard.state is State.TAKEOVER
+    made.until(lambda: made.guard.machine.latched is Reason.TELEOP_LOST)

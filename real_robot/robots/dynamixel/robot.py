@@ -276,7 +276,11 @@ class DynamixelRobot:
             self._set_all(table.BUS_WATCHDOG, 0)
             self._set_all(table.PROFILE_VELOCITY, 0)
             self._set_all(table.PROFILE_ACCELERATION, 0)
-            if on:  # all at once, so that the arm does not sag servo by servo; then see whether
+            if on:  # a servo that does not begin where it stands would leap to its last goal
+                here = self._shown["position"][limp].tolist()
+                goals = [table.GOAL_POSITION.pack(ticks) for ticks in here]
+                self.bus.sync_write(on, table.GOAL_POSITION.address, goals)
+                # all at once, so that the arm does not sag servo by servo; then see whether
                 self.bus.sync_write(on, table.TORQUE_ENABLE.address, [b"\1"] * len(on))
             self._set_all(table.TORQUE_ENABLE, 1)
             if (reading := self._steady()).code:
@@ -416,6 +420,12 @@ class DynamixelRobot:
         for _ in range(TRIES):  # nobody answers a sync write
             self.bus.sync_write(self._ids, table.TORQUE_ENABLE.address, [b"\0"] * len(self._ids))
         self._armed = False
+        known, holds = not self._steady().code, self._shown["torque"] != 0
+        if not known or holds.any():
+            which = [j for j, on in zip(self._spec.joints, holds, strict=True) if on or not known]
+            raise UserError(
+                f"{', '.join(which)} may still hold: what was told to go limp did not say so"
+            )
 
     def close(self) -> None:
         if self._bus is None:

@@ -17,8 +17,10 @@ from real_robot.control.rings import Ring
 from real_robot.robot import Code, Status
 from real_robot.robots import tracker
 from real_robot.robots.dynamixel import calibration, table
+from real_robot.robots.dynamixel.bus import Bus
 from real_robot.robots.dynamixel.robot import Clock, DynamixelRobot
 from real_robot.robots.simulated_bus import arm
+from real_robot.robots.simulated_bus.servo import SimulatedServo
 
 TICK = 2 * np.pi / 4096
 
@@ -115,6 +117,9 @@ def test_what_a_tracker_saw_has_the_trackers_own_stamp(rig: Any, desk: Any, tmp_
     ring.push()
     reading = robot.read()
     assert (reading.channels["target"].tolist(), reading.channels_ns) == ([0.1, 0.2, 0.3], seen_ns)
+    ring.record["time_ns"] = rig.port.now_ns() + 10**9  # by another clock, it would never be old
+    ring.push()
+    assert np.isnan(robot.read().channels["target"]).all()
 
 
 def test_disarming_lets_go(rig: Any) -> None:
@@ -122,6 +127,32 @@ def test_disarming_lets_go(rig: Any) -> None:
     rig.robot.disarm()
     assert rig.robot.read().status.tolist() == [0] * 5
     assert not any(servo.torque_on for servo in rig.line.servos)
+
+
+def test_what_does_not_let_go_is_named(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.armed()
+    stuck, torque = rig.line.servos[1], type(rig.line.servos[1])._torque
+    monkeypatch.setattr(SimulatedServo, "_torque", lambda s, on: s is stuck or torque(s, on))
+    with pytest.raises(UserError, match=r"^shoulder may still hold"):
+        rig.robot.disarm()
+
+
+def test_arming_does_not_rely_on_servos_to_begin_where_they_stand(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that kept its last goal would leap there: it is told where it stands before."""
+    told, write = list[tuple[int, Any]](), Bus.sync_write
+
+    def listens(bus: Bus, ids: Any, address: int, data: Any) -> Any:
+        told.append((address, [*data]))
+        return write(bus, ids, address, data)
+
+    monkeypatch.setattr(Bus, "sync_write", listens)
+    rig.robot.connect()
+    stands = [table.GOAL_POSITION.pack(servo.position()) for servo in rig.line.servos]
+    rig.robot.arm()
+    torque = [address for address, _ in told].index(table.TORQUE_ENABLE.address)
+    assert told[torque - 1] == (table.GOAL_POSITION.address, stands)
 
 
 def test_a_second_instance_holds_where_the_arm_is(make_rig: Callable[..., Any], desk: Any) -> None:
