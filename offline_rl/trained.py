@@ -55,6 +55,7 @@ class Trained:
     def __init__(self, folder: SeedFolder) -> None:
         """Raises UserError where there is no checkpoint."""
         self.path, self.config = folder.path, read_object(folder.config)
+        self.config["algorithm"] = folder.algorithm(self.config)
         done = common_checkpoint([folder])
         if done is None:
             raise UserError(f"{folder.path} holds no checkpoint yet")
@@ -122,6 +123,9 @@ class Trained:
         if self.algorithm.spec.lone is None:
             seen = ", ".join(channel.name for channel in self.algorithm.spec.channels)
             raise UserError(f"values are asked of one vector, and {self.path} learnt from {seen}")
+        hyper = self.config["hyper"]
+        if hyper.get("history", 1) * hyper.get("executed", 1) > 1:
+            raise UserError(f"{self.path} learnt values of histories and chunks, not of one step")
         s, a = np.asarray(observations), np.asarray(actions, np.float32)
         spec = self.algorithm.spec
         single = s.shape == spec.observation_shape and a.ndim == 1

@@ -26,7 +26,6 @@ from typing import Any
 from offline_rl.algorithms.common.registry import algorithm_class, label
 from offline_rl.report import compact
 from offline_rl.report.records import run_of
-from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     CHANGING,
     READING,
@@ -36,7 +35,7 @@ from offline_rl.training.plan import (
     decided,
     reads_data,
 )
-from offline_rl.training.resolve import Resolved, resolve
+from offline_rl.training.resolve import Resolved, main_updates, resolve
 from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder, typed
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
@@ -102,7 +101,7 @@ class Cell:
     @property
     def updates(self) -> int:
         """Of the main phase, offline."""
-        return int(self.keys.get("num_updates", TrainOptions.num_updates))
+        return main_updates(self.keys)
 
     @property
     def finished(self) -> bool:

@@ -99,6 +99,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
         print(f"run={run}: its seeds have come to {far}; all go on from {done.updates:,} updates")
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
     config = read_object(folders[0].config)
+    config["algorithm"] = folders[0].algorithm(config)
     told = config["task"], config["algorithm"], config["num_updates"], config["hyper"]
     return Start(path, *told, checkpoints), config
 

@@ -27,7 +27,7 @@ class TrainOptions(Checked):
     terminate_on_end: bool = False  # the same with D4RL's option of that name
     data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
     seeds: int | list[int] = 1  # a count (0, 1, …) or a list; they train side by side
-    num_updates: Amount = 1_000_000  # of the main phase, offline
+    num_updates: Amount = 1_000_000  # of the main phase, offline; of sac, td3 and rlpd: 0
     stretch: bool = False  # a higher num_updates goes on, though a rate's schedule ended with it
     pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
     num_env_steps: Amount = 0  # environment steps to learn from online

@@ -17,6 +17,7 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
+    origin,
     prepared,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
@@ -422,6 +423,8 @@ def decided(plan: Resolved, name: str) -> dict[str, Any]:
     """What the keys alone decide of the run `name`, as config.json has it."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     made: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
+    if own := origin(plan.options.algorithm):
+        made["code_sha256"] = own["sha256"]
     if plan.options.num_env_steps:
         made["online"] = asdict(plan.interaction.online)
         own = plan.settings[name]

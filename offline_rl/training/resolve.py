@@ -56,6 +56,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
                 raise UserError(unknown("option", key, near))
     own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
     hyper, online, wandb = groups
+    own.setdefault("num_updates", main_updates(own))
     options = build(TrainOptions, own)
     algorithm = algorithm_class(options.algorithm)
     try:
@@ -93,6 +94,17 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     how = replace(how, num_updates=max(1, int(options.num_env_steps * how.online.utd)))
     built = build(WandbOptions, wandb, "wandb.")
     return Resolved(options, built, algorithm, settings, pattern, task, seeds, how)
+
+
+def main_updates(keys: Mapping[str, Any]) -> int:
+    """`num_updates`, or its default: none for what begins in an environment, from nothing."""
+    alone = "algorithm" in keys and begins_online(algorithm_class(str(keys["algorithm"])))
+    return int(keys.get("num_updates", 0 if alone else TrainOptions.num_updates))
+
+
+def begins_online(algorithm: type[Algorithm]) -> bool:
+    """Whether it begins in an environment, with random actions, whatever data it has beside."""
+    return algorithm.online and algorithm.Online().warm_up_by == "random"
 
 
 def kinds_of(algorithm: type[Algorithm]) -> dict[str, Any]:
@@ -164,6 +176,11 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.out.strip():
         raise UserError("out= is no name for a folder; out=. is the working folder")
+    if not options.num_updates and not options.num_env_steps and begins_online(algorithm):
+        raise UserError(
+            f"{options.algorithm} learns in an environment: say how long, with num_env_steps=…, or "
+            "with num_updates=… from data alone"
+        )
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from offline_rl.algorithms.common.registry import split
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
@@ -34,6 +35,7 @@ CHECKSUMS = {  # which tell no one much
     "data": "other data",
     "expert_data": "another expert's data",
     "base_sha256": "another base",
+    "code_sha256": "other code in its algorithm's file",
 }
 SUMS = "start.sha256."  # in a flat config: what each seed of a run goes on from
 FORMAT = "3"  # of checkpoints; another one where what a run goes on from changes
@@ -79,6 +81,15 @@ class SeedFolder:
     @property
     def finished(self) -> bool:
         return self.result.is_file()
+
+    def algorithm(self, config: Mapping[str, Any]) -> str:
+        """Its name in `config`; of a file that lies elsewhere from here, with its whole path."""
+        name: str = config["algorithm"]
+        (source, cls), about = split(name), self.path / "environment.json"
+        if not source.endswith(".py") or Path(source).expanduser().is_file():
+            return name
+        file = (read_object(about).get("algorithm") or {}).get("file") if about.is_file() else None
+        return ":".join(filter(None, (file, cls))) if file else name
 
     @property
     def began(self) -> int:

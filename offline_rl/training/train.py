@@ -146,7 +146,8 @@ def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
 
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
     """In which options a run may go on otherwise than it was begun."""
-    return (*CHANGING, "num_updates") if member in longer else CHANGING
+    moved = ("algorithm",) if "code_sha256" in member.description else ()  # the same file, by sum
+    return (*CHANGING, *moved, *(("num_updates",) if member in longer else ()))
 
 
 def abreast(members: Sequence[Member]) -> list[list[Member]]:
@@ -221,7 +222,7 @@ def train_group(
         )
     for member in members:
         folder = member.folder
-        folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
+        folder.agree(member.description, (*CHANGING, "algorithm", "num_updates"))  # are checked
         folder.renew(member.description)
         if done is None:
             folder.rewind(None)

@@ -94,6 +94,10 @@ def test_what_there_is_not_is_said(result: Result, tmp_path: Path) -> None:
         offline_rl.load(result.path, seed=7)
     with pytest.raises(UserError, match="holds no seeds"):
         offline_rl.load(tmp_path)
+    chunks = offline_rl.load(result.path)
+    chunks.config["hyper"]["executed"] = 2  # as of a critic of whole decisions
+    with pytest.raises(UserError, match="values of histories and chunks"):
+        chunks.q_values(np.zeros((1, 6)), np.zeros((1, 2)))
     data = Dataset.from_arrays(
         np.random.default_rng(0).normal(size=(9, 2)), np.zeros((9, 1)), np.ones(9), np.arange(9) > 7
     )

@@ -53,7 +53,8 @@ def algorithm_class(name: str) -> type[Algorithm]:
         try:
             module = importlib.import_module(source)
         except ImportError as error:
-            raise UserError(f"algorithm={name}: {error}") from None
+            remedy = f"; is it installed? a file of yours is algorithm=path/to/mine.py:{cls}"
+            raise UserError(f"algorithm={name}: {error}{remedy}") from None
         return checked(name, *found(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))

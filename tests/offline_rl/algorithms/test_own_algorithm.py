@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from small_data import save_small
 
+import offline_rl
 import policies
 from offline_rl.algorithms.common.registry import label
 from offline_rl.cli.main import main
 from offline_rl.report import compact
 from offline_rl.suite.plan import Cell, kept
+from offline_rl.training.finetune import start_of
 
 OWN = '''
 """Imitation by the absolute error."""
@@ -184,3 +186,33 @@ def test_a_branch_on_what_is_learnt_is_named_with_the_remedy(
     assert f"branching.py, line {number}: a tensor's value" in said
     assert "torch.where(condition, this, that)" in said
     assert said.count("\n") == 1
+
+
+def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Changed, it is another run's; by another path, it is the same."""
+    assert train("methods/mine.py") == 0
+    run = folder / "runs" / "env_Pendulum-v1" / "mine" / "default"
+    capsys.readouterr()
+    assert train(str(folder / "methods" / "mine.py")) == 0
+    assert "already finished" in capsys.readouterr().out
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert offline_rl.load(run).act(np.zeros(3, np.float32)).shape == (1,)
+    start, config = start_of(run)
+    assert start.algorithm == config["algorithm"] == str(folder / "methods" / "mine.py")
+    monkeypatch.chdir(folder)
+    (folder / "methods" / "mine.py").write_text(OWN + "\n# and more\n")
+    assert train("methods/mine.py") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "was begun with other code in its algorithm's file; give the new run another" in told
+    assert train("methods/mine.py", "name=more") == 0
+
+
+def test_what_is_not_installed_is_said_to_be_named_by_its_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train("nowhere:Mine") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "No module named 'nowhere'; is it installed? a file of yours is algorithm=" in told

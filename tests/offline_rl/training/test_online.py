@@ -353,6 +353,17 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
         assert told.count(f"{run} learnt in line, and goes on in {task}") == times
 
 
+def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: str) -> None:
+    keys = {"task": line, "num_env_steps": 5}
+    for algorithm, updates in (("sac", 0), ("td3", 0)):
+        assert prepare({**keys, "algorithm": algorithm}).options.num_updates == updates
+    assert [type(piece) for piece in prepare({**keys, "algorithm": "sac"}).schedule] == [Interact]
+    with pytest.raises(UserError, match="sac learns in an environment: say how long"):
+        prepare({"task": line, "algorithm": "sac"})
+    with pytest.raises(UserError, match="brings no data"):
+        prepare({**keys, "algorithm": "sac", "num_updates": 4})
+
+
 def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
     """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
