@@ -21,7 +21,7 @@ def robot(arguments: Sequence[str]) -> None:
            offline-rl robot calibrate robot=<name> [key=value …]
 
       robot=     a name in configs/robot, or a file of your own; see docs/robot.md
-      adapter=   another than the file's: dynamixel, simulated; and the adapter's own keys: port=…
+      adapter=   another than the file's: dynamixel, simulated, mine.py:Arm; its own keys: port=…
       rate_hz=   of the control loop; default: the robot's, of which half to twice is taken
       runtime=   that runs the bundle: torch, onnx, numpy; default: the first that can
       limits=    a file of tighter ones, such as velocity: {waist: 0.5}, in rad, m, s and A, and of
@@ -54,12 +54,13 @@ def robot(arguments: Sequence[str]) -> None:
 
 def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values`, those that `function` names being of its types; the others are the adapter's."""
-    from real_robot.robots.config import Line, Simulation
+    from real_robot.robots.config import ADAPTERS, Line, Simulation, describe
 
     hints = get_type_hints(function)
     known = {*hints, *get_type_hints(Line), *get_type_hints(Simulation)} - FOR_PYTHON
+    own = values.get("adapter") or describe(values["robot"]).config.adapter
     for name in values:
-        if name not in known:
+        if name not in known and own in ADAPTERS:
             raise UserError(unknown("option", name, known))
     return {k: coerce(v, hints[k], k) if k in hints else v for k, v in values.items()}
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from offline_rl.evaluation.evaluate import bundles
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
-from offline_rl.utils.optional import needed
+from offline_rl.utils.modules import needed
 from offline_rl.utils.options import Checked, build
 from policies import BundleError, bundle
 

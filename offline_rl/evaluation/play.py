@@ -18,7 +18,7 @@ from envs import faults
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
-from offline_rl.utils.optional import needed
+from offline_rl.utils.modules import needed
 from offline_rl.utils.options import Checked, Count, Number, build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Player, channels

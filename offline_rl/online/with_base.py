@@ -11,15 +11,11 @@ an episode's end begins its queue anew.
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +26,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.meaning import spec_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
+from offline_rl.utils.modules import named
 from policies import Bundle, Channel, Spec, channels, noise
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
@@ -266,15 +263,9 @@ def differs(own: Spec, here: Spec) -> str | None:
 
 def of_code(source: str, env: VectorEnv) -> Base:
     """The policy of a module or a file of the user's. Raises UserError."""
-    module, _, name = source.rpartition(":")
+    (kind, module), name = named("base", source), source.rpartition(":")[2]
     try:
-        loaded = imported(Path(module)) if module.endswith(".py") else import_module(module)
-        if not hasattr(loaded, name):
-            raise UserError(f"base={source}: there is no {name} in {module}")
-        own: Any = getattr(loaded, name)
-        own = own() if isinstance(own, type) else own
-    except UserError:
-        raise
+        own: Any = kind() if isinstance(kind, type) else kind
     except Exception as error:
         raise UserError(f"base={source}: {type(error).__name__}: {error}") from error
     history, shape = number(source, own, "history"), tuple(getattr(own, "noise_shape", ()))
@@ -306,7 +297,7 @@ def of_code(source: str, env: VectorEnv) -> Base:
     executed = number(source, own, "executed", found[1])
     if executed > found[1]:
         raise UserError(f"base={source}: executed={executed}, but a chunk has {found[1]} actions")
-    file = Path(inspect.getfile(loaded))
+    file = Path(inspect.getfile(module))
     return Base(
         source,
         sha256(f"{checksum(file)}:{name}".encode()).hexdigest(),
@@ -328,15 +319,3 @@ def number(source: str, own: Any, name: str, default: int = 1) -> int:
 def attached(correction: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
     """The policy whose bundle holds a correction alone, with its base. Raises UserError."""
     return ResidualPolicy(correction, base_of(source, env).made)
-
-
-def imported(path: Path) -> ModuleType:
-    """The module in a file."""
-    path = path.expanduser().resolve()
-    name = f"base_{checksum(path)[:16]}"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -166,5 +165,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(Path("/"))
     main(sys.argv)

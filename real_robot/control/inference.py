@@ -6,11 +6,9 @@ cores that control does not use, and nobody waits for it.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -156,5 +154,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(Path("/"))
     main(sys.argv)

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from real_robot.control.clock import PRIORITY, ask_for_real_time
 from real_robot.control.rings import Words
@@ -128,5 +127,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(Path("/"))
     main(sys.argv)

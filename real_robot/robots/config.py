@@ -16,9 +16,13 @@ import numpy as np
 import yaml
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.modules import named
 from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import share
 from real_robot.robot import Channel, Limits, Robot, RobotSpec, Workspace
+
+METHODS = ("spec", "connect", "arm", "read", "command", "hold", "disarm", "close")
+ADAPTERS = ("dynamixel", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ class Simulation:
 class Config:
     """A robot's file."""
 
-    adapter: Literal["dynamixel", "simulated"]
+    adapter: str  # dynamixel, simulated, or a class of yours: mine.py:Arm, beside the file
     joints: dict
     rate_hz: float
     timeout_s: float
@@ -81,8 +85,12 @@ class Config:
     channels: dict = field(default_factory=dict)
     dynamixel: dict = field(default_factory=dict)
     simulated: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)  # of an adapter of yours
 
     def __post_init__(self) -> None:
+        if self.adapter not in ADAPTERS and ":" not in self.adapter:
+            expected = f"{', '.join(ADAPTERS)}, or a class of yours, such as mine.py:Arm"
+            raise ValueError(f"adapter is {self.adapter!r}; expected {expected}")
         for name in ("rate_hz", "timeout_s", "max_reading_age_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; a positive number is expected")
@@ -165,10 +173,29 @@ def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Rob
 
         how = build(Simulation, config.simulated | changes, "simulated.")
         return SimulatedRobot(described, how)
+    if config.adapter not in ADAPTERS:
+        return _own(described, config.options | changes)
     from real_robot.robots.dynamixel.robot import DynamixelRobot
 
     line = build(Line, config.dynamixel | changes, "dynamixel.")
     return DynamixelRobot.by_config(described, line)
+
+
+def _own(described: Described, options: dict[str, Any]) -> Robot:
+    """The user's class, given the file and its options. Raises UserError."""
+    adapter = described.config.adapter
+    beside = described.path.resolve().parent / adapter
+    is_beside = Path(str(beside).rpartition(":")[0]).is_file()
+    kind, _ = named("adapter", str(beside) if is_beside else adapter)
+    try:
+        robot: Robot = kind(described, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"adapter={adapter}: {type(error).__name__}: {error}") from error
+    if missing := [name for name in METHODS if not hasattr(robot, name)]:
+        raise UserError(f"adapter={adapter}: it has no {', '.join(missing)}; see real_robot.Robot")
+    return robot
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:

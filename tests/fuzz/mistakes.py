@@ -431,7 +431,7 @@ MORE = {
     "robot check bundle=nowhere": "nowhere: no such policy bundle",
     "robot check bundle=cut.bundle": "cut.bundle is not a whole policy bundle",
     "robot check bundle=runs/neorl2_DMSD/td3_bc/default/seed_0/policy.bundle": "does not name",
-    "robot check adapter=nothing": "desk.yaml: adapter='nothing': expected one of dynamixel",
+    "robot check adapter=nothing": "desk.yaml: adapter is 'nothing'; expected dynamixel",
     "robot check colour=red": "unknown option 'colour'; there are",
     "robot check rate_hz=fast": "rate_hz='fast': expected a number or null",
     "robot check limits=nowhere.yaml": "nowhere.yaml is not readable as YAML",

@@ -559,11 +559,30 @@ def patient_desk(tmp_path) -> str:
     return str(tmp_path / "desk.yaml")
 
 
+OWN_ARM = """
+from real_robot.robots.config import Simulation
+from real_robot.robots.simulated import SimulatedRobot
+
+
+class Arm(SimulatedRobot):
+    def __init__(self, described, folder):
+        how = {**described.config.simulated, "folder": folder}
+        super().__init__(described, Simulation(**how))
+"""
+
+
 @pytest.mark.slow
-def test_a_run_on_a_simulated_arm_moves_records_and_holds(tmp_path, patient_desk: str):
+@pytest.mark.parametrize("adapter", [None, "own_arm.py:Arm"])
+def test_a_run_on_a_simulated_arm_moves_records_and_holds(
+    tmp_path, monkeypatch, patient_desk: str, adapter: str | None
+):
+    """Files are named from where the command is given, in every process."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_arm.py").write_text(OWN_ARM)
     outcome = run(
         write_desk_bundle(tmp_path / "b"),
-        patient_desk,
+        Path(patient_desk).name,
+        adapter=adapter,
         folder=str(tmp_path / "sim"),
         seconds=6.0,
         start=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.utils.optional import needed
+from offline_rl.utils.modules import needed
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.lerobot import OBSERVED, VIDEO_3
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import folder_atomically, write_json
-from offline_rl.utils.optional import needed
+from offline_rl.utils.modules import needed
 from policies import channels
 
 TABLE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"

@@ -106,7 +106,7 @@ def test_what_is_not_declared_is_missing_not_assumed(tmp_path: Path) -> None:
         ({"joints": {"a": {"velocty": 2}}}, "joints.a.velocity"),
         ({"joints": {"a": {"position": [1, -1]}}}, "lowest, highest"),
         ({"joints": {"a": 3}}, "expected keys and values"),
-        ({"adapter": "feetech"}, "expected one of dynamixel, simulated"),
+        ({"adapter": "feetech"}, "expected dynamixel, simulated"),
         ({"workspace": {"sites": ["tip"], "low": [0], "high": [1]}}, "3 numbers"),
         ({"channels": {"puck": {"unit": "m"}}}, "expected shape and unit"),
     ],
@@ -135,3 +135,40 @@ def test_a_calibration_of_other_ids_is_refused(tmp_path: Path) -> None:
         make(written(tmp_path), calibration=str(path))
     with pytest.raises(UserError, match=r"did you mean dynamixel\.port"):
         make(written(tmp_path), prt="/dev/ttyUSB1")
+
+
+OWN = """
+class Arm:
+    connect = arm = read = command = hold = disarm = close = None
+
+    def __init__(self, described, port, speed=1):
+        self.spec, self.port, self.speed = described.spec, port, speed
+
+
+class Half:
+    def __init__(self, described, **options):
+        self.spec = described.spec
+
+
+class Broken:
+    def __init__(self, described, **options):
+        raise OSError("no such port")
+"""
+
+
+def test_an_adapter_of_yours_is_a_class_in_a_file(tmp_path: Path) -> None:
+    """Beside the robot's; it gets what the robot's file says, and its options."""
+    (tmp_path / "arms.py").write_text(OWN)
+    path = written(tmp_path, adapter="arms.py:Arm", options={"port": "/dev/a", "speed": 2})
+    robot: Any = make(path, port="/dev/b")
+    assert (robot.spec.joints, robot.port, robot.speed) == (("a", "b"), "/dev/b", 2)
+    for name, sentence in {
+        "arms.py:Half": "it has no connect, arm, read, command, hold, disarm, close",
+        "arms.py:Broken": "OSError: no such port",
+        "arms.py:Gone": "there is no Gone in",
+        "nowhere.py:Arm": "nowhere.py",
+        "nowhere:Arm": "No module named 'nowhere'",
+        "servo": "expected dynamixel, simulated, or a class of yours, such as mine.py:Arm",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            make(written(tmp_path, adapter=name))
