@@ -18,7 +18,7 @@ from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, load
 from policies.policy import BundlePolicy
 from real_robot.control.kinematics import forward
-from real_robot.control.observing import action_order, goals, observer, places
+from real_robot.control.observing import action_order, goals, observer, offset, places
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
 from real_robot.safety.limits import FURTHEST_RAD, faults, limits_from, tightest
@@ -73,6 +73,8 @@ def check(
         say("units", "actions lie in the robot's range, in rad and m")
         rate = _rate(policy.spec, control_hz)
         say("rates", f"policy {rate:g} Hz, control {control_hz:g} Hz")
+        if policy.spec.horizon > 1:
+            say("chunks", _offset(policy.spec))
         say("answer", _answer(policy))
     if connect:
         robot.connect()
@@ -155,6 +157,12 @@ def _rate(policy: Spec, control_hz: float) -> float:
             f"{control_hz:g} Hz: raise rate_hz, or take a bundle for a slower rate"
         )
     return policy.rate_hz
+
+
+def _offset(policy: Spec) -> str:
+    if (own := offset(policy)) is None:
+        return "not said when a chunk's first action is due: with its observation, unless offset=…"
+    return f"a chunk's first action is due {own:g} steps after its observation"
 
 
 def _answer(policy: Any) -> str:

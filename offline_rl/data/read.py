@@ -197,6 +197,7 @@ def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | Non
         action_low=each(low, act),
         action_high=each(high, act),
         rate_hz=found.rate_hz,
+        action_offset=found.action_offset,
         action_names=actions if len(actions) == act else (),
         action_units=found.action_units if len(actions) == act else (),
     )

@@ -167,8 +167,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
         raise UserError(
-            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made; take a "
-            f"head of policies.heads: {', '.join(kinds())}"
+            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made: what "
+            f"acts is one of policies.heads, {', '.join(kinds())}; all else may be your own module"
         )
     if options.pretrain_updates is not None and not learner.phases:
         raise UserError(

@@ -75,6 +75,14 @@ def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
     assert machine.arrived == []
 
 
+@pytest.mark.parametrize(
+    ("offset", "says"), [(None, "not said"), (1.0, "due 1 steps after"), (0.0, "due 0 steps after")]
+)
+def test_when_a_chunk_begins_is_said(offset: float | None, says: str):
+    found = module._offset(replace(FITTING, horizon=4, action_offset=offset))
+    assert says in found
+
+
 DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
 
 

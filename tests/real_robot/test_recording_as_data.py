@@ -50,7 +50,7 @@ def test_a_recording_is_read_with_names_units_rate_and_its_episodes(tmp_path: Pa
     assert (data.spec.observation_names, data.spec.observation_units) == (NAMES, UNITS)
     assert (data.spec.action_names, data.spec.action_units) == (("shoulder", "elbow"), ("rad",) * 2)
     assert (data.spec.action_low, data.spec.action_high) == ((-2.0, -2.0), (2.0, 2.0))
-    assert data.spec.rate_hz == 50.0
+    assert (data.spec.rate_hz, data.spec.action_offset) == (50.0, 0.0)
     seen = np.concatenate([moved[name] for name in ("q", "dq", "channel.puck")], 1)
     np.testing.assert_allclose(data.observations[:5], seen, rtol=1e-6)
     np.testing.assert_allclose(2 * data.actions, moved["sent"], rtol=1e-6)
@@ -94,6 +94,8 @@ def test_where_a_person_guided_the_arm_actions_are_where_it_came_to(tmp_path: Pa
     rows = recorded(tmp_path / "a.rec", [0] * 4, change)
     data = read(tmp_path / "a.rec")
     np.testing.assert_allclose(2 * data.actions, rows["q"][[1, 2, 3, 3]], rtol=1e-6)
+    assert data.spec is not None
+    assert data.spec.action_offset == 1.0
 
 
 def test_a_recording_in_which_nothing_moved_is_refused_and_a_cut_one_is_read(

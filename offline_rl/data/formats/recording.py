@@ -87,6 +87,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         action_names=tuple(about["joints"]),
         action_units=tuple(about["units"]),
         rate_hz=float(about["rate_hz"]),
+        action_offset=1.0 if guided else 0.0,
     )
 
 
