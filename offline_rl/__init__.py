@@ -17,15 +17,26 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
     from offline_rl.trained import Trained, load
-    from offline_rl.training.finetune import finetune
+    from offline_rl.training.finetune import distill, finetune
     from offline_rl.training.result import Result
     from offline_rl.training.train import train
 
-__all__ = ["Dataset", "Result", "Trained", "UserError", "__version__", "finetune", "load", "train"]
+__all__ = [
+    "Dataset",
+    "Result",
+    "Trained",
+    "UserError",
+    "__version__",
+    "distill",
+    "finetune",
+    "load",
+    "train",
+]
 
 _LAZY = {
     "train": "offline_rl.training.train",
     "finetune": "offline_rl.training.finetune",
+    "distill": "offline_rl.training.finetune",
     "Result": "offline_rl.training.result",
     "Dataset": "offline_rl.data",
     "load": "offline_rl.trained",
