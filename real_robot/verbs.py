@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
@@ -58,9 +59,9 @@ def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, An
 
     hints = get_type_hints(function)
     known = {*hints, *get_type_hints(Line), *get_type_hints(Simulation)} - FOR_PYTHON
-    own = values.get("adapter") or describe(values["robot"]).config.adapter
+    own = values.get("adapter") or describe(str(values["robot"])).config.adapter
     for name in values:
-        if name not in known and own in ADAPTERS:
+        if name not in known and (own in ADAPTERS or get_close_matches(name, hints, 1, 0.85)):
             raise UserError(unknown("option", name, known))
     return {k: coerce(v, hints[k], k) if k in hints else v for k, v in values.items()}
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from offline_rl.data.load import data_folder
 from offline_rl.report.records import Record, of_folder, run_of, seed_folders
-from offline_rl.training.run_folder import SUMS, own, typed
+from offline_rl.training.run_folder import SUMS, agree_in, own, typed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -102,7 +102,7 @@ def write(records: Sequence[Record], out: Path) -> None:
     for record in records:
         first = configs.setdefault(record.run, record.config)
         a, b = flatten(first, "."), flatten(record.config, ".")
-        differ = [k for k in sorted(a | b) if a.get(k) != b.get(k) and not k.startswith(SUMS)]
+        differ = [k for k in sorted(a | b) if not (agree_in(k, a, b) or k.startswith(SUMS))]
         if differ:
             told = ", ".join(map(typed, differ))
             raise UserError(

@@ -36,7 +36,7 @@ from offline_rl.training.plan import (
     reads_data,
 )
 from offline_rl.training.resolve import Resolved, main_updates, resolve
-from offline_rl.training.run_folder import BUNDLE, SeedFolder, run_folder, typed
+from offline_rl.training.run_folder import BUNDLE, CHECKSUMS, SeedFolder, run_folder, typed
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import read_json, read_object, write_json
@@ -112,7 +112,8 @@ class Cell:
         """Whether a result is of as many updates of the main phase and environment steps."""
         steps = int(self.keys.get("num_env_steps", 0))
         done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
-        return int(done[0]) >= self.updates and int(done[1]) >= steps
+        enough = int(done[0]) >= self.updates if self.updates else not int(done[0])
+        return enough and int(done[1]) >= steps
 
     def begun_otherwise(self) -> dict[str, tuple[Any, Any]]:
         """Settings that its run was begun with and that are others now: key -> then and now.
@@ -139,6 +140,10 @@ class Cell:
             if "start.run" in then:
                 then["start.run"] = _end(then["start.run"])
             online = {k for k in then if k.startswith("online.") and run is None}
+            if then.get("code_sha256") is not None and then["code_sha256"] == now.get(
+                "code_sha256"
+            ):
+                then["algorithm"] = now["algorithm"]  # one file, by another path
             for key in now.keys() | online:
                 every = f"hyper.{key.removeprefix('online.')}"  # what holds online if not said
                 one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
@@ -298,8 +303,8 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
 def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
     """A cell's id -> its seeds that a study's compact files hold, with as many updates as now.
 
-    Their data are not read, and so not compared, nor is the code of algorithms. Raises UserError
-    naming one whose settings are others now, and files that are damaged or none.
+    Their data are not read, and so not compared, nor is the code of our algorithms. Raises
+    UserError naming one whose settings are others now, and files that are damaged or none.
     """
     if not (Path(study) / compact.RUNS).is_file():
         raise UserError(f"kept={study} holds no {compact.RUNS}: name a study's folder")
@@ -318,7 +323,8 @@ def kept(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
 
 
 def _changes(found: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{k}={_said(a)}, now {_said(b)}" for k, (a, b) in found.items())
+    told = {k: f"{k}={_said(a)}, now {_said(b)}" for k, (a, b) in found.items()}
+    return ", ".join(CHECKSUMS.get(k, sentence) for k, sentence in told.items())
 
 
 def _said(value: Any) -> str:

@@ -56,7 +56,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
                 raise UserError(unknown("option", key, near))
     own, *groups = (part(keys, prefix) for prefix in ("", "algorithm.", "online.", "wandb."))
     hyper, online, wandb = groups
-    own.setdefault("num_updates", main_updates(own))
+    if "num_updates" not in own:
+        own["num_updates"] = main_updates(own)
     options = build(TrainOptions, own)
     algorithm = algorithm_class(options.algorithm)
     try:

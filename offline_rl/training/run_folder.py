@@ -85,11 +85,16 @@ class SeedFolder:
     def algorithm(self, config: Mapping[str, Any]) -> str:
         """Its name in `config`; of a file that lies elsewhere from here, with its whole path."""
         name: str = config["algorithm"]
-        (source, cls), about = split(name), self.path / "environment.json"
+        source, cls = split(name)
         if not source.endswith(".py") or Path(source).expanduser().is_file():
             return name
-        file = (read_object(about).get("algorithm") or {}).get("file") if about.is_file() else None
+        file = self._code().get("file")
         return ":".join(filter(None, (file, cls))) if file else name
+
+    def _code(self) -> dict[str, str]:
+        """Where an algorithm that is not ours lay, and its file's checksum; nothing of ours."""
+        about = self.path / "environment.json"
+        return (read_object(about).get("algorithm") or {}) if about.is_file() else {}
 
     @property
     def began(self) -> int:
@@ -247,6 +252,8 @@ class SeedFolder:
             return
         before = flatten(own(read_object(self.config), self.seed), ".")
         after = flatten(config, ".")
+        if "code_sha256" in after and "code_sha256" not in before:  # as earlier versions left it
+            before["code_sha256"] = self._code().get("sha256")
         for key in sorted((before.keys() | after.keys()) - {*free}):
             if not agree_in(key, before, after):
                 then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
@@ -302,6 +309,11 @@ def typed(key: str) -> str:
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     """Whether two flat configs agree; an option that one's version did not have was off then."""
+    if key == "algorithm" and one.get("code_sha256") is not None:  # a file, by another path
+        return one["code_sha256"] == two.get("code_sha256")
+    every = f"hyper.{key.removeprefix('online.')}"  # what holds online if nothing is said
+    if key.startswith("online.") and every in one and every in two:
+        return bool(one.get(key, one[every]) == two.get(key, two[every]))
     if key in one and key in two:
         return bool(one[key] == two[key])
     found = one.get(key, two.get(key))

@@ -146,8 +146,7 @@ def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
 
 def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
     """In which options a run may go on otherwise than it was begun."""
-    moved = ("algorithm",) if "code_sha256" in member.description else ()  # the same file, by sum
-    return (*CHANGING, *moved, *(("num_updates",) if member in longer else ()))
+    return (*CHANGING, "num_updates") if member in longer else CHANGING
 
 
 def abreast(members: Sequence[Member]) -> list[list[Member]]:
@@ -222,7 +221,7 @@ def train_group(
         )
     for member in members:
         folder = member.folder
-        folder.agree(member.description, (*CHANGING, "algorithm", "num_updates"))  # are checked
+        folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
         folder.renew(member.description)
         if done is None:
             folder.rewind(None)

@@ -27,7 +27,8 @@ MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
-TELEOP_AGE_S = 0.1  # an older target of a person's is none
+TELEOP_AGE_S = 0.1  # an older target of a person's is none,
+AHEAD_NS = 1_000_000  # nor is one of another clock
 STARTING_S = 2.0  # in which the first plan comes: nobody expects a robot to move later
 
 
@@ -254,7 +255,8 @@ class Loop:
         """A person's target, reached from where the robot was measured within 0.2 s."""
         if wish.target is not None:
             self._target, self._target_ns = wish.target, wish.target_ns
-        if self._target is None or now - self._target_ns > TELEOP_AGE_S * 1e9:
+        age = now - self._target_ns
+        if self._target is None or not -AHEAD_NS <= age <= TELEOP_AGE_S * 1e9:
             # until the device has spoken for the first time, the robot stays
             waits = now - self._taken_ns <= TELEOP_AGE_S * 1e9
             return self._from if waits else None

@@ -38,10 +38,9 @@ TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
 RECORDER_AGE_NS = 1_000_000_000
 CONSOLE_AGE_NS = 500_000_000
 HELD_S = 1.0  # in which the watchdog has held the robot of a dead control process
-# what a terminal or the system's end sends is for the console alone: whoever moves the robot ends
-# when it stands
+# what a terminal sends is for the console alone: whoever moves the robot ends when it stands
 CONSOLES = (
-    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGTERM),
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP),
     *(signal.SIGTTIN, signal.SIGTTOU),
 )
 WISH_AGE_NS = 500_000_000  # an older word is of a robot that a person saw doing something else
@@ -310,4 +309,6 @@ def main_folder(arguments: Sequence[str]) -> Session:
     """The session that a child is started for; from then on it hears no terminal."""
     for each in CONSOLES:
         signal.signal(each, signal.SIG_IGN)
+    # and so is the system's end; unlike what is ignored, programs that an adapter starts hear it
+    signal.signal(signal.SIGTERM, lambda *_: None)
     return Session.load(arguments[1])

@@ -31,11 +31,10 @@ from real_robot.safety.stopping import distance, duration_s
 SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
-# readings that say nothing of where the robot stands
-BLIND = sum(
+_BLIND = sum(
     1 << reason
     for reason in (
-        *(Reason.CLOCK_JUMPED, Reason.READING_STALE, Reason.SERVO_ERROR),
+        *(Reason.CLOCK_JUMPED, Reason.SERVO_ERROR),
         *(Reason.VELOCITY_MEASURED, Reason.BUS_LOST),
     )
 )
@@ -81,11 +80,16 @@ def check(
     if moving and not reasons and target is not None:
         reasons = _follow(e, before, after, target)
     if reasons or not moving:
-        goals = None if moving or reasons & BLIND else relief
+        goals = None if moving or blind(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
             wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
             _stop(e, before, after, wanted)
     after.reasons = reasons
+
+
+def blind(e: Envelope, motion: Motion, reasons: int) -> bool:
+    """Whether readings say nothing of where the robot stands; those that repeat themselves do."""
+    return bool(reasons & _BLIND) or motion.now_ns - motion.fresh_ns > e.max_age_ns
 
 
 def _finite(target: Sequence[float] | None, count: int) -> bool:
@@ -151,11 +155,11 @@ def _measure(
                 reasons |= 1 << Reason.CURRENT_HIGH
         if q != before.measured[i]:
             repeated = False
-        if repeated and before.v[i] and not yields:
+        if repeated and before.v[i]:
             step = abs(before.v[i]) * e.period_s
             moved = max(moved, step / max(8 * e.resolution[i], room / 4))
         after.measured[i] = q
-    after.frozen = before.frozen + moved if repeated else 0.0
+    after.frozen = before.frozen + moved if repeated and not yields else 0.0
     if after.frozen > 1:
         reasons |= 1 << Reason.READING_STALE
     return reasons

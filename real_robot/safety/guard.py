@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.check import BLIND, check
+from real_robot.safety.check import blind, check
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
@@ -16,6 +16,7 @@ from real_robot.safety.states import (
     CHECK_VALID_S,
     CONTACTS,
     FAULTS,
+    MOVING,
     STOPPING,
     Event,
     Machine,
@@ -50,6 +51,7 @@ class Guard:
         self._mute = False
         self._relief: list[float] | None = None  # where goals go back to
         self._relieved: tuple[State, Reason] | None = None  # after which stop they have
+        self._stood_ns = 0  # since when the robot stands after one
         self._status = np.zeros(count, int)  # as read last
 
     @property
@@ -127,7 +129,7 @@ class Guard:
     def re_arm(self, typed: str, now_ns: int) -> None:
         """A person's word, and none but a person's. Raises Refused while the cause is there, and
         before the robot stands."""
-        if self.state in STOPPING and not self.motion.stands():
+        if not self.rests and self.state not in MOVING:
             raise Refused("the robot still moves: re-arm when it stands")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
 
@@ -205,23 +207,34 @@ class Guard:
     def _yield(self, motion: Motion) -> None:
         """After a stop that may have been a contact, once: when the robot stands, its goals go back
         to where it was measured, or it would press on for as long as it holds."""
-        latched, seen = self.machine.latched, not motion.reasons & BLIND
+        latched, e = self.machine.latched, self.envelope
         if self._relief is not None and motion.stands():
             self._relief = None  # they are there, or cannot go
         if latched is None or latched not in CONTACTS:
-            self._relief = self._relieved = None
+            self._relief, self._relieved, self._stood_ns = None, None, 0
             return
         stop = self.state, latched
         if stop == self._relieved:
             return
         self._relief = None  # of an earlier stop; this one comes first
-        if seen and motion.stands() and not self._mute:
-            self._relief, self._relieved = [*motion.measured], stop
+        if not motion.stands():
+            self._stood_ns = 0
+            return
+        self._stood_ns = self._stood_ns or motion.now_ns
+        if motion.now_ns - self._stood_ns > e.max_age_ns or self._mute:
+            self._relieved = (
+                stop  # it may have been moved since: from where goals are it would leap
+            )
+        elif not blind(e, motion, motion.reasons):
+            apart = zip(motion.measured, motion.q, e.resolution, strict=True)
+            far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
+            self._relief, self._relieved = [*motion.measured] if far else None, stop
 
     @property
     def rests(self) -> bool:
-        """Whether goals stand still, and are where they stay."""
-        return self.motion.stands() and self._relief is None
+        """Whether goals stand still, and are where they stay, or nothing is sent."""
+        sends = self.state in ARMED or self.state in STOPPING
+        return not sends or (self.motion.stands() and self._relief is None)
 
     def _expire(self, now_ns: int) -> None:
         checked = self.machine.checked_ns

@@ -148,9 +148,11 @@ FAULTS = frozenset(
 )
 
 
-# what the robot may press against: where it stands after such a stop, its goals yield
+# what may be a contact, readings that repeat themselves among it: where the robot stands after such
+# a stop, its goals yield
 CONTACTS = frozenset(
     {
+        Reason.READING_STALE,
         Reason.CURRENT_HIGH,
         Reason.CURRENT_EXTREME,
         Reason.TRACKING_ERROR,

@@ -166,6 +166,7 @@ MORE = {
     "train task=none !dataset": "task none brings no data; give it with dataset=<path or id>",
     "train task=none num_env_steps=20": "td3_bc does not learn online; leave num_env_steps out",
     "train num_updates=-1": "num_updates=-1 is not at least 0",
+    "train num_updates=many": "num_updates='many': expected",
     "train num_updates=0": "nothing to do: num_updates and num_env_steps are both 0",
     "train num_updates=1.5": "num_updates=1.5: expected an integer",
     "train num_updates=": "num_updates='': expected an integer",

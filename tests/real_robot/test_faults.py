@@ -114,19 +114,25 @@ def test_oscillation_from_action_to_action_is_held_and_trips(tmp_path, seed: int
 
 @pytest.mark.parametrize("seed", REPEATS)
 @pytest.mark.parametrize(
-    ("current_a", "key", "reason", "state"),
+    ("current_a", "exact", "key", "reason", "state"),
     [
-        (0.1, False, Reason.TRACKING_ERROR, State.HOLD),
-        (1.2, False, Reason.CURRENT_HIGH, State.HOLD),
-        (5.0, False, Reason.CURRENT_EXTREME, State.FAULT),
-        (0.1, True, Reason.ESTOP_PRESSED, State.ESTOP),
+        (0.1, False, False, Reason.TRACKING_ERROR, State.HOLD),
+        (0.1, True, False, Reason.READING_STALE, State.HOLD),
+        (1.2, False, False, Reason.CURRENT_HIGH, State.HOLD),
+        (5.0, False, False, Reason.CURRENT_EXTREME, State.FAULT),
+        (0.1, False, True, Reason.ESTOP_PRESSED, State.ESTOP),
+        (0.1, True, True, Reason.ESTOP_PRESSED, State.ESTOP),
     ],
 )
 def test_a_robot_that_stands_after_a_contact_presses_on_nothing(
-    tmp_path, seed: int, current_a: float, key: bool, reason: Reason, state: State
+    tmp_path, seed: int, current_a: float, exact: bool, key: bool, reason: Reason, state: State
 ):
-    """Its joints have met something; its goals, which go on to their standstill, come back."""
+    """Its joints have met something; its goals, which go on to their standstill, come back.
+
+    exact: every reading is the same to the last digit.
+    """
     made = bench(tmp_path, seed)
+    made.robot.blocked[:] = exact
     made.robot.lag_s, made.robot.current[:] = JAMMED_S, current_a
     apart, late = [0.0], made.inputs.calls + 20
     made.inputs.wishes |= {call: Wish(estop=key) for call in range(late, late + 2000)}
@@ -144,7 +150,7 @@ def test_a_robot_that_stands_after_a_contact_presses_on_nothing(
     np.testing.assert_array_equal(made.robot.goal, goal)
     assert made.guard.machine.latched is reason
     made.inputs.wishes.clear()
-    made.robot.lag_s, made.robot.current[:] = 0.02, 0.1
+    made.robot.lag_s, made.robot.current[:], made.robot.blocked[:] = 0.02, 0.1, False
     made.run(100)
     made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
     made.run(1)
@@ -182,11 +188,29 @@ def test_goals_stay_where_nothing_was_met_and_where_nobody_sees_the_robot(tmp_pa
         made.robot.lag_s = JAMMED_S
         pushed(made)
         assert made.guard.state is State.HOLD
-    goal = made.robot.goal.copy()
+    goal, sent = made.robot.goal.copy(), len(made.robot.arrived)
     assert made.guard.rests
     assert np.abs(goal - made.robot.q).max() > 0.01
     made.run(100)
+    made.robot.code = Code.OK  # a minute later somebody may have moved it
+    made.run(100)
     np.testing.assert_array_equal(made.robot.goal, goal)
+    assert blind != "no reading" or len(made.robot.arrived) == sent
+
+
+def test_while_goals_come_back_nothing_is_re_armed_and_a_limp_arm_is_at_rest(tmp_path):
+    made = bench(tmp_path, 0)
+    made.robot.lag_s = JAMMED_S
+    made.until(lambda: stopped(made, Reason.TRACKING_ERROR))
+    made.run(5)
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.run(1)
+    assert "still moves" in str(made.loop.refused)
+    assert not made.guard.rests
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(limp=True)
+    made.run(1)
+    assert made.guard.state is State.CONNECTED
+    assert made.guard.rests
 
 
 @pytest.mark.parametrize("seed", REPEATS)

@@ -119,7 +119,7 @@ def test_a_takeover_reaches_the_persons_target_by_a_ramp(tmp_path):
     made = Bench(tmp_path)
     made.run(100)
     here = made.robot.q.copy()
-    made.inputs.standing = Wish(take=True, target=here + 0.04, target_ns=made.clock.now + 10**12)
+    made.inputs.standing = Wish(take=True, target=here + 0.04, target_ns=made.clock.now)
     rows = made.run(12)
     aims = np.array([row["target"][0] - here[0] for row in rows[1:]])
     since = np.array([row["wake_ns"] - rows[0]["wake_ns"] for row in rows[1:]]) * 1e-9
@@ -151,4 +151,14 @@ def test_a_device_slower_than_the_loop_keeps_the_takeover_until_it_falls_silent(
     assert made.robot.q == pytest.approx(here, abs=0.002)
     made.run(15)
     assert made.guard.state is State.TAKEOVER
+    made.until(lambda: made.guard.machine.latched is Reason.TELEOP_LOST)
+
+
+def test_a_target_of_another_clock_is_none(tmp_path):
+    made = Bench(tmp_path)
+    made.run(100)
+    later = made.clock.now + 10**12
+    made.inputs.standing = Wish(take=True, target=made.robot.q.copy(), target_ns=later)
+    made.run(1)
+    made.inputs.standing = Wish(target=made.robot.q.copy(), target_ns=later)
     made.until(lambda: made.guard.machine.latched is Reason.TELEOP_LOST)

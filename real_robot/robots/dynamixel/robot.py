@@ -420,7 +420,7 @@ class DynamixelRobot:
         for _ in range(TRIES):  # nobody answers a sync write
             self.bus.sync_write(self._ids, table.TORQUE_ENABLE.address, [b"\0"] * len(self._ids))
         self._armed = False
-        known, holds = not self._steady().code, self._shown["torque"] != 0
+        known, holds = not self.read().code, self._shown["torque"] != 0
         if not known or holds.any():
             which = [j for j, on in zip(self._spec.joints, holds, strict=True) if on or not known]
             raise UserError(

@@ -197,6 +197,16 @@ def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
     capsys.readouterr()
     assert train(str(folder / "methods" / "mine.py")) == 0
     assert "already finished" in capsys.readouterr().out
+    config = json.loads((run / "seed_0" / "config.json").read_text())
+    (run / "seed_0" / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "code_sha256"})  # of an earlier version
+    )
+    assert train("methods/mine.py") == 0
+    assert "already finished" in capsys.readouterr().out
+    (run / "seed_0" / "config.json").write_text(json.dumps(config))
+    assert train(str(folder / "methods" / "mine.py"), "seeds=2") == 0
+    assert main(["report", "runs"]) == 0
+    assert compact.pack(["runs"], "study") == 2
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     assert offline_rl.load(run).act(np.zeros(3, np.float32)).shape == (1,)
