@@ -309,8 +309,9 @@ def typed(key: str) -> str:
 
 def agree_in(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     """Whether two flat configs agree; an option that one's version did not have was off then."""
-    if key == "algorithm" and one.get("code_sha256") is not None:  # a file, by another path
-        return one["code_sha256"] == two.get("code_sha256")
+    codes = one.get("code_sha256"), two.get("code_sha256")
+    if key == "algorithm" and None not in codes:
+        return True  # a file, known by its checksum, wherever it is named from
     every = f"hyper.{key.removeprefix('online.')}"  # what holds online if nothing is said
     if key.startswith("online.") and every in one and every in two:
         return bool(one.get(key, one[every]) == two.get(key, two[every]))
