@@ -59,9 +59,9 @@ def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, An
 
     hints = get_type_hints(function)
     known = {*hints, *get_type_hints(Line), *get_type_hints(Simulation)} - FOR_PYTHON
-    own = values.get("adapter") or describe(str(values["robot"])).config.adapter
-    for name in values:
-        if name not in known and (own in ADAPTERS or get_close_matches(name, hints, 1, 0.85)):
+    for name in (name for name in values if name not in known):
+        own = values.get("adapter") or describe(str(values["robot"])).config.adapter
+        if own in ADAPTERS or get_close_matches(name, hints, 1, 0.85):
             raise UserError(unknown("option", name, known))
     return {k: coerce(v, hints[k], k) if k in hints else v for k, v in values.items()}
 

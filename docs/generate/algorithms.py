@@ -23,7 +23,6 @@ from offline_rl.algorithms.common.registry import (
     algorithm_yaml,
 )
 from offline_rl.report.runs import collect
-from offline_rl.training.resolve import begins_online
 from offline_rl.utils.text import mean_std, table, wrapped
 
 PAGE, README = Path("docs/algorithms.md"), Path("README.md")
@@ -119,7 +118,7 @@ def shared_lines(path: Path) -> int:
 
 def learns_from(cls: Any) -> str:
     """In words."""
-    if begins_online(cls):
+    if cls.begins_online():
         return "an environment"
     words = {
         "mc_returns": "returns to go",

@@ -36,7 +36,14 @@ from offline_rl.training.plan import (
     reads_data,
 )
 from offline_rl.training.resolve import Resolved, main_updates, resolve
-from offline_rl.training.run_folder import BUNDLE, CHECKSUMS, SeedFolder, run_folder, typed
+from offline_rl.training.run_folder import (
+    BUNDLE,
+    CHECKSUMS,
+    SeedFolder,
+    agree_in,
+    run_folder,
+    typed,
+)
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import read_json, read_object, write_json
@@ -140,10 +147,8 @@ class Cell:
             if "start.run" in then:
                 then["start.run"] = _end(then["start.run"])
             online = {k for k in then if k.startswith("online.") and run is None}
-            if then.get("code_sha256") is not None and then["code_sha256"] == now.get(
-                "code_sha256"
-            ):
-                then["algorithm"] = now["algorithm"]  # one file, by another path
+            if "algorithm" in now and agree_in("algorithm", then, now):
+                then["algorithm"] = now["algorithm"]  # a file of one's own, by another path
             for key in now.keys() | online:
                 every = f"hyper.{key.removeprefix('online.')}"  # what holds online if not said
                 one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))

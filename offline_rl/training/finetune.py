@@ -155,7 +155,7 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
         if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
             kept["discount"] = hyper["discount"]  # what the critics that are taken over are worth
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
-    if algorithm == start.algorithm and kind.Online().warm_up_by == "random":
+    if algorithm == start.algorithm and kind.begins_online():
         keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
     if "batch_size" in given:
         keys.pop("algorithm.batch_size", None)  # the two keys are one

@@ -99,13 +99,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
 
 def main_updates(keys: Mapping[str, Any]) -> int:
     """`num_updates`, or its default: none for what begins in an environment, from nothing."""
-    alone = "algorithm" in keys and begins_online(algorithm_class(str(keys["algorithm"])))
+    alone = "algorithm" in keys and algorithm_class(str(keys["algorithm"])).begins_online()
     return int(keys.get("num_updates", 0 if alone else TrainOptions.num_updates))
-
-
-def begins_online(algorithm: type[Algorithm]) -> bool:
-    """Whether it begins in an environment, with random actions, whatever data it has beside."""
-    return algorithm.online and algorithm.Online().warm_up_by == "random"
 
 
 def kinds_of(algorithm: type[Algorithm]) -> dict[str, Any]:
@@ -177,7 +172,7 @@ def checks(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) 
         raise UserError(f"name={options.name!r} is no name for a folder")
     if not options.out.strip():
         raise UserError("out= is no name for a folder; out=. is the working folder")
-    if not options.num_updates and not options.num_env_steps and begins_online(algorithm):
+    if not options.num_updates and not options.num_env_steps and algorithm.begins_online():
         raise UserError(
             f"{options.algorithm} learns in an environment: say how long, with num_env_steps=…, or "
             "with num_updates=… from data alone"

@@ -45,13 +45,17 @@ def named(what: str, source: str) -> tuple[Any, ModuleType]:
     return getattr(loaded, name), loaded
 
 
-def imported(path: Path) -> ModuleType:
-    """The module in a file."""
+def imported(path: Path, name: str | None = None) -> ModuleType:
+    """The module in a file, under `name`, by default one of its own. Raises what its code does."""
     path = path.expanduser().resolve()
-    name = f"{path.stem}_{checksum(path)[:16]}"
+    name = name or f"{path.stem}_{checksum(path)[:16]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[name] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

@@ -17,6 +17,14 @@ EINTR = 4
 PRIORITY = 80
 
 
+AHEAD_NS = 1_000_000  # what is stamped further ahead has another clock
+
+
+def is_current(time_ns: int, now_ns: int, max_age_ns: float) -> bool:
+    """Whether what another process stamped `time_ns` holds now: not too old, nor of the future."""
+    return -AHEAD_NS <= now_ns - time_ns <= max_age_ns
+
+
 class Clock(Protocol):
     """Where the loop has its time from; tests have one that only goes when told."""
 

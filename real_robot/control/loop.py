@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from real_robot.control.clock import Clock
+from real_robot.control.clock import Clock, is_current
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule
 from real_robot.recording.rows import Mode
@@ -27,9 +27,11 @@ MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
-TELEOP_AGE_S = 0.1  # an older target of a person's is none,
-AHEAD_NS = 1_000_000  # nor is one of another clock
+TELEOP_AGE_S = 0.1  # an older target of a person's is none
 STARTING_S = 2.0  # in which the first plan comes: nobody expects a robot to move later
+
+
+FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")  # of a wish
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,7 @@ class Wish:
     @property
     def said(self) -> bool:
         """Whether it is more than a target."""
-        words = (self.arm, self.start, self.take, self.release, self.finish, self.limp)
-        return self.estop or any(words) or self.typed is not None
+        return self.typed is not None or any(getattr(self, flag) for flag in FLAGS)
 
 
 class Inputs(Protocol):
@@ -255,8 +256,8 @@ class Loop:
         """A person's target, reached from where the robot was measured within 0.2 s."""
         if wish.target is not None:
             self._target, self._target_ns = wish.target, wish.target_ns
-        age = now - self._target_ns
-        if self._target is None or not -AHEAD_NS <= age <= TELEOP_AGE_S * 1e9:
+        current = is_current(self._target_ns, now, TELEOP_AGE_S * 1e9)
+        if self._target is None or not current:
             # until the device has spoken for the first time, the robot stays
             waits = now - self._taken_ns <= TELEOP_AGE_S * 1e9
             return self._from if waits else None

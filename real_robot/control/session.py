@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from real_robot.control.loop import Wish
+from real_robot.control.loop import FLAGS, Wish
 from real_robot.control.playback import Playback
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk
@@ -119,9 +119,6 @@ def chunk_of(record: np.ndarray) -> Chunk:
         int(record["answered_ns"]),
         record["actions"].copy(),
     )
-
-
-FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")
 
 
 def wish_type(joints: int) -> np.dtype:

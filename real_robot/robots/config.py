@@ -21,7 +21,6 @@ from offline_rl.utils.options import build, unknown
 from offline_rl.utils.paths import share
 from real_robot.robot import Channel, Limits, Robot, RobotSpec, Workspace
 
-METHODS = ("spec", "connect", "arm", "read", "command", "hold", "disarm", "close")
 ADAPTERS = ("dynamixel", "simulated")
 
 
@@ -193,7 +192,8 @@ def _own(described: Described, options: dict[str, Any]) -> Robot:
         raise
     except Exception as error:
         raise UserError(f"adapter={adapter}: {type(error).__name__}: {error}") from error
-    if missing := [name for name in METHODS if not hasattr(robot, name)]:
+    wanted = (name for name in vars(Robot) if not name.startswith("_"))
+    if missing := [name for name in wanted if not hasattr(robot, name)]:
         raise UserError(f"adapter={adapter}: it has no {', '.join(missing)}; see real_robot.Robot")
     return robot
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from offline_rl.utils.errors import UserError
+from real_robot.control.clock import is_current
 from real_robot.control.rings import Reader, Ring, RingError
 from real_robot.robot import Channel
 
 SLOTS = 256
-AHEAD_NS = 1_000_000  # what is stamped further ahead has another clock
 
 
 def record(channels: Mapping[str, Channel]) -> np.dtype:
@@ -42,6 +42,6 @@ class Tracker:
         self._reader.newest()
         record = self._reader.record
         time_ns = int(record["time_ns"])
-        if not -AHEAD_NS <= now_ns - time_ns <= self._max_age_ns:
+        if not is_current(time_ns, now_ns, self._max_age_ns):
             return self._unknown, time_ns
         return {name: record[name].copy() for name in self._unknown}, time_ns

@@ -34,8 +34,10 @@ _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
 _BLIND = sum(
     1 << reason
     for reason in (
-        *(Reason.CLOCK_JUMPED, Reason.SERVO_ERROR),
-        *(Reason.VELOCITY_MEASURED, Reason.BUS_LOST),
+        Reason.CLOCK_JUMPED,
+        Reason.SERVO_ERROR,
+        Reason.VELOCITY_MEASURED,
+        Reason.BUS_LOST,
     )
 )
 _ILL = int(~Status.MISSING)  # a joint that is missing counts as a reading that failed

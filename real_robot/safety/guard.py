@@ -222,9 +222,7 @@ class Guard:
             return
         self._stood_ns = self._stood_ns or motion.now_ns
         if motion.now_ns - self._stood_ns > e.max_age_ns or self._mute:
-            self._relieved = (
-                stop  # it may have been moved since: from where goals are it would leap
-            )
+            self._relieved = stop  # it may have been moved by now, and would leap to its goals
         elif not blind(e, motion, motion.reasons):
             apart = zip(motion.measured, motion.q, e.resolution, strict=True)
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)

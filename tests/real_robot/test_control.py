@@ -316,26 +316,32 @@ def test_what_is_refused_is_said_each_time(session, words) -> None:
 # the whole of it
 
 
+@pytest.fixture
+def robot(session, words, monkeypatch) -> MemoryRobot:
+    """That of a session which a control process can run on, alone and without a wall clock."""
+    clock = Clock()
+    made = MemoryRobot(clock, spec())
+    monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
+    monkeypatch.setattr(control, "pin", lambda last_core: None)
+    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
+    monkeypatch.setattr(Session, "make_robot", lambda self: made)
+    Ring.create(session.path / "wishes", wish_type(2), 8)
+    words["watchdog_beat"] = 1
+    return made
+
+
 @pytest.mark.parametrize("armed", [True, False])
 def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first(
-    session, words, monkeypatch, armed: bool
+    session, words, robot, armed: bool
 ) -> None:
     """A robot may hold since an earlier run."""
-    clock = Clock()
-    robot, reads = MemoryRobot(clock, spec()), itertools.count()
-    read = robot.read
+    reads, read = itertools.count(), robot.read
 
     def counted() -> Any:
         words["stop"] = words["stop"] or next(reads) == 20
         return read()
 
-    robot.torque, robot.read = True, counted  # type: ignore[method-assign]
-    monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
-    monkeypatch.setattr(control, "pin", lambda last_core: None)
-    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
-    monkeypatch.setattr(Session, "make_robot", lambda self: robot)
-    Ring.create(session.path / "wishes", wish_type(2), 8)
-    words["watchdog_beat"] = 1
+    robot.torque, robot.read = True, counted
     control.run(replace(session, armed=armed))
     assert robot.torque == armed
     assert robot.calls == ["connect", "arm" if armed else "disarm", "close"]
@@ -344,25 +350,17 @@ def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first
 
 
 def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
-    session, words, monkeypatch
+    session, words, robot
 ) -> None:
     """Armed, it ends by a fault of its own: whoever sees it end is to hold the robot."""
-    clock = Clock()
-    robot, reads = MemoryRobot(clock, spec()), itertools.count()
-    read = robot.read
+    reads, read = itertools.count(), robot.read
 
     def failing() -> Any:
         if next(reads) == 20:
             raise RuntimeError("the adapter is wrong")
         return read()
 
-    robot.read = failing  # type: ignore[method-assign]
-    monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
-    monkeypatch.setattr(control, "pin", lambda last_core: None)
-    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
-    monkeypatch.setattr(Session, "make_robot", lambda self: robot)
-    Ring.create(session.path / "wishes", wish_type(2), 8)
-    words["watchdog_beat"] = 1
+    robot.read = failing
     with pytest.raises(RuntimeError, match="adapter is wrong"):
         control.run(session)
     assert robot.calls == ["connect", "arm", "close"]

@@ -126,6 +126,11 @@ class Algorithm:
         for target, source in self.targets.items():
             self.modules[target] = copy.deepcopy(self.modules[source])
 
+    @classmethod
+    def begins_online(cls) -> bool:
+        """Whether it begins in an environment, with random actions, whatever data it has beside."""
+        return cls.online and cls.Online().warm_up_by == "random"
+
     @property
     def period(self) -> int:
         """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
+from offline_rl.utils.modules import imported
 from offline_rl.utils.options import build, notes, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
@@ -100,20 +100,14 @@ def load(path: Path) -> ModuleType:
     name = f"algorithm_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     try:
-        spec.loader.exec_module(module)
+        return imported(path, name)
     except Exception as error:
-        del sys.modules[name]
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
-    return module
 
 
 def found(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:

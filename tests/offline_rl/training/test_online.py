@@ -816,17 +816,22 @@ def test_seeds_go_on_from_what_all_have_reached(
     assert start_of(run, [0])[0].updates == 8
 
 
+def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Path]:
+    """The keys of a run of so many steps that its environment ends before them, and its folder."""
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
+    keys |= {"num_updates": 0, "num_env_steps": steps, "checkpoint_every": 1000}
+    with pytest.raises(UserError, match="5th time"):
+        train(**keys)
+    Line.breaks = {}
+    return keys, tmp_path / "line" / "sac" / "default"
+
+
 def test_what_was_learnt_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
     """Its cable is out from the 25th step on; three episodes' rows were there, and stay."""
     Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 2 and steps >= 25)}
-    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
-    keys |= {"num_updates": 0, "num_env_steps": 100, "checkpoint_every": 1000}
-    with pytest.raises(UserError, match="5th time"):
-        train(**keys)
-    run = tmp_path / "line" / "sac" / "default"
+    keys, run = given_up(line, tmp_path, 100)
     assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [28]
     assert int(tensors(run)["buffer/added"][0]) == 20
-    Line.breaks = {}
     again = train(**keys).path
     assert read_json(again / "seed_0" / "result.json")["num_env_steps"] == 100
 
@@ -834,13 +839,8 @@ def test_what_was_learnt_before_an_environment_gave_up_is_kept(line: str, tmp_pa
 def test_a_step_behind_which_no_episode_begins_is_counted_once(line: str, tmp_path: Path) -> None:
     """After the second episode; with the cable in again the third begins."""
     Line.breaks = {"reset": lambda number, steps: number > 2 or (number == 2 and steps >= 20)}
-    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
-    keys |= {"num_updates": 0, "num_env_steps": 30, "checkpoint_every": 1000}
-    with pytest.raises(UserError, match="5th time"):
-        train(**keys)
-    run = tmp_path / "line" / "sac" / "default"
+    keys, run = given_up(line, tmp_path, 30)
     assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [20]
-    Line.breaks = {}
     again = train(**keys)
     assert int(tensors(again.path)["buffer/added"][0]) == 30
     assert again.results[0]["online_updates"] == 20
