@@ -13,7 +13,7 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.meaning import conversion, note_on_shares, spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.online.with_base import attached
@@ -47,7 +47,9 @@ def evaluate(**keys: Any) -> str:
     env.close()
     if options.json:
         return as_json(task, played)
-    return as_text(task, played, every=options.episodes == "all")
+    shares = {note_on_shares(policy.spec, env, task.name) for policy in loaded.values()} - {None}
+    text = as_text(task, played, every=options.episodes == "all")
+    return "\n".join([text, *(f"The {note}." for note in shares)])
 
 
 def bundles(run: Path) -> list[Path]:
@@ -106,6 +108,7 @@ def load(
         raise UserError(
             f"{path} does not fit task {task.name}: {problem}; name the task that it learnt in"
         )
+    conversion(policy.spec, env, str(path))  # refuses a range that cannot be converted
     return policy
 
 
@@ -116,10 +119,12 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
     player, rewards = Player(policy), None
+    convert = conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
     def act(observations: Observations) -> np.ndarray:
-        return player.step(observations, rewards)
+        actions = player.step(observations, rewards)
+        return actions if convert is None else convert(actions)
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards

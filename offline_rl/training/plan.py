@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
@@ -73,6 +73,7 @@ class Plan(Resolved):
     stackable: bool  # its seeds train side by side
     starts: np.ndarray  # the seeds of an evaluation's episodes
     base: Base | None = None  # the frozen policy that it corrects
+    actions: Spec | None = None  # of its environment; an action range only where it states one
 
     def world(self, count: int, threads: int = 1) -> envs.VectorEnv:
         """So many environments of its task, as the learner sees them."""
@@ -134,7 +135,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
                 + (f", or {alone} to learn online alone" if options.num_env_steps else "")
             )
-        dataset = dataset_of(chosen, given.get("dataset"))
+        dataset = converted(dataset_of(chosen, given.get("dataset")), env, options)
         settings = completed(chosen, dataset)
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if "mc_returns" in algorithm.needs and options.num_env_steps:
@@ -154,6 +155,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             dataset = beside(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
+            expert = converted(expert, env, options)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
     if env is not None:
         env.close()
@@ -194,6 +196,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known |= {"stackable": learner.stacks(device), "starts": begun}
+    known |= {"actions": None if env is None else stated(env)}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 
@@ -214,6 +217,14 @@ def dataset_of(chosen: Resolved, given: Dataset | None = None) -> Dataset:
     o = chosen.options
     dataset = data_of(given if given is not None else o.dataset or chosen.task, o)
     return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
+
+
+def converted(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) -> Dataset:
+    """Return `data` with its actions in [-1, 1] of the range of `env`. Raises UserError."""
+    if env is None:
+        return data
+    by_option = options.action_scale is not None or options.action_range is not None
+    return in_range_of(data, env, f"task {options.task}", by_option=by_option)
 
 
 def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
@@ -375,6 +386,12 @@ def specification(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
                 "policy learnt from the one is not at home in the other; give data of that rate, "
                 "or task=none to train only"
+            )
+        if (problem := spec.contradiction(own)) is not None:
+            field, mine, theirs = problem
+            raise UserError(
+                f"{first} has {field} {list(mine)}, {name} has {list(theirs)}: bring the data into "
+                "the same units and order, or use task=none to train only"
             )
         spec = own.over(spec)
     return spec
