@@ -96,7 +96,7 @@ class WithBase(VectorEnv):
         super().__init__(env.num_envs)
         self.env, self.base, self._queue = env, base, base.made()
         self._queue.reset(np.zeros(env.num_envs, np.int64))
-        for name in ("action_dim", "max_episode_steps", "rate_hz"):
+        for name in ("action_dim", "max_episode_steps", "rate_hz", "limit"):
             setattr(self, name, getattr(env, name))
         for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
             setattr(self, name, getattr(env, name))

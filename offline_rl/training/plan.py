@@ -13,6 +13,7 @@ import torch
 import envs
 from envs import Task
 from envs.adapters import LoopVectorEnv
+from envs.tasks import NATIVE
 from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
@@ -52,7 +53,7 @@ READING = (
 # those that may differ when a run is resumed: where things lie, how they are computed
 FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
-    *("keep_data", "stretch"),
+    *("keep_data", "stretch", "eval_envs"),
 )
 # options that may be others when a run goes on: what is read is known by its checksum
 CHANGING = (
@@ -74,10 +75,11 @@ class Plan(Resolved):
     starts: np.ndarray  # the seeds of an evaluation's episodes
     base: Base | None = None  # the frozen policy that it corrects
     actions: Spec | None = None  # of its environment; an action range only where it states one
+    limit: str | None = None  # why only one environment may be open; None: as many as are wanted
 
-    def world(self, count: int, threads: int = 1) -> envs.VectorEnv:
-        """So many environments of its task, as the learner sees them."""
-        env = envs.make_vector(self.task, count, num_threads=threads)
+    def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
+        """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
+        env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
         return env if self.base is None else WithBase(env, self.base)
 
 
@@ -112,7 +114,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
         )
     try:
-        env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+        env = tried_out(chosen.task) if chosen.task.env_id else None
         if isinstance(env, LoopVectorEnv):
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
@@ -193,11 +195,32 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
                 f"give a multiple of {period}"
             )
+    limit = limit_of(env, options, how.cfg)
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
-    known |= {"stackable": learner.stacks(device), "starts": begun}
-    known |= {"actions": None if env is None else stated(env)}
+    known |= {"stackable": learner.stacks(device) and limit is None, "starts": begun}
+    known |= {"actions": None if env is None else stated(env), "limit": limit}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def tried_out(task: Task) -> envs.VectorEnv:
+    """Return environments of the task; two of a user's, to try if both may be open."""
+    return envs.make_vector(task, 1 if task.env_id in NATIVE else 2, fewer=True)
+
+
+def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str | None:
+    """Return why a run that learns online has one environment; None if it may have several.
+
+    Raises UserError if it needs several.
+    """
+    if env is None or env.limit is None or not options.num_env_steps:
+        return None
+    if (count := getattr(cfg, "environments", 1)) > 1:
+        raise UserError(
+            f"{env.limit}, and {options.algorithm} collects in algorithm.environments={count} at "
+            "once. Use algorithm.environments=1"
+        )
+    return env.limit
 
 
 def brings_data(chosen: Resolved) -> bool:

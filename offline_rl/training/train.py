@@ -106,7 +106,8 @@ def train(
             begun, new = [], [m for m in left if m not in done]
         groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
         if not plan.stackable and len(left) > 1:
-            say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
+            why = plan.limit or f"{o.algorithm}: networks too large to gain by it"
+            say(f"{why}, so one seed after another")
             groups = [[m] for group in groups for m in group]
         for group in groups:
             if group:
@@ -198,7 +199,12 @@ def train_group(
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation = plan.world(len(seeds) * len(plan.starts), threads) if plan.task.env_id else None
+    evaluation: envs.VectorEnv | None = None
+    if plan.task.env_id:
+        count = len(seeds) * len(plan.starts)
+        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        if show and evaluation.limit is not None and count > 1:
+            print(f"{evaluation.limit}: evaluations play their episodes one after another")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
