@@ -6,7 +6,7 @@ several embodiments, so that a policy of one arm can be tried on another. Succes
 
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,19 @@ ARMS = {
 }
 TIP, PUCK = 0.02, 0.04  # radii, m
 CLOSE = 0.03  # the puck is at the goal within it, m
-WIDTH = 0.9  # of what a picture shows, from side to side, m
 BACKGROUND = 235
+MARGIN = 0.25  # beyond the stretched arm's tip, where the puck may come to rest, m
+
+
+class Frame(NamedTuple):
+    """What an image shows, from above."""
+
+    size: int  # pixels, of each side
+    width: float  # m, of each side
+    left: float  # m, from the left side to the arm's base, which is halfway up
+
+
+CAMERA = Frame(96, 0.9, 0.15)  # of policies that observe images: puck and goal, not all of the arm
 
 
 def model_xml(arm: Arm) -> str:
@@ -132,10 +143,16 @@ class Push(MujocoVectorEnv):
     def _observations(self, indices: np.ndarray) -> Any:
         return self.everything(indices)
 
-    def render(self, index: int = 0, size: int = 96) -> np.ndarray:
-        """From above, [size, size, 3] uint8; drawn here, so that no graphics driver is needed."""
+    def render(self, index: int = 0, frame: Frame | None = None) -> np.ndarray:
+        """Return the image of `frame`, [size, size, 3] uint8; no graphics driver is needed.
+
+        Default: 640 pixels and all that the arm and the puck can reach, for people.
+        """
+        if frame is None:
+            reach = sum(self.arm.links) + MARGIN
+            frame = Frame(640, 2 * reach, reach)
         qpos = self._qpos[index]
-        return draw(points(self.arm, qpos[None, :-2])[0], qpos[-2:], self._goals[index], size)
+        return draw(points(self.arm, qpos[None, :-2])[0], qpos[-2:], self._goals[index], frame)
 
 
 def polar(rng: np.random.Generator) -> np.ndarray:
@@ -151,10 +168,11 @@ def points(arm: Arm, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros((len(angles), 1, 2)), np.cumsum(steps, 1)], 1)
 
 
-def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, size: int) -> np.ndarray:
-    """The picture; arm: [J + 1, 2] m. The base is at the left."""
-    x, y = places(size)
-    picture, pixel = np.full((size, size, 3), BACKGROUND, np.uint8), WIDTH / size
+def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> np.ndarray:
+    """Return the image; arm: [J + 1, 2] m."""
+    x, y = places(frame)
+    size, pixel = frame.size, frame.width / frame.size
+    picture = np.full((size, size, 3), BACKGROUND, np.uint8)
 
     def paint(
         start: np.ndarray, end: np.ndarray, radius: float, colour: tuple[int, ...], width: float = 0
@@ -184,10 +202,10 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, size: int) -> np.n
 
 
 @cache
-def places(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the middles of a picture's columns, from the left, and rows, from above, are, m."""
-    middles = (np.arange(size) + 0.5) * (WIDTH / size)
-    return middles - 0.15, WIDTH / 2 - middles
+def places(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the middles of an image's columns, from the left, and rows, from above, in m."""
+    middles = (np.arange(frame.size) + 0.5) * (frame.width / frame.size)
+    return middles - frame.left, frame.width / 2 - middles
 
 
 class PushPixels(Push):
@@ -196,15 +214,15 @@ class PushPixels(Push):
     Observation: `picture` [96, 96, 3], and `state` [3 J + 2], the first numbers of `Push`'s.
     """
 
-    size = 96
+    frame = CAMERA
 
     def __init__(self, num_envs: int, *, arm: str = "standard", num_threads: int = 1) -> None:
         super().__init__(num_envs, arm=arm, num_threads=num_threads)
         felt = (3 * len(self.arm.links) + 2,)
-        self.observation_shape = {"picture": (self.size, self.size, 3), "state": felt}
+        self.observation_shape = {"picture": (self.frame.size,) * 2 + (3,), "state": felt}
 
     def _observations(self, indices: np.ndarray) -> Any:
-        pictures = np.stack([self.render(index, self.size) for index in indices])
+        pictures = np.stack([self.render(index, self.frame) for index in indices])
         return {"picture": pictures, "state": self.of_arm(indices)}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import envs
 from envs.experts.push import PushExpert
-from envs.suites.push import ARMS, Push, points
+from envs.suites.push import ARMS, CAMERA, PUCK, TIP, Push, points
 
 
 def successes(arm: str, skill: float, count: int = 40) -> float:
@@ -81,7 +81,7 @@ def test_a_puck_left_alone_comes_to_rest():
 def test_the_picture_shows_puck_and_goal_where_they_are():
     env = Push(1)
     env.reset([3])
-    picture = env.render()
+    picture = env.render(frame=CAMERA)
     assert picture.shape == (96, 96, 3)
     assert picture.dtype == np.uint8
     red = (picture[..., 0] > 180) & (picture[..., 1] < 110)
@@ -89,7 +89,7 @@ def test_the_picture_shows_puck_and_goal_where_they_are():
     x, y = (column + 0.5) * 0.9 / 96 - 0.15, (48 - row - 0.5) * 0.9 / 96
     np.testing.assert_allclose([x, y], env._qpos[0, -2:], atol=0.01)
     env._goals[0] += [0.1, 0]
-    assert (env.render() != picture).any()
+    assert (env.render(frame=CAMERA) != picture).any()
 
 
 @pytest.mark.parametrize("arm", ["standard", "three"])
@@ -100,7 +100,9 @@ def test_pictures_and_the_arms_own_state_are_of_the_same_world_as_the_vector(arm
     for _ in range(8):
         felt = pictures["state"].shape[1]
         np.testing.assert_array_equal(pictures["state"], vectors[:, :felt])
-        np.testing.assert_array_equal(pictures["picture"], [known.render(k) for k in range(3)])
+        np.testing.assert_array_equal(
+            pictures["picture"], [known.render(k, CAMERA) for k in range(3)]
+        )
         actions = actor(vectors)
         np.testing.assert_array_equal(watcher(pictures), actions)
         vectors, pictures = known.step(actions).observations, seen.step(actions).observations
@@ -128,7 +130,32 @@ def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
         share = ((way @ (end - start)) / ((end - start) @ (end - start))).clip(0, 1)[..., None]
         paint(np.linalg.norm(way - share * (end - start), axis=-1) - 0.015, (70, 80, 105))
     paint(np.hypot(x - arm[-1, 0], y - arm[-1, 1]) - 0.02, (25, 30, 45))
-    assert abs(env.render() - expected).max() <= 1  # rounding of the last digit
+    assert abs(env.render(frame=CAMERA) - expected).max() <= 1  # rounding of the last digit
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_what_people_are_shown_has_arm_puck_and_goal_in_view(arm: str):
+    """Wherever the arm points, stretched or folded, and with the puck where its tip can push it."""
+    env, bodies = envs.make_vector(f"push/{arm}-pixels", 1), {"arm": 0, "puck": 0, "goal": 0}
+    observed = env.reset([0])["picture"].shape
+    assert isinstance(env, Push)
+    length = sum(env.arm.links)
+    for turn in np.linspace(-env.arm.reach, env.arm.reach, 7):
+        way = np.array([np.cos(turn), np.sin(turn)])
+        env._qpos[0] = [turn, *np.zeros(len(env.arm.links) - 1), *(length + PUCK + TIP) * way]
+        env._goals[0] = -0.75 * length * way  # the farthest that is drawn
+        image = env.render()
+        assert image.shape == (640, 640, 3)
+        edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        assert (edge == 235).all()  # nothing is cut
+        bodies["arm"] = (image == (25, 30, 45)).all(-1).sum()
+        bodies["puck"] = (image == (205, 75, 60)).all(-1).sum()
+        bodies["goal"] = (image == (60, 160, 80)).all(-1).sum()
+        pixel = 2 * (length + 0.25) / 640
+        for name, area in {"arm": np.pi * TIP**2, "puck": np.pi * PUCK**2}.items():
+            assert bodies[name] * pixel**2 == pytest.approx(area, rel=0.25)
+        assert bodies["goal"] * pixel**2 == pytest.approx(2 * np.pi * 0.04 * 0.016, rel=0.4)
+    assert observed == (1, 96, 96, 3)
 
 
 @pytest.mark.slow
@@ -138,5 +165,5 @@ def test_a_core_draws_two_thousand_pictures_a_second():
     started = time.process_time()
     for _ in range(10):
         for k in range(50):
-            env.render(k)
+            env.render(k, CAMERA)
     assert 500 / (time.process_time() - started) > 2000
