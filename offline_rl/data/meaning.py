@@ -57,25 +57,25 @@ def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
         ) from None
 
 
-def note_on_shares(own: Spec | None, env: VectorEnv, task: str) -> str | None:
-    """Return a sentence if normalized actions become shares of a range that `env` states."""
-    here = stated(env)
+def note_on_shares(own: Spec | None, here: Spec, task: str) -> str | None:
+    """Return a sentence if normalized actions become shares of a range that `here` states."""
     if (own is not None and not own.is_normalized) or here.is_normalized:
         return None
     return f"actions are normalized: -1 and 1 stand for the range of {task}, {here.action_range}"
 
 
-def in_range_of(data: Dataset, env: VectorEnv, task: str, *, by_option: bool) -> Dataset:
-    """Return `data` with its actions in [-1, 1] of the range of `env`, and a note if they change.
+def in_range_of(data: Dataset, here: Spec, task: str, *, by_option: bool) -> Dataset:
+    """Return `data` with its actions in [-1, 1] of the range of `here`, and a note if they change.
 
+    here: of an environment, as `stated` returns it, or of other data.  task: its name.
     Ranges that both sides state are compared in their units. Normalized actions, those of a file
     that states no range or [-1, 1], are shares of any range, which a note says.
     by_option: `action_scale` or `action_range` states the range of the data.
     Raises UserError, with both ranges, where they cannot be reconciled.
     """
-    own, here, where = data.spec, stated(env), data.path or data.name
+    own, where = data.spec, data.path or data.name
     if own is None or own.is_normalized:
-        note = None if by_option else note_on_shares(own, env, task)
+        note = None if by_option else note_on_shares(own, here, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
     if own.action_dim != here.action_dim or (by_option and here.is_normalized):
         return data  # the former is refused where both are compared

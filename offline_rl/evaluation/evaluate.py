@@ -15,7 +15,7 @@ import envs
 import policies
 from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
-from offline_rl.data.meaning import conversion, note_on_shares, spec_of
+from offline_rl.data.meaning import conversion, note_on_shares, spec_of, stated
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.online.with_base import attached
@@ -57,7 +57,9 @@ def evaluate(**keys: Any) -> str:
             raise UserError(str(error)) from None
     if options.json:
         return as_json(task, played)
-    notes = {note_on_shares(policy.spec, env, task.name) for policy in loaded.values()} - {None}
+    notes = {note_on_shares(policy.spec, stated(env), task.name) for policy in loaded.values()} - {
+        None
+    }
     notes |= {env.limit and f"{env.limit}; episodes ran one after another"} - {None}
     text = as_text(task, played, every=options.episodes == "all", begun=begun)
     return "\n".join([text, *(f"Note: {note}." for note in notes)])

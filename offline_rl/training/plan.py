@@ -158,6 +158,9 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
             expert = converted(expert, env, options)
+            if env is None and dataset.spec is not None:
+                name = dataset.path or dataset.name
+                expert = in_range_of(expert, dataset.spec, name, by_option=False)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
     if env is not None:
         env.close()
@@ -247,7 +250,7 @@ def converted(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) 
     if env is None:
         return data
     by_option = options.action_scale is not None or options.action_range is not None
-    return in_range_of(data, env, f"task {options.task}", by_option=by_option)
+    return in_range_of(data, stated(env), f"task {options.task}", by_option=by_option)
 
 
 def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:

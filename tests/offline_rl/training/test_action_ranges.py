@@ -16,7 +16,7 @@ import envs
 from envs import tasks
 from offline_rl import Dataset, UserError
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.data.meaning import in_range_of, spec_of
+from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import evaluate
@@ -116,7 +116,7 @@ def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Pa
     silent = envs.make_vector("unit", 1)
     silent.action_low = silent.action_high = None
     with pytest.raises(UserError, match=r"reach \[2, 8\].*not known in these units"):
-        in_range_of(read(data), silent, "task silent", by_option=False)
+        in_range_of(read(data), stated(silent), "task silent", by_option=False)
     plan = prepare({**QUICK, "task": "unit", "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
@@ -132,10 +132,10 @@ def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path)
 
 
 def test_equal_ranges_and_normalized_actions_stay_as_they_are():
-    env = envs.make_vector("gauge", 1)
+    here = stated(envs.make_vector("gauge", 1))
     for data in (arrays(0, 10), arrays(0, 10.0000005)):
-        assert in_range_of(data, env, "task gauge", by_option=False) is data
-    shares = in_range_of(arrays(-1, 1), env, "task gauge", by_option=False)
+        assert in_range_of(data, here, "task gauge", by_option=False) is data
+    shares = in_range_of(arrays(-1, 1), here, "task gauge", by_option=False)
     np.testing.assert_array_equal(shares.actions, 0.5)
     assert shares.notes == (
         "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]",
@@ -205,3 +205,13 @@ def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path
     text = evaluate(run=str(path), task="gauge", episodes=1)
     assert text.split()[text.split().index(str(path)) + 1] == "37.5"
     assert text.endswith("normalized: -1 and 1 stand for the range of gauge, [0, 10].")
+
+
+def test_an_experts_data_take_the_range_of_the_other_data_without_an_environment() -> None:
+    """0.5 of [2, 8] is 6.5, which is 0.3 of [0, 10]."""
+    keys = {**QUICK, "algorithm": "recoil", "task": "none", "dataset": arrays(0, 10)}
+    plan = prepare({**keys, "expert_dataset": arrays(2, 8)})
+    assert plan.expert is not None
+    np.testing.assert_allclose(plan.expert.actions, 0.3, atol=1e-6)
+    with pytest.raises(UserError, match=r"stand for \[0, 30\], here for \[0, 10\]"):
+        prepare({**keys, "expert_dataset": arrays(0, 30)})
