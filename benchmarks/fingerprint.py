@@ -54,7 +54,7 @@ TASK = "pendulum-of-20-steps"
 # A run in an environment: Pendulum's observations and actions, tiny networks, no compilation.
 RUN: dict[str, Any] = {"task": TASK, "batch_size": 32, "precision": "fp32"}
 RUN |= {"compile": "never", "eval_episodes": 2, "tracker": "none", "show": False}
-HIDDEN = {"algorithm.hidden": [16, 16]}
+HIDDEN: dict[str, Any] = {"algorithm.hidden": [16, 16]}
 CHUNKS: dict[str, Any] = {"algorithm.network": "mlp", "algorithm.widths": [16]}
 CHUNKS |= {"algorithm.window": 4, "algorithm.executed": 2, "algorithm.history": 1}
 CHUNKS |= {"algorithm.noise_levels": 20, "algorithm.rounds": 10, "algorithm.predicts": "action"}
