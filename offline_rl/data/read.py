@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange
+from offline_rl.utils.options import ActionRange, FileFormat
+from offline_rl.utils.words import unknown
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
@@ -32,6 +33,7 @@ def read(
     observation_keys: Sequence[str] | None = None,
     subset: str | None = None,
     infos: bool = False,
+    format: FileFormat | None = None,
     name: str | None = None,
 ) -> Dataset:
     """The data set at `path`.
@@ -50,6 +52,7 @@ def read(
     observation_keys: which of the file's arrays make an observation, side by side in this order.
     subset: a split that the file names, such as train.
     infos: keep the per-step arrays under infos/ in `extras` (costs are kept always).
+    format: layout of the file; by default it is recognized by what only that layout holds.
     Raises UserError, one sentence, on the first thing wrong.
     """
     options = ReadOptions(
@@ -61,6 +64,7 @@ def read(
         observation_keys=None if observation_keys is None else list(observation_keys),
         subset=subset,
         infos=infos,
+        format=format,
     )
     check_options(options)
     path = Path(path)
@@ -101,6 +105,8 @@ def read(
 def check_options(options: ReadOptions) -> None:
     """Raises UserError where an option's value cannot be meant."""
     steps, scale = options.max_episode_steps, options.action_scale
+    if options.format is not None and options.format not in get_args(FileFormat):
+        raise UserError(unknown("format", options.format, get_args(FileFormat)))
     if options.terminate_on_end and not options.d4rl_compatible:
         raise UserError("terminate_on_end=true means something with d4rl_compatible=true only.")
     if steps is not None and steps < 1:

@@ -45,6 +45,7 @@ READING = (
     "action_range",
     "observation_keys",
     "subset",
+    "format",
     "d4rl_compatible",
     "terminate_on_end",
     "max_episode_steps",

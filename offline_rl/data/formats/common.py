@@ -11,7 +11,7 @@ import numpy as np
 from offline_rl.data.containers.raw import Raw
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
-from offline_rl.utils.options import ActionRange
+from offline_rl.utils.options import ActionRange, FileFormat
 from policies import channels
 
 Columns = dict[str, np.ndarray]
@@ -19,8 +19,8 @@ Bounds = tuple[np.ndarray | float, np.ndarray | float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """How a file is to be read."""
+class Reading:
+    """How a file is to be read, but for its layout."""
 
     max_episode_steps: int | None = None  # where a file has no time-outs, episodes end after these
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
@@ -32,6 +32,13 @@ class ReadOptions:
     observation_keys: list[str] | None = None  # which arrays make an observation, in this order
     subset: str | None = None  # a split that the file names, e.g. train
     infos: bool = False  # keep what a step has besides, in `extras`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(Reading):
+    """How a file is to be read."""
+
+    format: FileFormat | None = None  # layout of the file; default: recognized by its content
 
 
 @dataclass(frozen=True)

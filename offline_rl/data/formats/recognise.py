@@ -29,7 +29,7 @@ FORMATS = layouts()
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
-    layout = recognise(raw)
+    layout = recognise(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
             raise UserError(
@@ -39,11 +39,33 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     return replace(found, notes=(*raw.notes, *found.notes))
 
 
-def recognise(raw: Raw) -> ModuleType:
-    """The first layout that fits. Raises UserError that says what each one missed."""
+def formats(layout: ModuleType) -> tuple[str, ...]:
+    """Return the values of `format=` that select a layout."""
+    return getattr(layout, "FORMATS", (layout.__name__.rpartition(".")[2],))
+
+
+def unmarked(layout: ModuleType, raw: Raw) -> str | None:
+    """Return which of the arrays that tell a layout from all others `raw` lacks, if any."""
+    lacking = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
+    return f"no array {' nor '.join(map(repr, lacking))}" if lacking else None
+
+
+def recognise(raw: Raw, format: str | None = None) -> ModuleType:
+    """The first layout that fits, or that of `format`.
+
+    Raises UserError that says what each one missed, or what the one of `format` misses.
+    """
+    if format is not None:
+        chosen: ModuleType = next(layout for layout in FORMATS if format in formats(layout))
+        if reason := chosen.missed(raw):
+            raise UserError(
+                f"{raw.where}: format={format} does not fit: {reason}. Leave format out, and the "
+                f"layout is recognized by what the file holds."
+            )
+        return chosen
     reasons = []
     for layout in FORMATS:
-        reason = layout.missed(raw)
+        reason = layout.missed(raw) or unmarked(layout, raw)
         if reason is None:
             return layout
         reasons.append(f"{layout.NAME} ({reason})")
