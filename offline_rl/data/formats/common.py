@@ -112,12 +112,13 @@ def choose(
     if asked is None:
         flat = [key for key in shapes if not is_picture(shapes[key])]
         asked = list(shapes if len(shapes) == 1 else flat if default is None else default)
+    if not shapes:
+        raise UserError(f"{where}: it holds no array of numbers to observe.")
     unknown = [key for key in asked if key not in shapes]
     if unknown or not asked:
         what = f"no {', '.join(unknown)} to observe" if unknown else "what is observed is not said"
         raise UserError(
-            f"{where}: {what}. Choose among {', '.join(shapes) or 'nothing'} with "
-            f"observation_keys=[...]."
+            f"{where}: {what}. Choose among {', '.join(shapes)} with observation_keys=[...]."
         )
     left = [key for key in shapes if key not in asked]
     return asked, [f"not observed: {', '.join(left)}"] if left else []
