@@ -128,7 +128,7 @@ class Dataset:
             from offline_rl.data.read import in_range
 
             c, bounds = in_range(where, c, action_scale, action_range)
-        for sentence in faults(c, where, keys):
+        for sentence in faults(c, where, keys, bounds):
             raise UserError(sentence)
         if bounds is not None and spec is None:
             shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
@@ -338,7 +338,8 @@ def _one_of(word: str, array: Any, alias: str, other: Any) -> Any:
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Numbers as float32, [N, 1] scalars as [N].
 
-    Pictures stay uint8, flags as they are, and integers that choose one of several actions too.
+    Images stay uint8 and flags as they are. Integers from 0 on, one a step, may choose one of
+    several actions, and stay integers too.
     """
     columns = {}
     for word, given in arrays.items():
@@ -351,6 +352,7 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             array = array[:, 0]
         picture = array.dtype == np.uint8 and array.ndim > 2
         choice = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        choice = choice and not (array < 0).any()
         if array.dtype.kind in "fiub" and word not in FLAGS and not picture and not choice:
             with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
                 array = array.astype(np.float32, copy=False)

@@ -71,7 +71,7 @@ def read(
     with open_raw(path) as raw:
         found = gather(raw, options, _refuse)
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
-    for sentence in faults(columns, raw.where, found.keys):
+    for sentence in faults(columns, raw.where, found.keys, bounds):
         raise UserError(sentence)
     notes = [*found.notes]
     if action_range == "data":
@@ -121,7 +121,7 @@ def check_options(options: ReadOptions) -> None:
 
 def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
     """What -1 and 1 stand for, in the file's units, as the options, else the file itself, say."""
-    actions = found.columns.get("actions")
+    actions = amounts(found, options)
     if options.action_scale is not None:
         return -options.action_scale, options.action_scale
     bounds: Bounds | None
@@ -155,10 +155,22 @@ def reaching(found: Found, options: ReadOptions) -> bool:
     return actions.dtype == np.float32 and bool((np.abs(actions) > 1).any())
 
 
+def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:
+    """Return the actions, whole numbers as float32 where their range is stated.
+
+    Without a range whole numbers from 0 on may choose one of several actions.
+    """
+    actions = found.columns.get("actions")
+    stated = (options.action_scale, options.action_range, found.action_range)
+    if actions is None or actions.dtype.kind not in "iu" or stated == (None, None, None):
+        return actions
+    return actions.astype(np.float32)
+
+
 def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
     """The columns with actions in [-1, 1], which stand for their limits, where any are known."""
     columns, bounds = dict(found.columns), limits(where, found, options)
-    actions = columns.get("actions")
+    actions = amounts(found, options)
     if bounds is None or actions is None or actions.dtype != np.float32 or actions.ndim != 2:
         return columns  # what is wrong with them `faults` will name
     if options.action_scale is not None:

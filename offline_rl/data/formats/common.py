@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.containers.raw import Raw
+from offline_rl.data.faults import Bounds as Bounds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 from offline_rl.utils.options import ActionRange, FileFormat
 from policies import channels
 
 Columns = dict[str, np.ndarray]
-Bounds = tuple[np.ndarray | float, np.ndarray | float]
 
 
 @dataclass(frozen=True, kw_only=True)
