@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from offline_rl.data.resolution import losses
+
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
 COLOURS = (1, 3, 4)  # numbers in a pixel
@@ -28,7 +30,8 @@ def faults(
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or (_choice(word, array) if bounds is None else None)
+        fault = _kind(array) or (None if word in FLAGS else _resolution(array))
+        fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
@@ -97,6 +100,16 @@ def _kind(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
+
+
+def _resolution(array: np.ndarray) -> str | None:
+    lost = next((loss for loss in losses(array) if loss.refused), None)
+    if lost is None:
+        return None
+    return (
+        f"{lost}. Subtract an offset such as {lost.low:.15g}, in the data and in the environment, "
+        f"or leave the column out."
+    )
 
 
 def _choice(word: str, array: np.ndarray) -> str | None:

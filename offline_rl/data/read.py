@@ -13,6 +13,7 @@ from offline_rl.data.doubts import doubts
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
+from offline_rl.data.resolution import losses
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange, FileFormat
 from offline_rl.utils.words import unknown
@@ -164,6 +165,8 @@ def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:
     stated = (options.action_scale, options.action_range, found.action_range)
     if actions is None or actions.dtype.kind not in "iu" or stated == (None, None, None):
         return actions
+    if losses(actions):
+        return actions  # which `faults` will name
     return actions.astype(np.float32)
 
 

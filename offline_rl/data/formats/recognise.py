@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from offline_rl.data.containers.raw import Raw
+from offline_rl.data.dataset import narrowed
 from offline_rl.data.formats import flat
 from offline_rl.data.formats.common import Found, ReadOptions
 from offline_rl.utils.errors import UserError
@@ -36,7 +37,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
-    return replace(found, notes=(*raw.notes, *found.notes))
+    columns, lost = narrowed(found.columns, found.keys)
+    return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
 
 
 def formats(layout: ModuleType) -> tuple[str, ...]:
