@@ -8,6 +8,7 @@ import numpy as np
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.common import Reading
+from offline_rl.data.info import stands_for
 from offline_rl.data.load import load
 from offline_rl.data.writers.d4rl import Following, write, write_npz
 from offline_rl.data.writers.lerobot import write_lerobot
@@ -85,6 +86,8 @@ def convert(
     else:
         writer = write if form == "d4rl" else write_npz
         writer(data, target, next_observations=following(data))
+    if mapped := stands_for(data):
+        notes.append(f"actions are written in [-1, 1]: {mapped}")
     told = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {form}"
     return "; ".join([told, *notes])
 

@@ -1,16 +1,17 @@
 """Which layout a container is in, and what that layout makes of it."""
 
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from offline_rl.data.containers.raw import Raw
+from offline_rl.data.containers.raw import JOIN, Raw
 from offline_rl.data.dataset import narrowed
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import Found, ReadOptions
+from offline_rl.data.formats.common import Found, ReadOptions, below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
@@ -52,6 +53,26 @@ def unmarked(layout: ModuleType, raw: Raw) -> str | None:
     return f"no array {' nor '.join(map(repr, lacking))}" if lacking else None
 
 
+def foreign(raw: Raw) -> str | None:
+    """Return what a file is that holds one episode, or groups of them, in no layout known here.
+
+    ACT's files are those of `tonyzhaozh/act:record_sim_episodes.py`.
+    """
+    present = set(raw.keys)
+    if {"action", "observations/qpos"} <= present and not {"rewards", "terminals"} & present:
+        return "an episode in ACT's layout, action and observations/qpos, which is not read."
+    groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
+    if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
+        return None
+    if any(layout.missed(raw) is None for layout in FORMATS if layout is not flat):
+        return None
+    first = min(groups, key=lambda name: (len(name), name))
+    return (
+        f"episodes in groups, {first} and so on, of {', '.join(below(raw, first))}. Minari's "
+        f"groups would hold observations, actions, rewards, terminations and truncations."
+    )
+
+
 def recognise(raw: Raw, format: str | None = None) -> ModuleType:
     """The first layout that fits, or that of `format`.
 
@@ -65,6 +86,8 @@ def recognise(raw: Raw, format: str | None = None) -> ModuleType:
                 f"layout is recognized by what the file holds."
             )
         return chosen
+    if sentence := foreign(raw):
+        raise UserError(f"{raw.where}: {sentence} {JOIN}")
     reasons = []
     for layout in FORMATS:
         reason = layout.missed(raw) or unmarked(layout, raw)

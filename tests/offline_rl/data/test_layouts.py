@@ -96,6 +96,32 @@ def test_every_format_selects_one_layout(format: str):
     assert sum(format in formats(layout) for layout in FORMATS) == 1
 
 
+def one_of_acts(path: Path) -> Path:
+    """An episode as ACT's record_sim_episodes.py writes it."""
+    qpos = np.zeros((5, 3), np.float32)
+    images = np.zeros((5, 8, 8, 3), np.uint8)
+    arrays = {"action": qpos, "observations/qpos": qpos, "observations/images/top": images}
+    return save(path, arrays)
+
+
+def test_acts_episodes_are_called_so(tmp_path: Path):
+    path = one_of_acts(tmp_path / "episode_0.hdf5")
+    with pytest.raises(UserError, match=r"an episode in ACT's layout.* Join the episodes"):
+        read(path)
+    one_of_acts(tmp_path / "episode_1.hdf5")
+    with pytest.raises(UserError, match=r"a folder of 2 files .*one episode: Join the episodes"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("held", [("obs", "action"), ("observations", "actions", "terminals")])
+def test_episodes_in_groups_of_no_known_layout_are_called_so(tmp_path: Path, held: tuple):
+    arrays = {f"episode_{n}/{key}": np.zeros((5, 2)) for n in range(2) for key in held}
+    with pytest.raises(UserError) as caught:
+        read(save(tmp_path / "a.hdf5", arrays))
+    assert "episodes in groups, episode_0 and so on" in str(caught.value)
+    assert "saved completely" not in str(caught.value)
+
+
 def test_what_is_in_no_layout_is_told_what_each_one_missed(tmp_path: Path):
     strange = {"weights": np.zeros(3), "biases": np.zeros(3)}
     for name in ("a.npz", "a.hdf5"):
