@@ -49,7 +49,9 @@ def losses(array: np.ndarray) -> list[Loss]:
     if not (size <= np.finfo(np.float32).max).all():
         return []  # infinite or NaN in float32, and refused as such
     resolved = np.spacing(size.astype(np.float32)).astype(np.float64)
-    suspected = (resolved / 2 > NOTED) & (high - low > CONSTANT * size)
+    error, extent = resolved / 2, high - low  # the largest error that there can be
+    suspected = (error > NOTED) & (extent > CONSTANT * size)
+    suspected &= (error > REFUSED) | (error > SHARE * extent)
     columns = [int(column) for column in np.flatnonzero(suspected)]
     found = (_loss(flat[:, column], column, resolved[column]) for column in columns)
     lost = [loss for loss in found if loss is not None]
