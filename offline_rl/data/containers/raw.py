@@ -7,6 +7,7 @@ becomes a `UserError` with the file and the array in it.
 """
 
 import hashlib
+import re
 import tokenize
 import zipfile
 import zlib
@@ -27,7 +28,7 @@ DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeErro
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
 RECORDING = b"RRTICKS\n"  # which a robot's recording begins with
-EPISODES = (".hdf5", ".h5", ".npz", ".npy")  # files that may be one episode each
+EPISODE = re.compile(r".*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
 AGAIN = "Copy or download it again."
 PICKLE = (
     "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "
@@ -123,12 +124,12 @@ def _folder(path: Path) -> AbstractContextManager[Raw]:
                 f"{inner}: has metadata.json but no main_data.hdf5; of Minari's data formats hdf5 "
                 f"is read. Make the data set again with data_format='hdf5'."
             )
-    inside = sorted(p for p in path.iterdir() if p.is_dir() or p.suffix in EPISODES)
-    if len(inside) > 1:
-        shown = ", ".join(p.name for p in inside[:2])
+    numbered = sorted(p for p in path.iterdir() if EPISODE.fullmatch(p.name))
+    if len(numbered) > 1:
+        shown = ", ".join(p.name for p in numbered[:2])
         raise UserError(
-            f"{path}: a folder of {len(inside):,} files or folders ({shown}, ...), and no data set "
-            f"of LeRobot's, Minari's or Zarr's. Name the data file in it. Where each is one "
+            f"{path}: a folder of {len(numbered):,} files or folders ({shown}, ...), and no data "
+            f"set of LeRobot's, Minari's or Zarr's. Name the data file in it. Where each is one "
             f"episode: {JOIN}"
         )
     raise UserError(
