@@ -45,6 +45,7 @@ READING = (
     "action_range",
     "observation_keys",
     "subset",
+    "format",
     "d4rl_compatible",
     "terminate_on_end",
     "max_episode_steps",
@@ -409,6 +410,15 @@ def apart(one: Spec, other: Spec) -> str:
         if channel.kind == "picture" and own.shape != channel.shape:
             height, width, colours = channel.shape
             return f"its {channel.name} is to be {height} x {width} of {colours} colours; resize it"
+    vector, parts = (one, other) if one.lone is not None else (other, one)
+    vectors_alone = parts.lone is None and parts.vectors == parts.channels
+    if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
+        keys = [channel.name for channel in parts.channels]
+        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.lone.shape):
+            remedy = "store those of the data so, as observations"
+            if parts is other:
+                remedy = f"observation_keys=[{','.join(keys)}] observes {' and '.join(keys)} so"
+            return f"one has a vector where the other has its parts by name; {remedy}"
     return "data of another task? Use its own task, or task=none to train only"
 
 

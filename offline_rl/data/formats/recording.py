@@ -78,7 +78,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     numbers = [number for key in asked for number in about["measured"][key]]
     return Found(
         "recording",
-        as_columns({key: _single(values) for key, values in columns.items()}),
+        as_columns(columns),
         {"actions": "sent", "rewards": "reward"},
         notes=notes,
         action_range=(low, high),
@@ -93,7 +93,3 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
 
 def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1)
-
-
-def _single(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32) if values.dtype.kind == "f" else values
