@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree
 from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.engine import verify
 from offline_rl.engine.acting import StackedPolicy
-from offline_rl.engine.compile import captured, compiled
+from offline_rl.engine.compile import Code, captured, compiled
 from offline_rl.engine.trace import traced
 from offline_rl.engine.work import Work, count
 from offline_rl.replay.batch import Source, Sources
@@ -39,6 +40,7 @@ COUNTS = ("steps", "update")  # the state's leaves that are the same for all sta
 UNROLLED = 4  # places of a period that one program has at most
 APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
 Places = tuple[int, ...]  # of a period
+Fallback = Literal["avx2", "uncompiled"]  # in place of a program that failed its check
 
 
 class Drawn(NamedTuple):
@@ -85,6 +87,7 @@ class Engine:
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
         self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
+        self.fallbacks: dict[str, Fallback] = {}  # by program; filled in here, kept by a run
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
@@ -248,10 +251,11 @@ class Engine:
         with self._untaught(), torch.no_grad():
             if compile:
                 self.say(f"compiling: {phase}, about a minute")
-                both = enumerate([*leaves, *inputs])
-                counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
-                run = compiled(graph, counts, len(self.seeds))
-                run(leaves, inputs)
+                if ready := getattr(self.at(phase)[1], "ready", None):
+                    ready(self.updates)  # the check below needs a batch
+                whole = len(places) == self.period(phase)
+                name = phase if whole else f"{phase} {places[0]}"
+                run = self._compile(name, graph, leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
 
@@ -260,6 +264,41 @@ class Engine:
                 return run(leaves, inputs)
 
         return program
+
+    def _compile(
+        self, name: str, graph: GraphModule, leaves: list[Tensor], inputs: list[Tensor]
+    ) -> Callable[..., Tensor]:
+        """Return the fastest program of `graph` that computes the same, by one call of each.
+
+        What it falls back to is kept in `fallbacks` under `name`, and used without a further try
+        where it is there from the start.
+        """
+        codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
+        match self.fallbacks.get(name):
+            case "avx2":
+                codes = ["avx2"]
+            case "uncompiled":
+                return graph
+        both = enumerate([*leaves, *inputs])
+        counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
+        paths = list(flatten(self.state))
+        parameters = [k for k, path in enumerate(paths) if path.startswith("params/")]
+        expected = verify.call(graph, leaves, inputs)
+        size = verify.ROUNDING[self.precision]
+        others = verify.rounded(graph, leaves, inputs, parameters, size)
+        for code in codes:
+            run = compiled(graph, counts, len(self.seeds), code)
+            found = verify.call(run, leaves, inputs)
+            outputs = [*paths, *graph.meta["metrics"]]
+            fault = verify.difference(expected, found, others, outputs)
+            if fault is None:
+                if code != "default":
+                    self.fallbacks[name] = code
+                return run
+            then = "Compiling again for AVX2" if code != codes[-1] else "Updates run uncompiled"
+            self.say(f"The compiled update is wrong on this machine: {name}, {fault}. {then}.")
+        self.fallbacks[name] = "uncompiled"
+        return graph
 
     @contextmanager
     def _untaught(self) -> Iterator[None]:

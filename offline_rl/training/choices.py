@@ -7,12 +7,12 @@ in environment.json, and used again when the run is resumed.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from offline_rl.algorithms.common.registry import algorithm_yaml
-from offline_rl.engine.engine import Engine, Precision
+from offline_rl.engine.engine import Engine, Fallback, Precision
 from offline_rl.engine.work import COMPILE_SECONDS, compiling_pays
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -29,6 +29,8 @@ class Choices:
     compile: bool
     threads: int  # of the processor
     why: str = ""
+    # by program: what runs in place of compiled code that failed its check on this machine
+    fallbacks: dict[str, Fallback] = field(default_factory=dict)
 
     def __str__(self) -> str:
         how = "compiled" if self.compile else "not compiled"

@@ -87,7 +87,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "updates_per_second": rate,
         "device": str(trainer.engine.device),
         "precision": choices.precision,
-        "compiled": choices.compile,
+        "compiled": choices.compile and "uncompiled" not in trainer.engine.fallbacks.values(),
         "returns": None if last is None else last.returns,
         "success": None if last is None else last.success,
         "costs": None if last is None else last.costs,

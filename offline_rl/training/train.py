@@ -188,7 +188,7 @@ def train_group(
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
-    engine.compiled = choices.compile
+    engine.compiled, engine.fallbacks = choices.compile, dict(choices.fallbacks)
     engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:

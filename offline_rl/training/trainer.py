@@ -32,6 +32,7 @@ from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_object, write_json
 from offline_rl.utils.signals import postponed
 from offline_rl.utils.text import duration
 from policies import Bundle
@@ -271,6 +272,7 @@ class Trainer:
         """
         begun_s = time.monotonic()
         self.engine.programs(phase)  # their building is no part of the rate
+        self._record_fallbacks()
         self._told = self._told[0] + time.monotonic() - begun_s, self._told[1]
         period = self.engine.period(phase)
         started, done, piece = time.perf_counter(), 0, period
@@ -289,6 +291,15 @@ class Trainer:
             torch.cuda.synchronize()
         self.progress.seconds += time.perf_counter() - started
         return done
+
+    def _record_fallbacks(self) -> None:
+        """Store which compiled programs failed their check: a resumed run must repeat the choice."""
+        if self.engine.fallbacks == self.choices.get("fallbacks", {}):
+            return
+        self.choices["fallbacks"] = dict(self.engine.fallbacks)
+        for folder in self.folders:
+            path = folder.path / "environment.json"
+            write_json(path, read_object(path) | {"choices": self.choices})
 
     def _tell(self, clock: int, doing: str = "") -> None:
         """A line a minute with the rate and what is left, or `doing`, where there is no bar."""

@@ -204,6 +204,25 @@ def test_every_trained_network_moves_and_targets_follow(name: str):
     assert moved == set(e.state["params"]) - set(e.algorithm.frozen)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@every_algorithm
+def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
+    name: str, precision: str
+):
+    """By the engine's own check, on this processor, with layer normalization where there is one."""
+    cls = algorithm_class(name)
+    size: dict[str, Any] = {key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")}
+    size |= {"hidden_units": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
+    cfg = small_config(cls, **size)
+    made, how = sources(cls, cfg), Interaction(online(cls), cfg)
+    options = {"batch_size": 128, "precision": precision, "compile": True}
+    e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0, 1], made, **options)
+    for phase in [*e.algorithm.phases, "update"]:
+        e.programs(phase)
+    assert e.fallbacks == {}
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=together(n)) for n in algorithm_names() if algorithm_class(n).online],
