@@ -73,7 +73,7 @@ class Trainer:
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """schedule: what is done, in order. evaluation: S * episodes environments.
+        """schedule: what is done, in order. evaluation: S * episodes environments, or fewer.
 
         starts: the seeds of an evaluation's episodes.
         choices: how it computes (`training/choices.py`); kept. watch: called after each
@@ -91,7 +91,7 @@ class Trainer:
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
-            beside = hardware.cores() > busy and watch is None
+            beside = hardware.cores() > busy and watch is None and evaluation.limit is None
             self.evaluator = Evaluator(
                 engine, evaluation, transform.normaliser, starts, beside=beside
             )

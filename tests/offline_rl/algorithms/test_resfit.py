@@ -829,15 +829,15 @@ def test_a_base_is_not_asked_where_an_episode_is_over(line: str, own: Callable[[
         ("action_dim", {"action_dim": 2}, {}),
         ("rate_hz", {"rate_hz": 50.0}, {"rate_hz": 20.0}),
         ("action_names", {"action_names": ("left",)}, {"action_names": ("right",)}),
-        ("action_unit", {"action_units": ("rad",)}, {"action_units": ("m",)}),
+        ("action_units", {"action_units": ("rad",)}, {"action_units": ("m",)}),
         (
             "observation_units",
             {"channels": (Channel("observation", (2,), units=("rad",)),)},
             {"channels": (Channel("observation", (2,), units=("deg",)),)},
         ),
-        ("action_low", {"action_low": (-2.0,)}, {"action_low": (-1.0,)}),
+        ("action_range", {"action_low": (-2.0,)}, {"action_low": (-1.0,)}),
         (
-            "action_high",
+            "action_range",
             {"action_low": (-1.0,), "action_high": (2.0,)},
             {"action_low": (-1.0,), "action_high": (1.0,)},
         ),
