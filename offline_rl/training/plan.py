@@ -191,10 +191,36 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
                 f"give a multiple of {period}"
             )
+    check_policy_learns(learner, schedule)
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known |= {"stackable": learner.stacks(device), "starts": begun}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
+    """Raise UserError if a phase ends before its first update that changes the policy."""
+    for phase in dict.fromkeys(piece.phase for piece in schedule):
+        alone, key = learner.at(phase).policy_begins(phase)
+        total = phase_updates(learner, schedule, phase)
+        if 0 < total <= alone:
+            given = "num_env_steps" if phase == ONLINE else "num_updates"
+            raise UserError(
+                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
+                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+            )
+
+
+def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
+    """Number of updates of `phase` in the whole schedule."""
+    now, total = learner.at(phase), 0
+    for piece in schedule:
+        if piece.phase == phase and isinstance(piece, Learn):
+            total += piece.updates
+        if piece.phase == phase and isinstance(piece, Interact):
+            online = now.interaction.online
+            total += online.due(piece.env_steps, learner.cfg.batch_size, now.period)
+    return total
 
 
 def brings_data(chosen: Resolved) -> bool:
@@ -506,6 +532,12 @@ def idle(plan: Plan) -> str:
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period
+    episode = plan.task.max_episode_steps or 0
+    if steps < episode and any(name != "expert" for name in plan.algorithm.needs):
+        return (
+            f"\nnum_env_steps={steps}: nothing will be learnt in them, since {plan.options.algorithm} "
+            f"learns from whole episodes, and one may have {episode:,} steps"
+        )
     if online.due(steps, batch, period):
         return ""
     return (

@@ -747,6 +747,18 @@ def test_steps_that_bring_no_update_are_told(
     assert (result.results[0]["online_updates"] == 0) == said
 
 
+def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
+    line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cal-QL needs the returns of whole episodes, here of 10 steps."""
+    keys = small("cal_ql", task=line, dataset=str(data), out=str(tmp_path), num_updates=4)
+    keys |= {"show": True, "algorithm.weight": 1.0}
+    for steps in (9, 10):
+        result = train(**keys, num_env_steps=steps, name=str(steps))
+        assert ("learns from whole episodes" in capsys.readouterr().out) == (steps == 9)
+        assert (result.results[0]["online_updates"] == 0) == (steps == 9)
+
+
 def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(
     line: str, data: Path, tmp_path: Path
 ) -> None:
