@@ -513,7 +513,7 @@ def headline(plan: Plan) -> str:
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
     table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    where += idle(plan)
+    where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
@@ -535,8 +535,9 @@ def idle(plan: Plan) -> str:
     episode = plan.task.max_episode_steps or 0
     if steps < episode and any(name != "expert" for name in plan.algorithm.needs):
         return (
-            f"\nnum_env_steps={steps}: nothing will be learnt in them, since {plan.options.algorithm} "
-            f"learns from whole episodes, and one may have {episode:,} steps"
+            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
+            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
+            "steps"
         )
     if online.due(steps, batch, period):
         return ""
@@ -544,6 +545,18 @@ def idle(plan: Plan) -> str:
         f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
         f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
         f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
+
+
+def still_rising(plan: Plan) -> str:
+    """A sentence if the learning rate never reaches its full value; else nothing."""
+    rising: int = getattr(plan.cfg, "warm_up_updates", 0)
+    if not 0 < plan.options.num_updates < rising:
+        return ""
+    return (
+        f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
+        f"rate rises over the first algorithm.warm_up_updates={rising} and does not reach its full "
+        "value"
     )
 
 
