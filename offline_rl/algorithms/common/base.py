@@ -72,7 +72,7 @@ class State:
     params: dict[str, Params]
     optimiser: dict[str, Mapping[str, Params]]
     random: Random
-    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase before it
+    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase so far
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:

@@ -254,7 +254,6 @@ def test_in_a_warm_up_the_critic_alone_learns():
 def test_a_warm_up_counts_from_where_the_clone_ended():
     e, store = engine(value_warm_up=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
-    e.starts[ONLINE] = 3000
     store.put({}, e.updates)
     before = e.seed_state(0)
     e.run(6, ONLINE)

@@ -705,7 +705,6 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
     engine.run(6)  # metrics are means since they were last asked for
     assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
-    engine.starts["update"] = 100
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)
     assert len(short._programs) == 1
