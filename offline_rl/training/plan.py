@@ -27,6 +27,7 @@ from offline_rl.data.meaning import spec_of
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
+from offline_rl.replay.columns import TOLD
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -533,7 +534,9 @@ def idle(plan: Plan) -> str:
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period
     episode = plan.task.max_episode_steps or 0
-    if steps < episode and any(name != "expert" for name in plan.algorithm.needs):
+    if steps < episode and any(
+        name != "expert" and name not in TOLD for name in plan.algorithm.needs
+    ):
         return (
             f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
             f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
