@@ -36,7 +36,12 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
+ELSEWHERE = "elsewhere"  # a counter that no checkpoint holds; see `Engine.done`
+COUNTS = (
+    "steps",
+    "update",
+    ELSEWHERE,
+)  # the state's leaves that are the same for all stacked seeds
 UNROLLED = 4  # places of a period that one program has at most
 APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
 Places = tuple[int, ...]  # of a period
@@ -95,6 +100,7 @@ class Engine:
                 torch.manual_seed(seed)
                 algorithms.append(make(s))
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
+            counters[ELSEWHERE] = torch.tensor(0)
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
         self.sources = sources if isinstance(sources, Sources) else Sources(offline=sources)
@@ -102,7 +108,10 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        self.starts: dict[str, int] = {}  # phase -> updates before it, where there are any
+        # phase -> its updates so far; a checkpoint holds them beside the state. The state's counter
+        # "elsewhere" is how many of all updates were of other phases than the one entered last
+        self.done: dict[str, int] = {}
+        self._entered: str | None = None
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
         self._traced: dict[tuple[str, Places], GraphModule] = {}
         self._programs: dict[tuple[str, Places], Program] = {}
@@ -133,6 +142,7 @@ class Engine:
         if num_updates % period:
             raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
         cycle, ready = self.programs(phase), getattr(self.at(phase)[1], "ready", None)
+        self._enter(phase)
         first = self.updates if ready else 0
         for done in range(0, num_updates, period):
             if ready:
@@ -140,6 +150,14 @@ class Engine:
             for program in cycle:
                 program.total += program.run()
                 program.calls += 1
+            self.done[phase] = self.done.get(phase, 0) + period
+
+    def _enter(self, phase: str) -> None:
+        """Let `State.done` count the updates of `phase`. Waits for the device if it is another."""
+        if phase != self._entered:
+            others = self.updates - self.done.get(phase, 0)
+            self.state["counters"][ELSEWHERE].fill_(others)
+            self._entered = phase
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
         """The mean of each metric since it was last asked for, per seed. Waits for the device."""
@@ -184,24 +202,24 @@ class Engine:
     ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
         """Updates of one seed at `places`: (state, values, data) -> (state, metrics by `names`)."""
         now, source = self.at(phase)
-        start = self.starts.get(phase, 0)
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = now.with_values(values)
             work = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimiser, counters = tree["params"], tree["optimiser"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
+            first = update - counters[ELSEWHERE]
             for done, i in enumerate(places):
                 random = Random(counters["seed"], update + done)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimiser, random, update + done - start)
+                state = State(algorithm, params, optimiser, random, first + done)
                 state, metrics = work(state, batch, i)
                 params, optimiser = state.params, state.optimiser
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
             names[:] = sorted(sums)
             means = [torch.stack(sums[name]).mean() for name in names]
-            counters = {"seed": counters["seed"], "update": update + len(places)}
+            counters = {**counters, "update": update + len(places)}
             tree = {"params": params, "optimiser": optimiser, "counters": counters}
             return tree, torch.stack(means)
 
@@ -317,7 +335,8 @@ class Engine:
         inputs, and what comes back: [S, …] each, of the same names and shapes in every call; or the
         batch that is drawn.
         """
-        now, start = self.at(phase)[0], self.starts.get(phase, 0)
+        now = self.at(phase)[0]
+        self._enter(phase)
         source = self.at(inputs.phase)[1] if isinstance(inputs, Drawn) else None
         given = source.tensors() if source is not None else inputs
         leaves, form = tree_flatten((self.state, self.values, given))
@@ -325,7 +344,7 @@ class Engine:
         def one(tree: Any, values: Any, given: Any) -> Any:
             algorithm, counters = now.with_values(values), tree["counters"]
             random = Random(counters["seed"] + APART, counters["update"])
-            done = counters["update"] - start
+            done = counters["update"] - counters[ELSEWHERE]
             state = State(algorithm, tree["params"], tree["optimiser"], random, done)
             if isinstance(inputs, Drawn):
                 assert source is not None
@@ -374,11 +393,17 @@ class Engine:
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
-        return flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
+        found = flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
+        return {name: x for name, x in found.items() if name != f"counters/{ELSEWHERE}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
-        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs."""
+        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs.
+
+        Every phase begins anew, unless `done` is set afterwards.
+        """
         own = flatten(self.state)
+        own.pop(f"counters/{ELSEWHERE}")
+        self.done, self._entered = {}, None
         if missing := own.keys() ^ flat.keys():
             raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
         for name, value in flat.items():

@@ -28,6 +28,7 @@ from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
+from offline_rl.replay.columns import TOLD
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -197,6 +198,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     limit = limit_of(env, options, how.cfg)
+    check_policy_learns(learner, schedule)
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known |= {"stackable": learner.stacks(device) and limit is None, "starts": begun}
@@ -222,6 +224,31 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
             "once. Use algorithm.environments=1"
         )
     return env.limit
+
+
+def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
+    """Raise UserError if a phase ends before its first update that changes the policy."""
+    for phase in dict.fromkeys(piece.phase for piece in schedule):
+        alone, key = learner.at(phase).policy_begins(phase)
+        total = phase_updates(learner, schedule, phase)
+        if 0 < total <= alone:
+            given = "num_env_steps" if phase == ONLINE else "num_updates"
+            raise UserError(
+                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
+                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+            )
+
+
+def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
+    """Number of updates of `phase` in the whole schedule."""
+    now, total = learner.at(phase), 0
+    for piece in schedule:
+        if piece.phase == phase and isinstance(piece, Learn):
+            total += piece.updates
+        if piece.phase == phase and isinstance(piece, Interact):
+            online = now.interaction.online
+            total += online.due(piece.env_steps, learner.cfg.batch_size, now.period)
+    return total
 
 
 def brings_data(chosen: Resolved) -> bool:
@@ -537,7 +564,7 @@ def headline(plan: Plan) -> str:
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
     table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    where += idle(plan)
+    where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
@@ -556,12 +583,33 @@ def idle(plan: Plan) -> str:
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period
+    episode = plan.task.max_episode_steps or 0
+    if steps < episode and any(
+        name != "expert" and name not in TOLD for name in plan.algorithm.needs
+    ):
+        return (
+            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
+            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
+            "steps"
+        )
     if online.due(steps, batch, period):
         return ""
     return (
         f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
         f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
         f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
+
+
+def still_rising(plan: Plan) -> str:
+    """A sentence if the learning rate never reaches its full value; else nothing."""
+    rising: int = getattr(plan.cfg, "warm_up_updates", 0)
+    if not 0 < plan.options.num_updates < rising:
+        return ""
+    return (
+        f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
+        f"rate rises over the first algorithm.warm_up_updates={rising} and does not reach its full "
+        "value"
     )
 
 

@@ -311,10 +311,6 @@ def engine_of(
         precision=begun.precision if begun else precision(o, device),
         values=stacked(own),
     )
-    before = plan.start.updates if plan.start is not None else 0
-    for piece in plan.schedule:  # before anything is traced, which has them in it
-        engine.starts.setdefault(piece.phase, before)
-        before += piece.updates if isinstance(piece, Learn) else 0
     return engine, sources, transform
 
 

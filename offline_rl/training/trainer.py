@@ -114,8 +114,7 @@ class Trainer:
         learn = [work for work in self.schedule if isinstance(work, Learn)]
         if kind == "pretrain":
             return sum(work.updates for work in learn if work.phase not in ("update", ONLINE))
-        start = self.engine.starts.get(ONLINE)
-        return 0 if start is None else max(self.engine.updates - start, 0)
+        return self.engine.done.get(ONLINE, 0)
 
     def run(self) -> None:
         """Everything that is left to do.
@@ -246,7 +245,7 @@ class Trainer:
         assert isinstance(self.collector, Collector)
         if not self.collector.ready(self.engine.batch_size):
             return 0
-        learnt = self.engine.updates - self.engine.starts[phase]
+        learnt = self.engine.done.get(phase, 0)
         return max(self._brought(phase, self.env_steps) - learnt, 0)
 
     def _brought(self, phase: str, env_steps: int) -> int:
@@ -448,6 +447,7 @@ class Trainer:
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
             progress["spec"] = self.engine.algorithm.spec.to_json()
+            progress["phases"] = dict(self.engine.done)
             if self.collector is not None:
                 progress["collector"] = self.collector.state(s)
                 for name, value in self.collector.buffer.filled(s).items():
@@ -490,8 +490,27 @@ class Trainer:
             self.collector.restore(streams)
         learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
+        self.engine.done = progress.get("phases") or self._phases_before(done)
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
+
+    def _phases_before(self, done: Done) -> dict[str, int]:
+        """Updates of each phase at `done`, for older checkpoints, which do not hold them.
+
+        In their schedules one phase at most interacts; its updates are those that remain.
+        """
+        found, clock = dict[str, int](), self.clock
+        left = done.updates - self.folders[0].began
+        for work in self.schedule:
+            now = min(work.size, clock)
+            clock -= now
+            if isinstance(work, Learn):
+                found[work.phase] = found.get(work.phase, 0) + now
+                left -= now
+        for work in self.schedule:
+            if isinstance(work, Interact):
+                found[work.phase] = left
+        return found
 
 
 def bundled(
