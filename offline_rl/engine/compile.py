@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,25 +54,28 @@ class Compiled(nn.Module):
     def forward(self, *arguments: Tensor) -> Any:
         if self.program is None:
             on_cpu = all(x.device.type == "cpu" for x in arguments)
+            patches = {"cpp_wrapper": on_cpu}  # calls kernels from C++
+            patches["deterministic"] = not on_cpu  # else block sizes are chosen by stopwatch
             self.program = torch._inductor.standalone_compile(
                 self.graph,
                 list(arguments),
                 dynamic_shapes="from_example_inputs",
-                options={"config_patches": {"cpp_wrapper": on_cpu}},  # calls kernels from C++
+                options={"config_patches": patches},
             )
         return self.program(*arguments)
 
 
 def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
-    """`run(*arguments)` as a CUDA graph; its result is always the same tensor."""
-    stream = torch.cuda.Stream()
+    """`run(*arguments)` as a CUDA graph of the current device; returns the same tensor always."""
+    stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
         for _ in range(3):
             run(*arguments)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # other threads may allocate pinned memory meanwhile: the next batches of streamed data
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run(*arguments)
 
     def replay(*_: Any) -> Tensor:
@@ -79,3 +83,12 @@ def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tenso
         return result
 
     return replay
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream on which all graphs of the current device `device` are captured.
+
+    cuBLAS keeps a workspace of up to 32 MiB for each stream that it is called on.
+    """
+    return torch.cuda.Stream(device)

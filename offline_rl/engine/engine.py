@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -83,6 +83,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.capture = self.device.type == "cuda"  # in a CUDA graph; a profiler sees one call
         self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
@@ -245,14 +246,16 @@ class Engine:
     def _build(self, phase: str, places: Places, compile: bool) -> Callable[[], Tensor]:
         graph, leaves, inputs = self._trace(phase, places)
         run: Callable[..., Tensor] = graph
-        with self._untaught(), torch.no_grad():
+        on_gpu = self.device.type == "cuda"  # Inductor and captures use the current device
+        current = torch.cuda.device(self.device) if on_gpu else nullcontext()
+        with self._untaught(), torch.no_grad(), current:
             if compile:
                 self.say(f"compiling: {phase}, about a minute")
                 both = enumerate([*leaves, *inputs])
                 counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
                 run = compiled(graph, counts, len(self.seeds))
                 run(leaves, inputs)
-            if self.device.type == "cuda":
+            if self.capture:
                 run = captured(run, leaves, inputs)
 
         def program() -> Tensor:
@@ -337,6 +340,12 @@ class Engine:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
         return flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
 
+    def seed_states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the `seed_state` of each seed; every leaf is copied from the device only once."""
+        host = {name: x.detach().cpu() for name, x in flatten(self.state).items()}
+        for s in range(len(self.seeds)):
+            yield {name: x[s].clone() for name, x in host.items()}
+
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
         """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs."""
         own = flatten(self.state)
@@ -351,10 +360,21 @@ class Engine:
             own[name][s] = value.to(self.device)
 
 
+def set_gpu_precision(precision: Precision) -> None:
+    """Set how GPUs compute float32 products and convolutions in this process.
+
+    TF32 only if `precision` is tf32, and always by deterministic algorithms.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # it chooses by stopwatch
+
+
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
     """Matrix products in `precision`; weights, optimiser and everything else stay float32."""
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in algorithm.modules.values():
         set_compute_dtype(module, dtype)

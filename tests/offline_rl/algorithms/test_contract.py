@@ -143,7 +143,7 @@ def restore(e: Engine, states: list[dict[str, torch.Tensor]]) -> None:
 
 
 def states(e: Engine) -> list[dict[str, torch.Tensor]]:
-    return [e.seed_state(s) for s in range(len(e.seeds))]
+    return list(e.seed_states())
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -496,6 +496,15 @@ def test_what_a_gpu_cannot_capture_is_recorded():
     assert faults(lambda: torch.tensor(numbers, device="meta")) == set()  # a constant
     assert faults(lambda: rows[numbers]) == set()
     assert faults(lambda: rows[order] * torch.tensor(2.0)) == set()
+
+
+@pytest.mark.parametrize("name", ["bc", "dppo", "rl100"])
+def test_the_data_of_these_tests_lies_on_the_engines_device(name: str):
+    both = new_engine(name, [0], device="meta").sources
+    made = [source for source in vars(both).values() if source is not None]
+    assert made
+    for tensor in tree_leaves([source.tensors() for source in made]):
+        assert tensor.device.type == "meta"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
