@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -90,6 +90,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.capture = self.device.type == "cuda"  # in a CUDA graph; a profiler sees one call
         self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.fallbacks: dict[str, Fallback] = {}  # by program; filled in here, kept by a run
@@ -266,7 +267,9 @@ class Engine:
     def _build(self, phase: str, places: Places, compile: bool) -> Callable[[], Tensor]:
         graph, leaves, inputs = self._trace(phase, places)
         run: Callable[..., Tensor] = graph
-        with self._untaught(), torch.no_grad():
+        on_gpu = self.device.type == "cuda"  # Inductor and captures use the current device
+        current = torch.cuda.device(self.device) if on_gpu else nullcontext()
+        with self._untaught(), torch.no_grad(), current:
             if compile:
                 self.say(f"compiling: {phase}, about a minute")
                 if ready := getattr(self.at(phase)[1], "ready", None):
@@ -274,7 +277,7 @@ class Engine:
                 whole = len(places) == self.period(phase)
                 name = phase if whole else f"{phase} {places[0]}"
                 run = self._compile(name, graph, leaves, inputs)
-            if self.device.type == "cuda":
+            if self.capture:
                 run = captured(run, leaves, inputs)
 
         def program() -> Tensor:
@@ -393,16 +396,25 @@ class Engine:
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
-        found = flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
-        return {name: x for name, x in found.items() if name != f"counters/{ELSEWHERE}"}
+        return {name: x[s].detach().cpu().clone() for name, x in self._saved().items()}
+
+    def seed_states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the `seed_state` of each seed; every leaf is copied from the device only once."""
+        host = {name: x.detach().cpu() for name, x in self._saved().items()}
+        for s in range(len(self.seeds)):
+            yield {name: x[s].clone() for name, x in host.items()}
+
+    def _saved(self) -> dict[str, Tensor]:
+        """Return the tensors that checkpoints hold, stacked over seeds."""
+        tensors = flatten(self.state)
+        return {name: x for name, x in tensors.items() if name != f"counters/{ELSEWHERE}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
         """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs.
 
         Every phase begins anew, unless `done` is set afterwards.
         """
-        own = flatten(self.state)
-        own.pop(f"counters/{ELSEWHERE}")
+        own = self._saved()
         self.done, self._entered = {}, None
         if missing := own.keys() ^ flat.keys():
             raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
@@ -415,10 +427,21 @@ class Engine:
             own[name][s] = value.to(self.device)
 
 
+def set_gpu_precision(precision: Precision) -> None:
+    """Set how GPUs compute float32 products and convolutions in this process.
+
+    TF32 only if `precision` is tf32, and always by deterministic algorithms.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # it chooses by stopwatch
+
+
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
     """Matrix products in `precision`; weights, optimiser and everything else stay float32."""
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in algorithm.modules.values():
         set_compute_dtype(module, dtype)

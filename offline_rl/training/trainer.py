@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +27,7 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.collector import MISHAPS, Collector, GivenUp
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.online.with_base import BaseFault
+from offline_rl.training.choices import LOG_EVERY, log_interval
 from offline_rl.training.evaluator import Evaluator, Moment
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -39,7 +41,6 @@ from policies import Bundle
 
 TELL_EVERY_S = 60.0  # lines of progress, without a terminal
 PIECE_S = 1.0  # of updates, after which the bar moves and Ctrl-C is heard
-LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Trainer:
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.schedule = schedule
+        self._log_interval = cache(partial(log_interval, engine))
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
         self._told = (0.0, 0)  # when the last line was told, and at which clock
@@ -166,12 +168,13 @@ class Trainer:
     def _stops(self) -> Iterator[int]:
         """The clock's next moments at which something besides learning happens."""
         marks = list(accumulate(work.size for work in self.schedule))
-        every = (LOG_EVERY, self.options.eval_every, self.options.checkpoint_every)
         if self._behind:
             yield self.clock
         while (now := self.clock) < self.total:
             assert self.work is not None
-            period = self._period(self.work[0])
+            work, period = self.work[0], self._period(self.work[0])
+            log_every = self._log_interval(work.phase) if isinstance(work, Learn) else LOG_EVERY
+            every = (log_every, self.options.eval_every, self.options.checkpoint_every)
             end = next(mark for mark in marks if mark > now)
             stop = min((now // e + 1) * e for e in every)
             yield min(now + -(-(stop - now) // period) * period, end)
@@ -287,7 +290,7 @@ class Trainer:
             elif done < number:
                 self._tell(self.clock, f"{done:,} of {number:,} updates before the next step")
         if self.engine.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.engine.device)
         self.progress.seconds += time.perf_counter() - started
         return done
 
@@ -442,8 +445,9 @@ class Trainer:
         moment = self.evaluator.moment if self.evaluator is not None else None
         if moment is not None and moment["clock"] != self.clock:
             self._finish_evaluation()
-        for s, folder in enumerate(self.folders):
-            tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
+        both = zip(self.folders, self.engine.seed_states(), strict=True)
+        for s, (folder, tensors) in enumerate(both):
+            progress = vars(self.progress).copy()
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
             progress["spec"] = self.engine.algorithm.spec.to_json()
