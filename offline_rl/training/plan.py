@@ -224,7 +224,8 @@ def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
             "from: give data with a column `costs`, as DSRL's"
         )
-    if not dataset.usable.any() or dataset.num_rows < 2:
+    unusable = algorithm.unusable_rows(dataset)
+    if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
             f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
@@ -491,12 +492,28 @@ def headline(plan: Plan) -> str:
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for each in (data, plan.expert):
+        notes += rows_left_out(plan, each) if each is not None else ""
     if plan.base is not None and plan.base.bundle is None:
         notes += (
             f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
             "correction alone, and evaluate and play are to be given base= as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def rows_left_out(plan: Plan, data: Dataset) -> str:
+    """Return a sentence with the number of rows that critics cannot use, if there are any."""
+    count = plan.algorithm.unusable_rows(data)
+    if not count:
+        return ""
+    scheduled = {piece.phase for piece in plan.schedule}
+    used = [name for name in plan.algorithm.imitation_phases if name in scheduled]
+    except_in = f" except in {' and '.join(used)}" if used else ""
+    return (
+        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
+        f"and are left out{except_in}"
+    )
 
 
 def idle(plan: Plan) -> str:
