@@ -19,6 +19,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     origin,
     prepared,
+    table_of,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
@@ -486,7 +487,7 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     where += idle(plan)
     count = len(plan.settings)
@@ -500,6 +501,15 @@ def headline(plan: Plan) -> str:
             "correction alone, and evaluate and play are to be given base= as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def row_of(algorithm: str, pattern: str | None) -> str:
+    """Return which row of which per-task table gives an algorithm's settings."""
+    owner = table_of(algorithm)
+    file = f"configs/algorithm/{owner}.yaml"
+    if owner is None or pattern is None:
+        return "no per-task table" if owner is None else f"no row of {file}"
+    return f"row {pattern} of {file}"
 
 
 def rows_left_out(plan: Plan, data: Dataset) -> str:
