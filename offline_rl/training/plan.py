@@ -20,6 +20,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     origin,
     prepared,
+    table_of,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
@@ -286,7 +287,8 @@ def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
             "from: give data with a column `costs`, as DSRL's"
         )
-    if not dataset.usable.any() or dataset.num_rows < 2:
+    unusable = algorithm.unusable_rows(dataset)
+    if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
             f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
@@ -562,18 +564,43 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for each in (data, plan.expert):
+        notes += rows_left_out(plan, each) if each is not None else ""
     if plan.base is not None and plan.base.bundle is None:
         notes += (
             f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
             "correction alone, and evaluate and play are to be given base= as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def row_of(algorithm: str, pattern: str | None) -> str:
+    """Return which row of which per-task table gives an algorithm's settings."""
+    owner = table_of(algorithm)
+    file = f"configs/algorithm/{owner}.yaml"
+    if owner is None or pattern is None:
+        return "no per-task table" if owner is None else f"no row of {file}"
+    return f"row {pattern} of {file}"
+
+
+def rows_left_out(plan: Plan, data: Dataset) -> str:
+    """Return a sentence with the number of rows that critics cannot use, if there are any."""
+    count = plan.algorithm.unusable_rows(data)
+    if not count:
+        return ""
+    scheduled = {piece.phase for piece in plan.schedule}
+    used = [name for name in plan.algorithm.imitation_phases if name in scheduled]
+    except_in = f" except in {' and '.join(used)}" if used else ""
+    return (
+        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
+        f"and are left out{except_in}"
+    )
 
 
 def idle(plan: Plan) -> str:

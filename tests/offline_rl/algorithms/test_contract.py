@@ -200,6 +200,24 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
 
 
 @every_algorithm
+def test_imitation_phases_are_those_that_never_read_next_observations(name: str):
+    """An update with NaN for every next observation stays finite in these phases alone."""
+    cls = algorithm_class(name)
+    algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
+    tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
+    state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
+    for phase in [*algorithm.phases, "update"]:
+        _, made = e.at(phase)
+        batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
+        if not isinstance(batch, Batch):  # decisions of the policy itself
+            continue
+        unknown = replace(batch, next_observations=torch.full_like(batch.next_observations, np.nan))
+        new, _ = getattr(algorithm, phase)(state, unknown, algorithm.period - 1)
+        finite = all(x.isfinite().all() for x in flatten(new.params).values())
+        assert finite == (phase in cls.imitation_phases), phase
+
+
+@every_algorithm
 def test_every_trained_network_moves_and_targets_follow(name: str):
     e = engine(name, [0])
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
