@@ -295,7 +295,7 @@ class Trainer:
         return done
 
     def _record_fallbacks(self) -> None:
-        """Store which compiled programs failed their check: a resumed run must repeat the choice."""
+        """Store which compiled programs failed their check; a resumed run repeats the choice."""
         if self.engine.fallbacks == self.choices.get("fallbacks", {}):
             return
         self.choices["fallbacks"] = dict(self.engine.fallbacks)
