@@ -8,20 +8,30 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from offline_rl.data.resolution import losses
+
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
 COLOURS = (1, 3, 4)  # numbers in a pixel
-TOLERANCE = 1e-6  # float32 arithmetic of a bounded action may overshoot by this much
+TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
+Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
 
 
 def faults(
-    columns: Mapping[str, np.ndarray], where: str, names: Mapping[str, str]
+    columns: Mapping[str, np.ndarray],
+    where: str,
+    names: Mapping[str, str],
+    bounds: Bounds | None = None,
 ) -> Iterator[str]:
-    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's."""
+    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's.
+
+    bounds: the limits by which the actions were mapped to [-1, 1] already.
+    """
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or _choice(word, array)
+        fault = _kind(array) or (None if word in FLAGS else _resolution(array))
+        fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
@@ -53,11 +63,7 @@ def faults(
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
         if np.isfinite(worst) and worst > 1 + TOLERANCE:
-            yield (
-                f"{where}: {named['actions']} {list(actions.shape)} reach from {low:.4g} to "
-                f"{high:.4g}; they must lie in [-1, 1]. If they are in other units, pass "
-                f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
-            )
+            yield f"{where}: {named['actions']} {_outside(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
         if both.any():
@@ -68,10 +74,42 @@ def faults(
             )
 
 
+def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
+    """Of actions that leave [-1, 1]."""
+    reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
+    if bounds is None:
+        return (
+            f"{reach}; they must lie in [-1, 1]. If they are in other units, pass "
+            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
+        )
+    column = int(np.nanmax(np.abs(actions), axis=0).argmax())
+    ends = (np.broadcast_to(bound, actions.shape[1:])[column] for bound in bounds)
+    least, most = (float(end) for end in ends)
+    values = [
+        least + (most - least) * (float(x) + 1) / 2
+        for x in (np.nanmin(actions[:, column]), np.nanmax(actions[:, column]))
+    ]
+    return (
+        f"{list(actions.shape)} leave their limits: column {column} reaches from {values[0]:.7g} "
+        f"to {values[1]:.7g}, and the limits are {least:.7g} and {most:.7g}. Pass wider limits, "
+        f"action_range=[low,high]."
+    )
+
+
 def _kind(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
+
+
+def _resolution(array: np.ndarray) -> str | None:
+    lost = next((loss for loss in losses(array) if loss.refused), None)
+    if lost is None:
+        return None
+    return (
+        f"{lost}. Subtract an offset such as {lost.low:.15g}, in the data and in the environment, "
+        f"or leave the column out."
+    )
 
 
 def _choice(word: str, array: np.ndarray) -> str | None:
@@ -84,7 +122,8 @@ def _choice(word: str, array: np.ndarray) -> str | None:
         return None
     return (
         f"are whole numbers from {array.min():g} to {array.max():g}, one a step: discrete actions, "
-        f"which nothing here learns. Continuous ones are expected, a vector a step."
+        f"which nothing here learns. If they are amounts, pass action_range=[low,high], what -1 "
+        f"and 1 stand for."
     )
 
 

@@ -32,7 +32,7 @@ from policies import Bundle, Channel, Spec, channels, noise
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
 from policies.player import episodes
-from policies.policy import BundlePolicy
+from policies.policy import BundlePolicy, refuse_rewards
 from policies.residual import Corrected, ResidualPolicy, beside
 from policies.spec import VECTOR
 
@@ -210,12 +210,13 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source} is a folder: {remedy}")
     try:
         policy = policies.load(source)
+        refuse_rewards(policy, "a base")
     except policies.BundleError as error:
         raise UserError(f"base={source}: {error}") from None
     if policy.network.remembers:
         raise UserError(
-            f"base={source}: a {policy.bundle.kind} acts on the rewards of its episode, which a "
-            "base is not given; take a policy that acts on what it observes"
+            f"base={source}: a {policy.bundle.kind} keeps a memory of its episode, and a base can "
+            "have none; use a policy that acts on what it observes"
         )
     own, here = policy.spec, spec_of(env)
     if any(channel.name == BASE_ACTION for channel in own.channels):

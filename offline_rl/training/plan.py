@@ -20,6 +20,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     origin,
     prepared,
+    table_of,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
@@ -28,6 +29,7 @@ from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
+from offline_rl.replay.columns import TOLD
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -46,6 +48,7 @@ READING = (
     "action_range",
     "observation_keys",
     "subset",
+    "format",
     "d4rl_compatible",
     "terminate_on_end",
     "max_episode_steps",
@@ -199,6 +202,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"give a multiple of {period}"
             )
     limit = limit_of(env, options, how.cfg)
+    check_policy_learns(learner, schedule)
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     known |= {"stackable": learner.stacks(device) and limit is None, "starts": begun}
@@ -224,6 +228,31 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
             "once. Use algorithm.environments=1"
         )
     return env.limit
+
+
+def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
+    """Raise UserError if a phase ends before its first update that changes the policy."""
+    for phase in dict.fromkeys(piece.phase for piece in schedule):
+        alone, key = learner.at(phase).policy_begins(phase)
+        total = phase_updates(learner, schedule, phase)
+        if 0 < total <= alone:
+            given = "num_env_steps" if phase == ONLINE else "num_updates"
+            raise UserError(
+                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
+                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+            )
+
+
+def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
+    """Number of updates of `phase` in the whole schedule."""
+    now, total = learner.at(phase), 0
+    for piece in schedule:
+        if piece.phase == phase and isinstance(piece, Learn):
+            total += piece.updates
+        if piece.phase == phase and isinstance(piece, Interact):
+            online = now.interaction.online
+            total += online.due(piece.env_steps, learner.cfg.batch_size, now.period)
+    return total
 
 
 def brings_data(chosen: Resolved) -> bool:
@@ -261,7 +290,8 @@ def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
             "from: give data with a column `costs`, as DSRL's"
         )
-    if not dataset.usable.any() or dataset.num_rows < 2:
+    unusable = algorithm.unusable_rows(dataset)
+    if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
             f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
@@ -452,6 +482,15 @@ def apart(one: Spec, other: Spec) -> str:
         if channel.kind == "picture" and own.shape != channel.shape:
             height, width, colours = channel.shape
             return f"its {channel.name} is to be {height} x {width} of {colours} colours; resize it"
+    vector, parts = (one, other) if one.lone is not None else (other, one)
+    vectors_alone = parts.lone is None and parts.vectors == parts.channels
+    if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
+        keys = [channel.name for channel in parts.channels]
+        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.lone.shape):
+            remedy = "store those of the data so, as observations"
+            if parts is other:
+                remedy = f"observation_keys=[{','.join(keys)}] observes {' and '.join(keys)} so"
+            return f"one has a vector where the other has its parts by name; {remedy}"
     return "data of another task? Use its own task, or task=none to train only"
 
 
@@ -528,18 +567,43 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    where += idle(plan)
+    where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for each in (data, plan.expert):
+        notes += rows_left_out(plan, each) if each is not None else ""
     if plan.base is not None and plan.base.bundle is None:
         notes += (
             f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
             "correction alone, and evaluate and play are to be given base= as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def row_of(algorithm: str, pattern: str | None) -> str:
+    """Return which row of which per-task table gives an algorithm's settings."""
+    owner = table_of(algorithm)
+    file = f"configs/algorithm/{owner}.yaml"
+    if owner is None or pattern is None:
+        return "no per-task table" if owner is None else f"no row of {file}"
+    return f"row {pattern} of {file}"
+
+
+def rows_left_out(plan: Plan, data: Dataset) -> str:
+    """Return a sentence with the number of rows that critics cannot use, if there are any."""
+    count = plan.algorithm.unusable_rows(data)
+    if not count:
+        return ""
+    scheduled = {piece.phase for piece in plan.schedule}
+    used = [name for name in plan.algorithm.imitation_phases if name in scheduled]
+    except_in = f" except in {' and '.join(used)}" if used else ""
+    return (
+        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
+        f"and are left out{except_in}"
+    )
 
 
 def idle(plan: Plan) -> str:
@@ -549,12 +613,33 @@ def idle(plan: Plan) -> str:
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period
+    episode = plan.task.max_episode_steps or 0
+    if steps < episode and any(
+        name != "expert" and name not in TOLD for name in plan.algorithm.needs
+    ):
+        return (
+            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
+            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
+            "steps"
+        )
     if online.due(steps, batch, period):
         return ""
     return (
         f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
         f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
         f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
+
+
+def still_rising(plan: Plan) -> str:
+    """A sentence if the learning rate never reaches its full value; else nothing."""
+    rising: int = getattr(plan.cfg, "warm_up_updates", 0)
+    if not 0 < plan.options.num_updates < rising:
+        return ""
+    return (
+        f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
+        f"rate rises over the first algorithm.warm_up_updates={rising} and does not reach its full "
+        "value"
     )
 
 

@@ -22,7 +22,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import as_it_learnt, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
-from offline_rl.data.transform import Transform
+from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
 from offline_rl.online.collector import Collector
@@ -191,11 +191,13 @@ def train_group(
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
-    engine.compiled = choices.compile
+    engine.compiled, engine.fallbacks = choices.compile, dict(choices.fallbacks)
     engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
-        print(choices)
+        rewards = plan.algorithm.uses_rewards(plan.cfg)
+        said = small_columns(transform, plan.dataset, plan.spec, plan.cfg, rewards=rewards)
+        print(*said, choices, sep="\n")
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
@@ -311,10 +313,6 @@ def engine_of(
         precision=begun.precision if begun else precision(o, device),
         values=stacked(own),
     )
-    before = plan.start.updates if plan.start is not None else 0
-    for piece in plan.schedule:  # before anything is traced, which has them in it
-        engine.starts.setdefault(piece.phase, before)
-        before += piece.updates if isinstance(piece, Learn) else 0
     return engine, sources, transform
 
 

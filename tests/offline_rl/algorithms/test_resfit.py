@@ -702,6 +702,10 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ({"algorithm.scale": 0.0}, "scale"),
         ({"num_updates": 10}, "learns in an environment alone"),
         ({"task": None}, "say where the base is corrected, with task="),
+        (  # the one step after the warm-up brings half an update beside the critics' three
+            {"online.warm_up": 19, "online.critic_updates": 3, "online.utd": 0.5},
+            "brings 3 updates of online, and online.critic_updates keeps the policy as it is",
+        ),
         ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
     ],
 )
