@@ -64,20 +64,20 @@ def note_on_shares(own: Spec | None, here: Spec, task: str) -> str | None:
     return f"actions are normalized: -1 and 1 stand for the range of {task}, {here.action_range}"
 
 
-def in_range_of(data: Dataset, here: Spec, task: str, *, by_option: bool) -> Dataset:
+def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> Dataset:
     """Return `data` with its actions in [-1, 1] of the range of `here`, and a note if they change.
 
     here: of an environment, as `stated` returns it, or of other data.  task: its name.
     Ranges that both sides state are compared in their units. Normalized actions, those of a file
     that states no range or [-1, 1], are shares of any range, which a note says.
-    by_option: `action_scale` or `action_range` states the range of the data.
+    option: which of `action_scale` and `action_range` states the range of the data, if one does.
     Raises UserError, with both ranges, where they cannot be reconciled.
     """
     own, where = data.spec, data.path or data.name
     if own is None or own.is_normalized:
-        note = None if by_option else note_on_shares(own, here, task)
+        note = None if option else note_on_shares(own, here, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
-    if own.action_dim != here.action_dim or (by_option and here.is_normalized):
+    if own.action_dim != here.action_dim or (option and here.is_normalized):
         return data  # the former is refused where both are compared
     reached = REACHED in data.notes
     if reached and not here.action_low:
@@ -95,11 +95,11 @@ def in_range_of(data: Dataset, here: Spec, task: str, *, by_option: bool) -> Dat
         ) from None
     if convert is None:
         return data
-    if by_option:
+    if option is not None:
         raise UserError(
-            f"action_range={own.action_range}: the range of {task} is {here.action_range}. Give "
-            "that one if the data has the task's units; else convert the data first, with "
-            "offline-rl convert and your action_range="
+            f"{option}= states the range {own.action_range}, that of {task} is "
+            f"{here.action_range}. Use action_range={here.action_range} if the data has the task's "
+            f"units; else convert the data first, by offline-rl data convert with this {option}="
         )
     notes = [note for note in data.notes if note != REACHED]
     notes.append(f"actions of {own.action_range} are converted to {here.action_range} of {task}")

@@ -163,7 +163,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             expert = converted(expert, env, options)
             if env is None and dataset.spec is not None:
                 name = dataset.path or dataset.name
-                expert = in_range_of(expert, dataset.spec, name, by_option=False)
+                expert = in_range_of(expert, dataset.spec, name, option=None)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
     if env is not None:
         env.close()
@@ -278,8 +278,8 @@ def converted(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) 
     """Return `data` with its actions in [-1, 1] of the range of `env`. Raises UserError."""
     if env is None:
         return data
-    by_option = options.action_scale is not None or options.action_range is not None
-    return in_range_of(data, stated(env), f"task {options.task}", by_option=by_option)
+    given = (k for k in ("action_scale", "action_range") if getattr(options, k) is not None)
+    return in_range_of(data, stated(env), f"task {options.task}", option=next(given, None))
 
 
 def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`export` puts graphs into a run's bundles, `play` draws its episodes; or a sentence why not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -78,6 +79,18 @@ def test_an_episode_is_drawn_picture_by_picture(tmp_path, sweep: str, kind: str,
     assert len(shown) == 12
     places = [start + 1.5 * k for start in starts for k in range(6)]
     assert [int(p[7].astype(int).sum(-1).argmax()) for p in shown] == [int(p) for p in places]
+
+
+def test_a_policy_of_a_narrower_range_is_played_in_its_units(tmp_path, sweep: str) -> None:
+    """Half of [-2, 2] moves by 1 a step, where the environment's is [-3, 3]."""
+    pytest.importorskip("PIL")
+    path = constant(tmp_path / "policy.bundle", sweep)
+    made = bundle.read(path)
+    narrow = replace(made.spec, action_low=(-2.0,), action_high=(2.0,))
+    bundle.write(path, replace(made, spec=narrow))
+    lines = playing.play(run=str(path), out=str(tmp_path / "x.gif"))
+    start = EVALUATION_SEED % 2
+    assert f"return {5 * start + 15:.1f}, 5 steps" in lines[0]  # 1 + 2 + 3 + 4 + 5
 
 
 def pictures(path: Path) -> list[np.ndarray]:

@@ -116,7 +116,7 @@ def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Pa
     silent = envs.make_vector("unit", 1)
     silent.action_low = silent.action_high = None
     with pytest.raises(UserError, match=r"reach \[2, 8\].*not known in these units"):
-        in_range_of(read(data), stated(silent), "task silent", by_option=False)
+        in_range_of(read(data), stated(silent), "task silent", option=None)
     plan = prepare({**QUICK, "task": "unit", "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
@@ -124,7 +124,7 @@ def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Pa
 
 def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path):
     data, keys = str(recorded(tmp_path / "data")), {**QUICK, "task": "gauge"}
-    with pytest.raises(UserError, match=r"action_range=\[2, 8\]: the range of .* is \[0, 10\]"):
+    with pytest.raises(UserError, match=r"action_range= states the range \[2, 8\], .* \[0, 10\]\."):
         prepare({**keys, "dataset": data, "action_range": [2, 8]})
     plan = prepare({**keys, "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
@@ -134,8 +134,8 @@ def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path)
 def test_equal_ranges_and_normalized_actions_stay_as_they_are():
     here = stated(envs.make_vector("gauge", 1))
     for data in (arrays(0, 10), arrays(0, 10.0000005)):
-        assert in_range_of(data, here, "task gauge", by_option=False) is data
-    shares = in_range_of(arrays(-1, 1), here, "task gauge", by_option=False)
+        assert in_range_of(data, here, "task gauge", option=None) is data
+    shares = in_range_of(arrays(-1, 1), here, "task gauge", option=None)
     np.testing.assert_array_equal(shares.actions, 0.5)
     assert shares.notes == (
         "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]",
