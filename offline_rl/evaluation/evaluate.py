@@ -15,6 +15,7 @@ import envs
 import policies
 from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
+from envs.tasks import NATIVE
 from offline_rl.data.meaning import conversion, note_on_shares, spec_of, stated
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
@@ -48,7 +49,9 @@ def evaluate(**keys: Any) -> str:
             count = min(len(seeds), options.eval_envs or len(seeds))
             env = envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)
             stack.callback(env.close)
-            begun = env.starts() if isinstance(env, LoopVectorEnv) else "seeded"
+            begun = "seeded"
+            if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
+                begun = env.starts()
             target = options.target_return
             given = {} if target is None else {"target_return": target}
             loaded = {path: load(path, task, env, given, options.base) for path in paths}
