@@ -210,8 +210,16 @@ class LoopVectorEnv(VectorEnv):
     def _opened(self, count: int, fewer: bool) -> list[View]:
         """Return the views of `count` environments, or of as many as can be opened."""
         views = list[View]()
-        while len(views) < count and (view := self._instances.new()) is not None:
-            views.append(view)
+        try:
+            while len(views) < count and (view := self._instances.new()) is not None:
+                views.append(view)
+        except Exception as error:
+            if fewer and views:
+                self.limit = f"{self.name}: {len(views)} instances can be opened, no more ({error})"
+                return views
+            for view in views:
+                view.close()
+            raise
         if not views:
             return [self._instances.shared()] if count == 1 or fewer else self._too_many(count)
         if len(views) < count and not fewer:

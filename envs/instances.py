@@ -86,6 +86,7 @@ class Instances:
         self.make = make
         self.limit: str | None = None  # why no more instances may be used at once
         self.tried = False  # whether two instances were compared
+        self.several = False  # whether two were open at once: a failure later has another cause
         self._open = weakref.WeakSet[Instance]()
 
     @property
@@ -94,22 +95,24 @@ class Instances:
         return [instance for instance in self._open if instance.views]
 
     def new(self) -> View | None:
-        """Return a view of a new instance; None, and the limit is known, if it cannot be opened.
+        """Return a view of a new instance; None if one is open and no second can be: the limit.
 
-        Raises whatever the constructor raises if no other instance is open.
+        Raises whatever the constructor raises if none is open, or several have been.
         """
         if self.limit is not None and self.open:
             return None
         try:
             env = self.make()
         except Exception as error:
-            if not self.open:
+            if len(self.open) != 1 or self.several:
                 raise
             self.limit = f"no second instance can be opened ({' '.join(str(error).split())})"
             return None
         instance = Instance(env)
         self._open.add(instance)
-        return View(instance)
+        view = View(instance)
+        self.several |= len(self.open) > 1
+        return view
 
     def shared(self) -> View:
         """Return a view of an instance that is open."""

@@ -63,7 +63,7 @@ def evaluate(**keys: Any) -> str:
     notes = {note_on_shares(policy.spec, stated(env), task.name) for policy in loaded.values()} - {
         None
     }
-    notes |= {env.limit and f"{env.limit}; episodes ran one after another"} - {None}
+    notes |= {env.limit and f"{env.limit}; episodes ran {env.num_envs} at a time"} - {None}
     text = as_text(task, played, every=options.episodes == "all", begun=begun)
     return "\n".join([text, *(f"Note: {note}." for note in notes)])
 

@@ -206,7 +206,7 @@ def train_group(
         count = len(seeds) * len(plan.starts)
         evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
         if show and evaluation.limit is not None and count > 1:
-            print(f"{evaluation.limit}: evaluations play their episodes one after another")
+            print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)

@@ -94,6 +94,23 @@ def test_a_simulator_of_which_one_may_be_open_plays_one_episode_after_another() 
         envs.make_vector("single", 2)
 
 
+def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
+    made = iter([Walk(), Walk()])
+
+    def two() -> Walk:
+        if (env := next(made, None)) is None:
+            raise RuntimeError("no licence is left")
+        return env
+
+    envs.register("two", two, max_episode_steps=STEPS)
+    env = envs.make_vector("two", 3, fewer=True)
+    assert env.num_envs == 2
+    assert env.limit == "two: 2 instances can be opened, no more (no licence is left)"
+    assert returns(env, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
+    with pytest.raises(RuntimeError, match="no licence is left"):
+        envs.make_vector("two", 1)
+
+
 def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> None:
     """As the running episode of a collector does after an evaluation."""
     alone, mine = envs.make_vector("walk", 1), envs.make_vector("single", 1)

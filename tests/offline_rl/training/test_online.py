@@ -53,7 +53,7 @@ class Line(gymnasium.Env):
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
     breaks: ClassVar[dict[str, Any]] = {}  # what happens when: (its number, its steps) -> bool
-    made = 0  # the first is looked at, the second evaluated in
+    made = -1  # two are compared, -1 and 0, the next is evaluated in
 
     def __init__(self) -> None:
         self.number, self.steps = Line.made, 0
@@ -81,7 +81,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
     """A task's name."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     monkeypatch.setattr(Line, "breaks", {})
-    monkeypatch.setattr(Line, "made", 0)
+    monkeypatch.setattr(Line, "made", -1)
     envs.register("line", Line, max_episode_steps=10)
     return "line"
 
@@ -878,7 +878,7 @@ def test_an_environment_that_cannot_be_made_again_counts_as_broken(
     train(**keys, name="free")
     assert capsys.readouterr().out.count("the port is taken") == 2
     assert len(tries) == 3
-    monkeypatch.setattr(Line, "made", 0)
+    monkeypatch.setattr(Line, "made", -1)
     tries.clear()
     limit = 4
     with pytest.raises(UserError, match=r"the port is taken.*5th time"):
