@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.faults import FLAGS, faults
-from offline_rl.data.resolution import losses
+from offline_rl.data.faults import FLAGS, faults, losses
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels

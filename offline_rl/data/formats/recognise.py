@@ -44,7 +44,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
 
 def formats(layout: ModuleType) -> tuple[str, ...]:
     """Return the values of `format=` that select a layout."""
-    return getattr(layout, "FORMATS", (layout.__name__.rpartition(".")[2],))
+    return getattr(layout, "FORMAT_NAMES", (layout.__name__.rpartition(".")[2],))
 
 
 def unmarked(layout: ModuleType, raw: Raw) -> str | None:
