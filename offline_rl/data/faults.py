@@ -4,7 +4,7 @@
 the arrays as the file does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,15 +29,19 @@ def faults(
     where: str,
     names: Mapping[str, str],
     bounds: Bounds | None = None,
+    numbers: Sequence[str] = (),
 ) -> Iterator[str]:
     """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's.
 
     bounds: the limits by which the actions were mapped to [-1, 1] already.
+    numbers: names of the numbers of an observation, if the file has them.
     """
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or (None if word in FLAGS else _resolution(array))
+        fault = _kind(array) or (
+            None if word in FLAGS else _resolution(array, named_in(word, numbers))
+        )
         fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
@@ -103,18 +107,23 @@ def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None
     )
 
 
+def named_in(word: str, numbers: Sequence[str]) -> Sequence[str]:
+    """Return the names of the numbers of an observation, if `word` is one."""
+    return numbers if word.endswith("observations") else ()
+
+
 def _kind(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
 
 
-def _resolution(array: np.ndarray) -> str | None:
+def _resolution(array: np.ndarray, numbers: Sequence[str]) -> str | None:
     lost = next((loss for loss in losses(array) if loss.refused), None)
     if lost is None:
         return None
     return (
-        f"{lost}. Subtract an offset such as {lost.low:.15g}, in the data and in the environment, "
+        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and in the environment, "
         f"or leave the column out."
     )
 
@@ -216,8 +225,11 @@ class Loss(NamedTuple):
     distinct: int  # values that are left in float32
     refused: bool  # too much is lost to learn from
 
-    def __str__(self) -> str:
+    def told(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
+        """Return a sentence without a period; numbers: names of the array's, where it has them."""
         where = "" if self.column is None else f"column {self.column} "
+        if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
+            where += f"({numbers[self.column]}) "
         return (
             f"{where}between {self.low:.15g} and {self.high:.15g} "
             f"{'change' if self.column is None else 'changes'} by {self.step:.3g} a step, but "

@@ -71,7 +71,7 @@ def read(
     with open_raw(path) as raw:
         found = gather(raw, options, _refuse)
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
-    for sentence in faults(columns, raw.where, found.keys, bounds):
+    for sentence in faults(columns, raw.where, found.keys, bounds, found.observation_names):
         raise UserError(sentence)
     notes = [*found.notes]
     if action_range == "data":

@@ -38,7 +38,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
-    columns, lost = narrowed(found.columns, found.keys)
+    columns, lost = narrowed(found.columns, found.keys, found.observation_names)
     return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
 
 
