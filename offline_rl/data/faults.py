@@ -123,8 +123,8 @@ def _resolution(array: np.ndarray, numbers: Sequence[str]) -> str | None:
     if lost is None:
         return None
     return (
-        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and in the environment, "
-        f"or leave the column out."
+        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and "
+        f"in the environment, or leave the column out."
     )
 
 
