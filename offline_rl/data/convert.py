@@ -25,8 +25,8 @@ BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 class Options(Reading):
     """How a data set is to be read and written."""
 
-    format: Format | None = None  # of convert: by default by the ending; else as source_format
-    source_format: FileFormat | None = None  # layout of the file; default: recognized (docs)
+    format: Format | None = None  # of convert: layout to write; of info, check: as source_format
+    source_format: FileFormat | None = None  # layout of the file; default: recognized
     dataset_id: str | None = None  # of convert: Minari's name, which the folder's path ends with
     drop_unusable: bool = False  # of convert: leave out time-outs without a next observation
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.faults import FLAGS, faults
-from offline_rl.data.resolution import losses
+from offline_rl.data.faults import FLAGS, faults, losses, named_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels
@@ -368,18 +367,18 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def narrowed(
-    columns: Mapping[str, np.ndarray], names: Mapping[str, str]
+    columns: Mapping[str, np.ndarray], names: Mapping[str, str], numbers: Sequence[str] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return columns with all numbers as float32 that keep enough of their resolution, and notes.
 
-    names: what the file calls the columns.
+    names: what the file calls the columns.  numbers: and the numbers of an observation.
     """
     made, notes = dict(columns), []
     for word, array in columns.items():
         lost = losses(array) if word not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
             made[word] = array.astype(np.float32)
-            notes.append(f"{names.get(word, word)}: {lost[0]}")
+            notes.append(f"{names.get(word, word)}: {lost[0].told(array, named_in(word, numbers))}")
     return made, notes
 
 

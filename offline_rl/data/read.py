@@ -10,10 +10,9 @@ import numpy as np
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import doubts
-from offline_rl.data.faults import faults
+from offline_rl.data.faults import faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
-from offline_rl.data.resolution import losses
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange, FileFormat
 from offline_rl.utils.words import unknown
@@ -72,7 +71,7 @@ def read(
     with open_raw(path) as raw:
         found = gather(raw, options, _refuse)
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
-    for sentence in faults(columns, raw.where, found.keys, bounds):
+    for sentence in faults(columns, raw.where, found.keys, bounds, found.observation_names):
         raise UserError(sentence)
     notes = [*found.notes]
     if action_range == "data":

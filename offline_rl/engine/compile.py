@@ -29,8 +29,8 @@ AVX2_BITS = 256  # the width of its registers
 def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
     """Return the Inductor options of one compilation. code: used on a processor alone."""
     options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # calls kernels from C++
+    options["deterministic"] = not on_cpu  # else a GPU's block sizes are chosen by stopwatch
     if not on_cpu:
-        options["deterministic"] = True  # else Inductor times candidates to choose block sizes
         return options
     flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
     if flags is not None and platform.machine() == "x86_64" and cpp_builder.is_gcc():

@@ -28,7 +28,7 @@ DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeErro
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
 RECORDING = b"RRTICKS\n"  # which a robot's recording begins with
-EPISODE = re.compile(r".*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
+EPISODE = re.compile(r"[^.]*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
 AGAIN = "Copy or download it again."
 PICKLE = (
     "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "

@@ -51,7 +51,7 @@ TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
 SUITES = {"d4rl": "D4RL", "kitchen": "kitchen", "maze": "maze", "neorl2": "NeoRL-2"}
 SUITES["plain"] = "plain"
-FORMATS = tuple(SUITES)  # values of `format=`
+FORMAT_NAMES = tuple(SUITES)  # values of `format=`
 READ_AS_KITCHEN = (
     "read as D4RL's kitchen: terminals are the ends of demonstrations, which terminate where the "
     "reward is 4; format=plain reads them as terminals"

@@ -38,13 +38,13 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
-    columns, lost = narrowed(found.columns, found.keys)
+    columns, lost = narrowed(found.columns, found.keys, found.observation_names)
     return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
 
 
 def formats(layout: ModuleType) -> tuple[str, ...]:
     """Return the values of `format=` that select a layout."""
-    return getattr(layout, "FORMATS", (layout.__name__.rpartition(".")[2],))
+    return getattr(layout, "FORMAT_NAMES", (layout.__name__.rpartition(".")[2],))
 
 
 def unmarked(layout: ModuleType, raw: Raw) -> str | None:

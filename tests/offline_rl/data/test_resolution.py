@@ -96,6 +96,16 @@ def in_lerobot(folder: Path) -> Path:
     return lerobot(folder / "a", made, [ROWS])
 
 
+def test_a_column_with_a_name_is_called_by_it(tmp_path: Path):
+    pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
+    made = {"observation.state": beside_another(NORTHING), "action": np.zeros((ROWS, 1))}
+    state = {"dtype": "float64", "shape": [2], "names": ["heading", "northing"]}
+    path = lerobot(tmp_path / "a", made, [ROWS], features={"observation.state": state})
+    with pytest.raises(UserError, match=r"observation\.state column 1 \(northing\) between"):
+        read(path)
+    assert "column 1 (northing)" in validate(path)[0].sentence
+
+
 def in_zarr(folder: Path) -> Path:
     pytest.importorskip("zarr", reason="Zarr stores need the extra zarr")
     arrays = {"data/state": beside_another(NORTHING), "data/action": np.zeros((ROWS, 1))}
