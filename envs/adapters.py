@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, Literal, NoReturn
 
 import gymnasium
@@ -274,7 +275,8 @@ class LoopVectorEnv(VectorEnv):
         except Exception as error:
             self._instances.limit = f"a second instance does not work beside the first ({error})"
         for view in self._envs[1:]:
-            view.close()
+            with suppress(Exception):  # it is out of use
+                view.close()
         self._envs = self._envs[:1]
         super().__init__(1)
 
@@ -347,9 +349,10 @@ class LoopVectorEnv(VectorEnv):
         return picture
 
     def close(self) -> None:
-        self._threads.close()
-        for env in self._envs:
-            env.close()
+        with ExitStack() as stack:  # one that fails to close leaves none open
+            stack.callback(self._threads.close)
+            for env in self._envs:
+                stack.callback(env.close)
 
 
 def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:

@@ -169,6 +169,20 @@ def test_a_second_instance_that_breaks_in_use_is_not_used(monkeypatch: pytest.Mo
     assert "connected elsewhere" in str(env.limit)
 
 
+def test_one_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[object]()
+
+    def close(env: object) -> None:
+        closed.append(env)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(Fixed, "close", close)
+    env = envs.make_vector("fixed", 3)
+    with pytest.raises(OSError, match="no answer"):
+        env.close()
+    assert len({*map(id, closed)}) == len(closed) == 3
+
+
 @pytest.mark.parametrize(
     ("task", "starts"), [("walk", "seeded"), ("unseeded", "random"), ("fixed", "alike")]
 )
