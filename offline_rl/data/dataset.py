@@ -25,6 +25,7 @@ from offline_rl.data.faults import FLAGS, faults
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels
+from policies.arrays import as_array
 from policies.channels import Observations
 from policies.spec import Spec
 
@@ -139,7 +140,8 @@ class Dataset:
         cut = c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(ended)
         cut[-1] |= not ended[-1]
         successors, next_index = _successors(c, ended, cut, where, keys)
-        for key, array in (extras or {}).items():
+        extras = {key: as_array(array) for key, array in (extras or {}).items()}
+        for key, array in extras.items():
             if len(array) != len(ended):
                 raise UserError(
                     f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
@@ -156,7 +158,7 @@ class Dataset:
             name,
             path,
             sha256,
-            dict(extras or {}),
+            extras,
             spec=spec,
         )
 
@@ -342,7 +344,7 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """
     columns = {}
     for word, given in arrays.items():
-        array = np.asarray(given)
+        array = as_array(given)
         if (
             not word.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2

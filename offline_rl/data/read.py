@@ -14,7 +14,7 @@ from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange
+from offline_rl.utils.options import ActionRange, plain_python
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
@@ -52,12 +52,13 @@ def read(
     infos: keep the per-step arrays under infos/ in `extras` (costs are kept always).
     Raises UserError, one sentence, on the first thing wrong.
     """
+    action_range = plain_python(action_range)
     options = ReadOptions(
         max_episode_steps=max_episode_steps,
         d4rl_compatible=d4rl_compatible,
         terminate_on_end=terminate_on_end,
         action_scale=action_scale,
-        action_range=action_range if action_range in (None, "data") else list(action_range),  # type: ignore[arg-type]
+        action_range=action_range if action_range in (None, "data") else list(action_range),
         observation_keys=None if observation_keys is None else list(observation_keys),
         subset=subset,
         infos=infos,
@@ -168,7 +169,7 @@ def in_range(
     where: str, columns: Columns, action_scale: float | None, action_range: ActionRange | None
 ) -> tuple[Columns, Bounds | None]:
     """Columns of no file with their actions in [-1, 1], and what -1 and 1 stand for."""
-    options = ReadOptions(action_scale=action_scale, action_range=action_range)
+    options = ReadOptions(action_scale=action_scale, action_range=plain_python(action_range))
     check_options(options)
     found = Found("arrays", columns, {})
     return scaled(where, found, options), limits(where, found, options)
