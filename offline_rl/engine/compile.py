@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import cpp_builder
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten
 
+Code = Literal["default", "avx2"]  # instructions of the generated code
 
-def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., Tensor]:
+# GCC 12 drops stores that are needed. With generic tuning (which -march=native means for a
+# processor that GCC does not know) it copies a local array by `rep movsq`, and dead-store
+# elimination does not see that this reads the array. Inductor's AVX-512 transpose of 16-bit tiles
+# is such code: compiled bf16 updates then give NaN or wrong numbers. The flag has no cost that
+# could be measured. PyTorch 2.11 to 2.13 have no other option that ends up among the compiler's
+# flags on all of them.
+WITHOUT_DEAD_STORE_ELIMINATION = "-fno-dse"
+AVX2_BITS = 256  # the width of its registers
+
+
+def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
+    """Return the Inductor options of one compilation. code: used on a processor alone."""
+    options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # calls kernels from C++
+    options["deterministic"] = not on_cpu  # else a GPU's block sizes are chosen by stopwatch
+    if not on_cpu:
+        return options
+    flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
+    if flags is not None and platform.machine() == "x86_64" and cpp_builder.is_gcc():
+        flags = f"{flags} {WITHOUT_DEAD_STORE_ELIMINATION}"
+        options["cpp.enable_floating_point_contract_flag"] = flags
+    if code == "avx2":
+        options["cpp.simdlen"] = AVX2_BITS
+    return options
+
+
+def compiled(
+    graph: GraphModule, counts: set[int], seeds: int, code: Code = "default"
+) -> Callable[..., Tensor]:
     """`graph` compiled in three parts: keys, random numbers and the rest.
 
     Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimisers' steps,
@@ -34,7 +65,7 @@ def compiled(graph: GraphModule, counts: set[int], seeds: int) -> Callable[..., 
     split = split_module(graph, graph, lambda node: part[node])
     for name, module in list(split.named_children()):
         assert isinstance(module, GraphModule)
-        setattr(split, name, Compiled(module))
+        setattr(split, name, Compiled(module, code))
     return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
 
 
@@ -45,9 +76,9 @@ class Compiled(nn.Module):
     every argument would cost a tenth of a small update.
     """
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, code: Code = "default") -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.code = graph, code
         self.program: Callable[..., Any] | None = None
 
     def forward(self, *arguments: Tensor) -> Any:
@@ -57,21 +88,22 @@ class Compiled(nn.Module):
                 self.graph,
                 list(arguments),
                 dynamic_shapes="from_example_inputs",
-                options={"config_patches": {"cpp_wrapper": on_cpu}},  # calls kernels from C++
+                options={"config_patches": inductor_options(on_cpu, self.code)},
             )
         return self.program(*arguments)
 
 
 def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
-    """`run(*arguments)` as a CUDA graph; its result is always the same tensor."""
-    stream = torch.cuda.Stream()
+    """`run(*arguments)` as a CUDA graph of the current device; returns the same tensor always."""
+    stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
         for _ in range(3):
             run(*arguments)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # other threads may allocate pinned memory meanwhile: the next batches of streamed data
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run(*arguments)
 
     def replay(*_: Any) -> Tensor:
@@ -79,3 +111,12 @@ def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tenso
         return result
 
     return replay
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream on which all graphs of the current device `device` are captured.
+
+    cuBLAS keeps a workspace of up to 32 MiB for each stream that it is called on.
+    """
+    return torch.cuda.Stream(device)

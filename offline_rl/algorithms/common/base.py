@@ -72,7 +72,7 @@ class State:
     params: dict[str, Params]
     optimiser: dict[str, Mapping[str, Params]]
     random: Random
-    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase before it
+    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase so far
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:
@@ -232,6 +232,13 @@ class Algorithm:
         ratio = None if how.mixing == "rows" else float(how.mixing)
         parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
+
+    def policy_begins(self, phase: str) -> tuple[int, str]:
+        """Updates at the start of `phase` that leave the policy as it is, and the key behind them.
+
+        A run with no more updates than these is refused.
+        """
+        return 0, ""
 
     def offline_source(self, phase: str, sources: Sources) -> Source:
         """Return the data of a phase: every row for imitation, else rows with a successor."""

@@ -9,10 +9,11 @@ import pytest
 import envs
 from offline_rl import Dataset, UserError, train
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.plan import Member, headline, prepare
+from offline_rl.training.plan import Member, apart, headline, prepare
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import engine_of
 from offline_rl.utils.files import read_json
+from policies import Channel, Spec
 
 QUICK = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "compile": "never"}
 QUICK |= {"algorithm.hidden": [8], "show": False, "tracker": "none"}
@@ -71,6 +72,16 @@ def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="action_scale= says how a file is read"):
         train(**QUICK, dataset=made(), action_scale=2.0, out=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
+    parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
+    vector = Spec((5,), 2)
+    assert "observation_keys=[position,velocity] observes position and vel" in apart(vector, parts)
+    assert "store those of the data so" in apart(parts, vector)
+    for other in (Spec((6,), 2), Spec((5,), 3)):
+        assert apart(other, parts).startswith("data of another task?")
+    assert apart(vector, Spec((5,), 3)).startswith("data of another task?")
 
 
 def without_successors(episodes: int = 30) -> Dataset:
