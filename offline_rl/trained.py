@@ -29,8 +29,10 @@ from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 from offline_rl.utils.hardware import cores
+from offline_rl.utils.options import plain_python
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Spec
+from policies.arrays import as_array
 from policies.bundle import read
 from policies.policy import BundlePolicy
 from policies.runtimes.network import network
@@ -110,7 +112,7 @@ class Trained:
         A policy that remembers acts as at an episode's beginning. Raises ValueError for another
         shape or a NaN.
         """
-        chunk, _ = self.policy.act(np.asarray(observations))
+        chunk, _ = self.policy.act(observations)
         return chunk[..., 0, :]
 
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -128,7 +130,7 @@ class Trained:
         hyper = self.config["hyper"]
         if hyper.get("history", 1) * hyper.get("executed", 1) > 1:
             raise UserError(f"{self.path} learnt values of histories and chunks, not of one step")
-        s, a = np.asarray(observations), np.asarray(actions, np.float32)
+        s, a = as_array(observations), as_array(actions, np.float32)
         spec = self.algorithm.spec
         single = s.shape == spec.observation_shape and a.ndim == 1
         s, a = (s[None], a[None]) if single else (s, a)
@@ -146,6 +148,7 @@ class Trained:
 
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
+        episodes = plain_python(episodes)
         if not isinstance(episodes, int) or episodes < 1:
             every = "; offline-rl evaluate episodes=all plays each start" * (episodes == "all")
             raise UserError(f"episodes={episodes}: a whole number from 1 on is needed{every}")

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from policies.arrays import as_array
+
 Kind = Literal["identity", "z-score", "min-max"]
 
 
@@ -59,11 +61,11 @@ class Normaliser:
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """values: [..., *shape] -> the same, normalised, float32."""
-        return ((np.asarray(values, np.float32) - self.mean) / self.scale).astype(np.float32)
+        return ((as_array(values, np.float32) - self.mean) / self.scale).astype(np.float32)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
         """values: [..., *shape], normalised -> the same as they were, float32."""
-        return (np.asarray(values, np.float32) * self.scale + self.mean).astype(np.float32)
+        return (as_array(values, np.float32) * self.scale + self.mean).astype(np.float32)
 
     @property
     def is_identity(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from policies.arrays import as_array
 from policies.bundle import Bundle, BundleError
 from policies.noise import normal
 from policies.normaliser import Normaliser
@@ -164,7 +165,7 @@ class BundlePolicy:
         if not isinstance(given, Mapping) or given.keys() != set(names):
             found = sorted(given) if isinstance(given, Mapping) else type(given).__name__
             raise ValueError(f"the policy observes {', '.join(names)}; found {found}")
-        arrays = {name: np.asarray(given[name]) for name in names}
+        arrays = {name: as_array(given[name]) for name in names}
         first = self.spec.channels[0]
         single = arrays[first.name].ndim == first.ndim + more
         arrays = {name: array[None] for name, array in arrays.items()} if single else arrays
@@ -202,7 +203,7 @@ class BundlePolicy:
                 f"a {kind} acts on the rewards of its episode: from the second call on, give "
                 "act(observation, state, reward=…) that of the action before"
             )
-        values = np.asarray(reward, np.float32).reshape(-1)
+        values = as_array(reward, np.float32).reshape(-1)
         if len(values) != count or not np.isfinite(values).all():
             raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
         return values

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import numpy as np
 
+from policies.arrays import as_array
 from policies.channels import is_picture
 
 VECTOR = "observation"  # the one channel of a task that sees but one vector
@@ -180,7 +181,7 @@ class Spec:
     def in_units(self, actions: np.ndarray) -> np.ndarray:
         """Actions [..., A] in [-1, 1] -> in the environment's units, float32, never beyond."""
         low, high = self.action_bounds
-        scaled = (low + high) / 2 + np.asarray(actions, np.float64) * ((high - low) / 2)
+        scaled = (low + high) / 2 + as_array(actions, np.float64) * ((high - low) / 2)
         return scaled.astype(np.float32).clip(low.astype(np.float32), high.astype(np.float32))
 
     def over(self, other: Spec) -> Spec:

@@ -25,6 +25,7 @@ from offline_rl.data.faults import FLAGS, faults, losses, named_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels
+from policies.arrays import as_array
 from policies.channels import Observations
 from policies.spec import Spec
 
@@ -140,7 +141,8 @@ class Dataset:
         cut = c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(ended)
         cut[-1] |= not ended[-1]
         successors, next_index = _successors(c, ended, cut, where, keys)
-        for key, array in (extras or {}).items():
+        extras = {key: as_array(array) for key, array in (extras or {}).items()}
+        for key, array in extras.items():
             if len(array) != len(ended):
                 raise UserError(
                     f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
@@ -157,7 +159,7 @@ class Dataset:
             name,
             path,
             sha256,
-            dict(extras or {}),
+            extras,
             tuple(notes),
             spec,
         )
@@ -346,7 +348,7 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """
     columns = {}
     for word, given in arrays.items():
-        array = np.asarray(given)
+        array = as_array(given)
         if (
             not word.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2

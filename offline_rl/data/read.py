@@ -14,7 +14,7 @@ from offline_rl.data.faults import faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange, FileFormat
+from offline_rl.utils.options import ActionRange, FileFormat, plain_python
 from offline_rl.utils.words import unknown
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
@@ -55,12 +55,13 @@ def read(
     format: layout of the file; by default it is recognized by what only that layout holds.
     Raises UserError, one sentence, on the first thing wrong.
     """
+    action_range = plain_python(action_range)
     options = ReadOptions(
         max_episode_steps=max_episode_steps,
         d4rl_compatible=d4rl_compatible,
         terminate_on_end=terminate_on_end,
         action_scale=action_scale,
-        action_range=action_range if action_range in (None, "data") else list(action_range),  # type: ignore[arg-type]
+        action_range=action_range if action_range in (None, "data") else list(action_range),
         observation_keys=None if observation_keys is None else list(observation_keys),
         subset=subset,
         infos=infos,
@@ -188,7 +189,7 @@ def in_range(
     where: str, columns: Columns, action_scale: float | None, action_range: ActionRange | None
 ) -> tuple[Columns, Bounds | None]:
     """Columns of no file with their actions in [-1, 1], and what -1 and 1 stand for."""
-    options = ReadOptions(action_scale=action_scale, action_range=action_range)
+    options = ReadOptions(action_scale=action_scale, action_range=plain_python(action_range))
     check_options(options)
     found = Found("arrays", columns, {})
     return scaled(where, found, options), limits(where, found, options)

@@ -207,8 +207,9 @@ def small_columns(
     spread = float(np.ptp(data.rewards)) * transform.reward_scale
     if rewards and 0 < spread < REWARDS:
         found.append(
-            f"rewards differ by at most {spread:.1e}, hardly learned from: give "
-            f"algorithm.reward_scale={cfg.reward_scale / spread:.0e}, or normalise_returns=true"
+            f"rewards differ by at most {spread:.1e}, hardly learned from; give "
+            f"algorithm.reward_scale={cfg.reward_scale / spread:.0e} or "
+            "algorithm.normalise_returns=true"
         )
     return found
 

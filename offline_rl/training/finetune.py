@@ -26,7 +26,7 @@ from offline_rl.training.options import FinetuneOptions, TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_object
-from offline_rl.utils.options import signature, spelt
+from offline_rl.utils.options import plain_python, signature, spelt
 from offline_rl.utils.trees import plain
 
 KEPT = (  # of the other run's options
@@ -169,7 +169,7 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
     """
     from offline_rl.training.train import train
 
-    keys = {k.replace("__", "."): v for k, v in keys.items()}
+    keys = {k.replace("__", "."): plain_python(v) for k, v in keys.items()}
     if (run is None) == (keys.get("base") is None):
         raise UserError(
             "finetune: say what to go on from, with run=<folder>, or which policy to correct, with "
@@ -207,7 +207,9 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     """Teaches from `run`; keys: those of `train`, `num_updates` above all. -> a Result."""
     from offline_rl.training.train import train
 
-    keys = {"algorithm": "consistency"} | {k.replace("__", "."): v for k, v in keys.items()}
+    keys = {"algorithm": "consistency"} | {
+        k.replace("__", "."): plain_python(v) for k, v in keys.items()
+    }
     student = algorithm_class(keys["algorithm"])
     if not student.distils:
         raise UserError(f"{keys['algorithm']} learns from data alone: train it")

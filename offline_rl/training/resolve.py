@@ -19,7 +19,7 @@ from offline_rl.data.load import known_cards
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce, unknown
+from offline_rl.utils.options import build, coerce, plain_python, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 
 TWINS = (("batch_size", "algorithm.batch_size"), ("utd", "online.utd"))  # two words for one thing
@@ -46,7 +46,7 @@ class Resolved:
 
 def resolve(keys: Mapping[str, Any]) -> Resolved:
     """The options, complete and checked; no data is looked at. Raises UserError."""
-    keys = {k.replace("__", "."): v for k, v in keys.items()}
+    keys = {k.replace("__", "."): plain_python(v) for k, v in keys.items()}
     if "algorithm" in keys:
         known = kinds_of(algorithm_class(str(keys["algorithm"])))
         for key in keys:
@@ -130,7 +130,7 @@ def runs(
     lists = {
         k: coerce(v, list[float], f"algorithm.{k}")
         for k, v in hyper.items()
-        if kinds.get(k) is float and isinstance(v, list)
+        if kinds.get(k) is float and isinstance(v, list | tuple)
     }
     check_stacked(algorithm, lists)
     settings, pattern = dict[str, Any](), None

@@ -291,6 +291,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 def coerce(value: Any, hint: Any, name: str) -> Any:
     """`value` as type `hint`, without surprises: no bool from a string, no int from 1.5."""
+    value = plain_python(value)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for option in args:
@@ -320,6 +321,13 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
     elif type(value) is hint:
         return value
     raise UserError(f"{name}={value!r}: expected {_spell(hint)}")
+
+
+def plain_python(value: Any) -> Any:
+    """Return a NumPy or torch number or array, or a range, as Python's own numbers and lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, range) else value
 
 
 def _spell(hint: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from small_data import save_small
 
@@ -51,6 +52,9 @@ def test_a_run_acts_as_its_bundle_does(result: Result) -> None:
         bundle = policies.load(result.path / f"seed_{seed}" / "policy.bundle")
         np.testing.assert_array_equal(run.act(observations), bundle.act(observations)[0][:, 0])
         np.testing.assert_array_equal(run.act(observations[0]), run.act(observations)[0])
+        tensor = torch.tensor(observations, requires_grad=True)
+        np.testing.assert_array_equal(bundle.act(tensor)[0], bundle.act(observations)[0])
+        np.testing.assert_array_equal(run.act(tensor), run.act(observations))
         told = "<DeterministicActor of td3_bc on neorl2/DMSD: observation [6] -> 2 actions>"
         assert repr(bundle) == told
     assert offline_rl.load(result.path / "seed_1").path == run.path

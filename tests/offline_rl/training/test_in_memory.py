@@ -8,6 +8,7 @@ import pytest
 
 import envs
 from offline_rl import Dataset, UserError, train
+from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Member, apart, headline, prepare
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import engine_of
@@ -102,10 +103,14 @@ def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
     algorithm: str, kept: dict[str, int], said: str
 ) -> None:
     keys = {"algorithm": algorithm, "task": "none", "num_updates": 20, "algorithm.hidden": [8]}
-    plan = prepare(keys | {"dataset": without_successors(), "seeds": 1})
-    engine, _, _ = engine_of(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
-    sizes = {phase: int(engine.at(phase)[1].tensors()["size"]) for phase in kept}
-    assert sizes == kept
+    for stream in ("never", "always"):
+        plan = prepare(keys | {"dataset": without_successors(), "seeds": 1, "stream": stream})
+        engine, _, _ = engine_of(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
+        sources = {phase: engine.at(phase)[1] for phase in kept}
+        sizes = {
+            k: len(x.rows) if isinstance(x, Stream) else x.capacity for k, x in sources.items()
+        }
+        assert sizes == kept
     assert (said in headline(plan) + "\n") if said else "left out" not in headline(plan)
 
 

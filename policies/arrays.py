@@ -1,0 +1,22 @@
+"""NumPy arrays of whatever the caller has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+
+def as_array(values: Any, dtype: DTypeLike | None = None) -> np.ndarray:
+    """Return `values` as a NumPy array.
+
+    A tensor may require grad, lie on another device, or be of bfloat16, which becomes float32.
+    """
+    if isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):
+        values = [as_array(value) for value in values]
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(values.dtype) == "torch.bfloat16":  # NumPy has no such type
+            values = values.float()
+    return np.asarray(values, dtype)

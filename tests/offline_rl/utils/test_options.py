@@ -1,0 +1,74 @@
+"""Options given from Python as NumPy and torch values, and arrays given as tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offline_rl.data import Dataset
+from offline_rl.training.resolve import resolve
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import coerce
+from policies.arrays import as_array
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (np.int64(3), int, 3),
+        (np.array(3), int, 3),
+        (np.float64(3), int, 3),
+        (torch.tensor(3), int, 3),
+        (np.float32(2.5), float, 2.5),
+        (torch.tensor(2.5, requires_grad=True), float, 2.5),
+        (np.bool_(True), bool, True),
+        (np.str_("name"), str, "name"),
+        (Path("a/b"), str, "a/b"),
+        (np.array([1, 2]), list[int], [1, 2]),
+        (range(2), int | list[int], [0, 1]),
+        (np.array([8, 8]), tuple[int, ...], (8, 8)),
+        (torch.tensor([[0.0, 1.0], [2.0, 3.0]]), list[float] | list[list[float]], [[0, 1], [2, 3]]),
+    ],
+)
+def test_an_option_takes_numpys_and_torchs_values(value: Any, hint: Any, expected: Any) -> None:
+    found = coerce(value, hint, "key")
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [(np.float64(2.5), int), (np.bool_(True), int), (np.array([1, 2]), int), (np.int64(1), bool)],
+)
+def test_an_ambiguous_value_is_refused(value: Any, hint: Any) -> None:
+    with pytest.raises(UserError, match=r"key=.*expected"):
+        coerce(value, hint, "key")
+
+
+def test_an_array_or_tuple_of_a_numbers_values_makes_one_run_each() -> None:
+    keys = {"algorithm": "td3_bc", "task": "none", "seeds": np.array([2, 5])}
+    for values in (np.array([1.0, 2.5]), (1.0, 2.5), [1.0, 2.5]):
+        found = resolve(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
+        assert [cfg.alpha for cfg in found.settings.values()] == [1.0, 2.5]
+        assert list(found.settings) == ["default-alpha_1.0", "default-alpha_2.5"]
+        assert (found.seeds, found.options.num_updates) == ([2, 5], 20)
+
+
+def test_a_data_set_is_made_of_tensors_that_require_grad_and_of_bfloat16() -> None:
+    x = torch.tensor([[0.5], [0.25]], requires_grad=True)
+    ends, costs = torch.tensor([False, True]), x[:, 0]
+    limits = np.array([-2.0, 2.0])
+    data = Dataset.from_arrays(
+        x.bfloat16(), x, list(x[:, 0]), ends, extras={"costs": costs}, action_range=limits
+    )
+    assert data.observations.dtype == np.float32
+    assert data.observations.tolist() == [[0.5], [0.25]]
+    assert data.actions.tolist() == [[0.25], [0.125]]
+    assert data.rewards.tolist() == data.extras["costs"].tolist() == [0.5, 0.25]
+
+
+def test_an_array_keeps_its_memory() -> None:
+    x = np.zeros(3, np.float32)
+    assert as_array(x, np.float32) is x
