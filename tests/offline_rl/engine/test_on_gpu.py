@@ -17,24 +17,31 @@ from offline_rl.engine.work import Work
 from offline_rl.training.choices import choose, log_interval
 from offline_rl.training.options import TrainOptions
 
+CUDNN, MATMUL = torch.backends.cudnn, torch.backends.cuda.matmul
+FLAGS = [(MATMUL, "allow_tf32")]
+FLAGS += [(CUDNN, name) for name in ("allow_tf32", "deterministic", "benchmark")]
+
+
+@pytest.fixture
+def flags() -> Iterator[None]:
+    """Restore torch's flags afterwards."""
+    before = [getattr(owner, name) for owner, name in FLAGS]
+    yield
+    for (owner, name), value in zip(FLAGS, before, strict=True):
+        setattr(owner, name, value)
+
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_products_and_convolutions_are_tf32_on_request_only_and_always_deterministic(
-    precision: Any, monkeypatch: pytest.MonkeyPatch
+    precision: Any, flags: None
 ) -> None:
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    for owner, name, value in (
-        (matmul, "allow_tf32", precision != "tf32"),
-        (cudnn, "allow_tf32", precision != "tf32"),
-        (cudnn, "deterministic", False),
-        (cudnn, "benchmark", True),
-    ):
-        monkeypatch.setattr(owner, name, value)
+    MATMUL.allow_tf32 = CUDNN.allow_tf32 = precision != "tf32"
+    CUDNN.deterministic, CUDNN.benchmark = False, True
     algorithm: Any = SimpleNamespace(modules={})
     set_precision(algorithm, precision, torch.device("cuda"))
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == (precision == "tf32",) * 2
-    assert cudnn.deterministic
-    assert not cudnn.benchmark
+    assert (MATMUL.allow_tf32, CUDNN.allow_tf32) == (precision == "tf32",) * 2
+    assert CUDNN.deterministic
+    assert not CUDNN.benchmark
 
 
 @pytest.mark.parametrize(("device", "deterministic"), [("meta", True), ("cpu", False)])
