@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ def record(
 
     actor: (environments, seed of their first episode) -> who acts in their next episodes.
     """
-    env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
     parts, seed, done = list[dict[str, Any]](), first_seed, 0
-    while done < rows:
-        batch = record_episodes(env, actor(env, seed), seed)
-        parts += batch
-        seed += BATCH
-        done += sum(len(episode["rewards"]) for episode in batch)
+    with closing(envs.make_vector(task, BATCH, num_threads=hardware.cores())) as env:
+        while done < rows:
+            batch = record_episodes(env, actor(env, seed), seed)
+            parts += batch
+            seed += BATCH
+            done += sum(len(episode["rewards"]) for episode in batch)
     whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
     columns = {k: channels.take(values, slice(rows)) for k, values in whole.items()}
     return Dataset.from_arrays(**columns, spec=spec_of(env))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -92,6 +93,18 @@ class Member:
 
 def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     """Options, then data; nothing is written. start: where the run goes on from."""
+    with ExitStack() as opened:
+        return _prepare(keys, start, opened)
+
+
+def close_quietly(opened: Any) -> None:
+    """Close environments. One that fails to close must not hide why a run ended."""
+    with suppress(Exception):
+        opened.close()
+
+
+def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) -> Plan:
+    """See `prepare`. opened: closes the environment."""
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     for key in ("dataset", "expert_dataset"):
         if hasattr(keys.get(key), "shape") or isinstance(keys.get(key), Mapping):
@@ -113,6 +126,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         )
     try:
         env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+        if env is not None:
+            opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
@@ -156,8 +171,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
-    if env is not None:
-        env.close()
+    opened.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
         fewer = "leave pictures out of observation_keys=, or " * bool(options.observation_keys)

@@ -30,6 +30,7 @@ from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
+from offline_rl.replay.streaming import Stream
 from offline_rl.training.choices import Choices, choose, precision, stored
 from offline_rl.training.finetune import Start, networks_of
 from offline_rl.training.options import TrainOptions
@@ -37,6 +38,7 @@ from offline_rl.training.plan import (
     CHANGING,
     Member,
     Plan,
+    close_quietly,
     description,
     headline,
     lengthened,
@@ -44,7 +46,7 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, learner, run_folder
 from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
@@ -179,12 +181,26 @@ def train_group(
     show: bool,
     watch: Callable[[Trainer], None] | None,
 ) -> None:
-    """Trains members that are at the same point, side by side."""
+    """Train members that are at the same point side by side; close all that was opened for it."""
+    with ExitStack() as opened:
+        _train_group(plan, members, show, watch, opened)
+
+
+def _train_group(
+    plan: Plan,
+    members: Sequence[Member],
+    show: bool,
+    watch: Callable[[Trainer], None] | None,
+    opened: ExitStack,
+) -> None:
+    """See `train_group`. opened: closes environments, threads and trackers at the end."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
     done = common_checkpoint(folders)
     begun = stored(folders[0], done) if done is not None else None
     engine, sources, transform = engine_of(plan, members, begun)
+    if isinstance(sources.offline, Stream):
+        opened.callback(sources.offline.close)
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
@@ -197,6 +213,8 @@ def train_group(
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
     evaluation = plan.world(len(seeds) * len(plan.starts), threads) if plan.task.env_id else None
+    if evaluation is not None:
+        opened.callback(close_quietly, evaluation)
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
@@ -219,6 +237,8 @@ def train_group(
             partial(further_columns, plan.algorithm, plan.interaction.cfg),
             overlap=o.overlap,
         )
+    if collector is not None:
+        opened.callback(close_quietly, collector)
     for member in members:
         folder = member.folder
         folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
@@ -243,12 +263,14 @@ def train_group(
         watch=watch,
         show=show,
     )
+    opened.callback(trainer.close)
     if done is not None:
         trainer.resume(done)
     first = trainer.clock + 1 if done is not None else 0
     for m in members:
         group = f"{o.task}/{label(o.algorithm)}/{m.description['name']}"
         trackers.append(tracker(o.tracker, m.folder, group, m.description, plan.wandb, first))
+        opened.callback(trackers[-1].close)
     try:
         trainer.run()
     except Exception as error:
@@ -268,15 +290,8 @@ def train_group(
         if isinstance(error, envs.Broken):
             raise UserError(str(error)) from error
         raise
-    finally:
-        trainer.bar.close()
-        for t in trackers:
-            t.close()
     for s, folder in enumerate(folders):
         finish(plan, trainer, s, folder, choices)
-    for made in (evaluation, collector):
-        if made is not None:
-            made.close()
 
 
 def engine_of(
@@ -371,7 +386,7 @@ def go_on(engine: Engine, start: Start) -> None:
     for s, seed in enumerate(engine.seeds):
         path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
         tensors, _ = start.folder(seed).load(start.checkpoints[seed][0])
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
+        tensors = learner(tensors)
         try:
             own = engine.seed_state(s)
             if own.keys() != tensors.keys():
