@@ -214,7 +214,13 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
 
 
 def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
-    """Raise UserError if a phase ends before its first update that changes the policy."""
+    """Raise UserError if the policy, or a network that it follows, would learn nothing."""
+    phases = {piece.phase for piece in schedule}
+    if "update" in phases and (left_out := [x for x in learner.needed_phases if x not in phases]):
+        raise UserError(
+            f"{type(learner).__name__} relies on {left_out[0]}, which has 0 updates here. Raise "
+            "pretrain_updates, or leave it out for the algorithm's own number"
+        )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
         alone, key = learner.at(phase).policy_begins(phase)
         total = phase_updates(learner, schedule, phase)

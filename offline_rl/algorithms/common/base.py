@@ -108,6 +108,7 @@ class Algorithm:
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: str = "policy"  # the network that acts
     unseen: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
+    needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary ones that "update" relies on
     corrects: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
     settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
@@ -230,7 +231,8 @@ class Algorithm:
 
         A run with no more updates than these is refused.
         """
-        return 0, ""
+        online = self.interaction.online
+        return (online.alone(self.period), online.delay) if phase == ONLINE else (0, "")
 
     def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raises UserError where a phase came to nothing; metrics: means of late, per seed."""
