@@ -13,7 +13,7 @@ Numpy alone, so that it serves the stacked policies of an evaluation, a bundle a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from policies.channels import Observations
 # observations [R, history, *obs], noise [R, *noise_shape], which rows these are [R] -> chunks
 # [R, horizon, A] that begin with the present action
 Plan = Callable[[Observations, np.ndarray, np.ndarray], np.ndarray]
+STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")  # [B, …] each
 
 
 class Queue:
@@ -71,6 +72,31 @@ class Queue:
         self.seeds[rows], self.decisions[rows] = seeds, 0
         self._taken[rows], self._new[rows] = self.executed, True
         self._sums[rows], self._counts[rows] = 0, 0
+
+    def state(self, rows: slice) -> dict[str, np.ndarray]:
+        """Return copies of everything that `rows` are continued from, but for empty arrays."""
+        arrays = {name: getattr(self, name) for name in STATE}
+        if self._seen is not None:
+            arrays |= channels.flat({"seen": self._seen})
+        return {name: x[rows].copy() for name, x in arrays.items() if x[rows].size}
+
+    def load(self, rows: slice, state: Mapping[str, np.ndarray]) -> None:
+        """Put back what `state` gave, after `reset`."""
+        for name in STATE:
+            if (values := state.get(name)) is None:
+                continue
+            own = getattr(self, name)
+            if own.shape[1:] != values.shape[1:]:
+                own = np.zeros((len(self.seeds), *values.shape[1:]), values.dtype)
+                setattr(self, name, own)
+            own[rows] = values
+        if (seen := channels.of(state, "seen")) is None:
+            return
+        if self._seen is None:
+            self._seen = channels.each(
+                lambda x: np.zeros((len(self.seeds), *x.shape[1:]), x.dtype), seen
+            )
+        channels.put(self._seen, rows, seen)
 
     def see(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Takes in the present ones, [B, *obs]; before an episode's first they were all like it.

@@ -86,6 +86,7 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 4.0
     n_step: Count = 3
     base_noise: NonNegative = 0.2  # the largest, on the base's actions in the warm-up
+    delay: ClassVar[str] = "online.critic_updates"
     critic_updates: Amount = 10_000  # before the actor learns too; all when the warm-up is over
 
     def drawn(
@@ -170,11 +171,6 @@ class ResFiT(ActorLast):
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = kept(before, state, ~both)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
-
-    def policy_begins(self, phase: str) -> tuple[int, str]:
-        online: Any = self.interaction.online
-        updates = online.alone(self.period) if phase == schedule.ONLINE else 0
-        return updates, "online.critic_updates"
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
         """r + discount * least of a few Q_i(s', a'); a': the noise is the correction's; [B]."""

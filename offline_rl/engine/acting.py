@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from policies.chunks import Queue
 from policies.heads.schedules import sample
 from policies.networks.precision import in_float32
 
+REWARDS = "last_rewards"  # beside a head's own memory
 EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
 
 
@@ -50,6 +51,7 @@ class StackedPolicy:
         observation_shape: or one for each channel by name.
         """
         self.module, self.device, self.batch = module, device, batch
+        self.remembers = hasattr(module, "step")
         self.shape = (len(seeds), batch)
         self.live, form = tree_flatten(params)
         self.leaves = [x.to(device) for x in self.live]
@@ -80,7 +82,7 @@ class StackedPolicy:
 
         def act(step: Tensor, params: Any, seed: Tensor, seen: Tensor, *more: Any) -> Any:
             network, (rewards, context) = Network(module, params), more
-            if hasattr(module, "step"):
+            if self.remembers:
                 return network.step(seen, rewards, context)
             if explore:
                 return network.explore(seen, Random(seed + EXPLORATION, step)), context
@@ -122,16 +124,43 @@ class StackedPolicy:
     def reset(self, seeds: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
         """New episodes; seeds: theirs, [S * batch], default: their places. Noise is made of them.
 
-        rows: of a policy that answers with chunks these alone begin, [R], from so many seeds.
+        rows: these alone begin, [R], from so many seeds; the others go on.
         """
         if self.queue is not None:
             own = np.tile(np.arange(self.batch), self.shape[0]) if seeds is None else seeds
             self.queue.reset(own, rows)
-        self.rewards = torch.zeros(self.shape, device=self.device)
-        context = self.module.reset(self.batch) if hasattr(self.module, "reset") else {}  # type: ignore[operator]
-        self.context = {
-            k: v.to(self.device).expand(self.shape[0], *v.shape).clone() for k, v in context.items()
+        start = self.module.reset(self.batch) if self.remembers else {}  # type: ignore[operator]
+        fresh = {
+            k: v.to(self.device).expand(self.shape[0], *v.shape).clone() for k, v in start.items()
         }
+        if rows is None:
+            self.rewards, self.context = torch.zeros(self.shape, device=self.device), fresh
+            return
+        new = torch.zeros(self.shape, dtype=torch.bool)
+        new.view(-1)[torch.from_numpy(rows)] = True
+        new = new.to(self.device)
+        self.rewards = self.rewards.masked_fill(new, 0)
+        for name, value in fresh.items():
+            mask = new.reshape(*self.shape, *[1] * (value.dim() - 2))
+            self.context[name] = torch.where(mask, value, self.context[name])
+
+    def memory(self, s: int) -> dict[str, Tensor]:
+        """Return what the s-th seed's running episodes are continued from; empty if nothing is."""
+        if self.queue is not None:
+            rows = slice(s * self.batch, (s + 1) * self.batch)
+            return {name: torch.from_numpy(x) for name, x in self.queue.state(rows).items()}
+        parts = self.context | {REWARDS: self.rewards} if self.remembers else {}
+        return {name: x[s].cpu().contiguous().clone() for name, x in parts.items()}
+
+    def recall(self, s: int, memory: Mapping[str, Tensor]) -> None:
+        """Put back what `memory` gave, after `reset`."""
+        if self.queue is not None:
+            rows = slice(s * self.batch, (s + 1) * self.batch)
+            self.queue.load(rows, {name: x.numpy() for name, x in memory.items()})
+        elif self.remembers:
+            self.rewards[s] = memory[REWARDS].to(self.device)
+            for name, value in self.context.items():
+                value[s] = memory[name].to(self.device)
 
     def observe(self, rewards: Tensor) -> None:
         """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""

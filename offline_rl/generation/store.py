@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ def record(
     actor: (environments, seed of their first episode) -> who acts in their next episodes.
     whole_episodes: ends with the episode that reaches `rows`, instead of cutting it there.
     """
-    env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
     parts, seed, done = list[dict[str, Any]](), first_seed, 0
-    while done < rows:
-        batch = record_episodes(env, actor(env, seed), seed)
-        parts += batch
-        seed += BATCH
-        done += sum(len(episode["rewards"]) for episode in batch)
+    with closing(envs.make_vector(task, BATCH, num_threads=hardware.cores())) as env:
+        while done < rows:
+            batch = record_episodes(env, actor(env, seed), seed)
+            parts += batch
+            seed += BATCH
+            done += sum(len(episode["rewards"]) for episode in batch)
     ends = np.cumsum([len(episode["rewards"]) for episode in parts])
     rows = int(ends[np.searchsorted(ends, rows)]) if whole_episodes else rows
     whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}

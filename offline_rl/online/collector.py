@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -81,11 +81,26 @@ class Collector:
         self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
         self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
+        if self._act.remembers and online.warm_up and online.warm_up_by == "random":
+            raise UserError(
+                f"online.warm_up_by=random: a {type(self._act.module).__name__} remembers its "
+                "episode, and random actions are not its own; use online.warm_up_by=policy"
+            )
         count = len(engine.seeds)
-        numbers = partial(torch.set_flush_denormal, True)  # as in the thread that replays them
-        self._aside = ThreadPoolExecutor(1, initializer=numbers) if overlap else None
+        flush = partial(torch.set_flush_denormal, True)  # as in the thread that replays them
+        self._aside = ThreadPoolExecutor(1, initializer=flush) if overlap else None
         self._begun: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
-        self.envs = [make() for _ in range(count)]
+        self.envs = list[VectorEnv]()
+        try:
+            self._open(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, count: int) -> None:
+        """An environment of each of `count` streams, at its first episode's beginning."""
+        for _ in range(count):
+            self.envs.append(self.make())
         self.episodes = np.zeros(count, int)
         self.lengths = np.zeros(count, int)  # of the running episodes
         self.mishaps = np.zeros(count, int)  # broken episodes since the last whole one
@@ -168,6 +183,10 @@ class Collector:
                 steps.append(answer)
         if streams:
             self._append(np.asarray(streams), steps, observations, actions)
+        if self._act.remembers:
+            rewards = np.zeros((len(self.envs), 1), np.float32)
+            rewards[streams] = [step.rewards for step in steps]
+            self._act.observe(torch.from_numpy(rewards).to(self.engine.device))
         self.steps += 1
         for s, step in zip(streams, steps, strict=True):
             self._note(s, step)
@@ -232,7 +251,7 @@ class Collector:
             raise GivenUp(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
         self.buffer.drop(s, length)
-        with contextlib.suppress(Exception):  # what is broken may not even close
+        with suppress(Exception):  # what is broken may not even close
             self.envs[s].close()
         try:
             self.envs[s] = self.make()
@@ -268,17 +287,27 @@ class Collector:
         """The environments."""
         if self._aside is not None:
             self._aside.shutdown()
-        for env in self.envs:
-            env.close()
+        with ExitStack() as others:  # are closed too where one fails to
+            for env in self.envs:
+                others.callback(env.close)
 
     def state(self, s: int) -> dict[str, Any]:
         """What `restore` needs of stream s beside the buffer."""
         counts = ("episodes", "lengths", "mishaps")
         return {"steps": self.steps} | {name: int(getattr(self, name)[s]) for name in counts}
 
-    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+    def memory(self, s: int) -> dict[str, torch.Tensor]:
+        """What the policy remembers of stream s's running episode, if it keeps a memory."""
+        return self._act.memory(s)
+
+    def restore(
+        self,
+        states: Sequence[dict[str, Any]],
+        memories: Sequence[Mapping[str, torch.Tensor]] | None = None,
+    ) -> None:
         """Continues where each stream's state was taken: replays running episodes' actions.
 
+        memories: each stream's `memory` then, which earlier parameters may have made.
         Raises ValueError where one is of a group of other streams.
         """
         for s, stored in enumerate(states):
@@ -287,6 +316,8 @@ class Collector:
             self.episodes[s], self.mishaps[s] = state["episodes"], state.get("mishaps", 0)
             try:
                 self._replay(s, length)
+                if memories is not None and memories[s]:
+                    self._act.recall(s, memories[s])
             except Exception as error:
                 self.lengths[s] = length
                 self._mishap(s, error)

@@ -57,6 +57,15 @@ class RolloutCollector:
         self.executed, self.shape = cfg.executed, (len(engine.seeds), self.each)
         self.noise_shape, count = algorithm.noise_shape, len(engine.seeds) * self.each
         self.env = make(count)
+        try:
+            self._prepare(cfg, count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, cfg: Any, count: int) -> None:
+        """Room for the episodes of `count` environments, which begin."""
+        rollouts, kept = self.buffer, self.kept
         if self.executed > self.env.max_episode_steps:
             raise UserError(
                 f"executed={self.executed}: an episode here has {self.env.max_episode_steps} "
@@ -70,10 +79,12 @@ class RolloutCollector:
                 "early, as successes do, would be new data; give fewer environments"
             )
         self.steps = 0  # of each seed's environments, had no episode ended within a decision
-        self.episodes = np.zeros(len(engine.seeds), int)  # begun, of each seed
+        self.episodes = np.zeros(len(self.engine.seeds), int)  # begun, of each seed
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
-        self.finished: list[list[float]] = [[] for _ in engine.seeds]  # returns
-        self.success: list[list[bool]] = [[] for _ in engine.seeds]  # where the environment tells
+        self.finished: list[list[float]] = [[] for _ in self.engine.seeds]  # returns
+        self.success: list[list[bool]] = [
+            [] for _ in self.engine.seeds
+        ]  # where the environment tells
         self._returns = np.zeros(count)
         self._succeeded = np.zeros(count, bool)  # at any step of the running episode
         self._seen = np.zeros((count, cfg.history, *self.env.observation_shape), np.float32)

@@ -89,6 +89,10 @@ class Stream:
         self.window = window
         self.coming[window + 1] = self.thread.submit(self.gather, window + 1)
 
+    def close(self) -> None:
+        """End the thread that gathers batches."""
+        self.thread.shutdown(cancel_futures=True)
+
     def tensors(self) -> dict[str, Tensor]:
         """See `replay.batch.Source`."""
         return self.data

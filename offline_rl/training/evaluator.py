@@ -79,9 +79,12 @@ class Evaluator:
         return Evaluation(moment, seeds, broken)
 
     def abandon(self) -> None:
-        """Stops what is under way; nothing more is begun."""
+        """Stops what is under way, within a step; nothing more is begun.
+
+        Waits for it: its environments may be closed afterwards.
+        """
         self._abandoned.set()
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()
 
     def _play(self) -> tuple[Episodes, set[int]]:
         """Every seed's episodes, side by side or, with fewer environments, group after group.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -97,6 +98,18 @@ class Member:
 
 def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     """Options, then data; nothing is written. start: where the run goes on from."""
+    with ExitStack() as opened:
+        return _prepare(keys, start, opened)
+
+
+def close_quietly(opened: Any) -> None:
+    """Close environments. One that fails to close must not hide why a run ended."""
+    with suppress(Exception):
+        opened.close()
+
+
+def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) -> Plan:
+    """See `prepare`. opened: closes the environment."""
     given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     for key in ("dataset", "expert_dataset"):
         if hasattr(keys.get(key), "shape") or isinstance(keys.get(key), Mapping):
@@ -118,6 +131,8 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
         )
     try:
         env = tried_out(chosen.task) if chosen.task.env_id else None
+        if env is not None:
+            opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
@@ -165,8 +180,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 name = dataset.path or dataset.name
                 expert = in_range_of(expert, dataset.spec, name, option=None)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
-    if env is not None:
-        env.close()
+    opened.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
         fewer = "leave pictures out of observation_keys=, or " * bool(options.observation_keys)
@@ -231,7 +245,13 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
 
 
 def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
-    """Raise UserError if a phase ends before its first update that changes the policy."""
+    """Raise UserError if the policy, or a network that it follows, would learn nothing."""
+    phases = {piece.phase for piece in schedule}
+    if "update" in phases and (left_out := [x for x in learner.needed_phases if x not in phases]):
+        raise UserError(
+            f"{type(learner).__name__} relies on {left_out[0]}, which has 0 updates here. Raise "
+            "pretrain_updates, or leave it out for the algorithm's own number"
+        )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
         alone, key = learner.at(phase).policy_begins(phase)
         total = phase_updates(learner, schedule, phase)

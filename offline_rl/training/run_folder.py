@@ -346,6 +346,11 @@ def own(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return {**config, "start": {**config["start"], "sha256": sums}}
 
 
+def learner(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors without those of the collector: experience and memory."""
+    return {k: v for k, v in tensors.items() if k.split("/")[0] not in ("buffer", "memory")}
+
+
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
     """Of what a checkpoint holds: progress, and the tensors' names, kinds, shapes and bytes."""
     total = hashlib.blake2b(progress.encode(), digest_size=16)

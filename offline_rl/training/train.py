@@ -30,6 +30,7 @@ from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
+from offline_rl.replay.streaming import Stream
 from offline_rl.training.choices import Choices, choose, precision, stored
 from offline_rl.training.finetune import Start, networks_of
 from offline_rl.training.options import TrainOptions
@@ -37,6 +38,7 @@ from offline_rl.training.plan import (
     CHANGING,
     Member,
     Plan,
+    close_quietly,
     description,
     headline,
     lengthened,
@@ -44,7 +46,7 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
+from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, learner, run_folder
 from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
@@ -182,12 +184,26 @@ def train_group(
     show: bool,
     watch: Callable[[Trainer], None] | None,
 ) -> None:
-    """Trains members that are at the same point, side by side."""
+    """Train members that are at the same point side by side; close all that was opened for it."""
+    with ExitStack() as opened:
+        _train_group(plan, members, show, watch, opened)
+
+
+def _train_group(
+    plan: Plan,
+    members: Sequence[Member],
+    show: bool,
+    watch: Callable[[Trainer], None] | None,
+    opened: ExitStack,
+) -> None:
+    """See `train_group`. opened: closes environments, threads and trackers at the end."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
     done = common_checkpoint(folders)
     begun = stored(folders[0], done) if done is not None else None
     engine, sources, transform = engine_of(plan, members, begun)
+    if isinstance(sources.offline, Stream):
+        opened.callback(sources.offline.close)
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
@@ -205,6 +221,7 @@ def train_group(
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
         evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        opened.callback(close_quietly, evaluation)
         if show and evaluation.limit is not None and count > 1:
             print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
     collector: Collector | RolloutCollector | None = None
@@ -229,6 +246,8 @@ def train_group(
             partial(further_columns, plan.algorithm, plan.interaction.cfg),
             overlap=o.overlap,
         )
+    if collector is not None:
+        opened.callback(close_quietly, collector)
     for member in members:
         folder = member.folder
         folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
@@ -253,12 +272,14 @@ def train_group(
         watch=watch,
         show=show,
     )
+    opened.callback(trainer.close)
     if done is not None:
         trainer.resume(done)
     first = trainer.clock + 1 if done is not None else 0
     for m in members:
         group = f"{o.task}/{label(o.algorithm)}/{m.description['name']}"
         trackers.append(tracker(o.tracker, m.folder, group, m.description, plan.wandb, first))
+        opened.callback(trackers[-1].close)
     try:
         trainer.run()
     except Exception as error:
@@ -278,15 +299,8 @@ def train_group(
         if isinstance(error, envs.Broken):
             raise UserError(str(error)) from error
         raise
-    finally:
-        trainer.bar.close()
-        for t in trackers:
-            t.close()
     for s, folder in enumerate(folders):
         finish(plan, trainer, s, folder, choices)
-    for made in (evaluation, collector):
-        if made is not None:
-            made.close()
 
 
 def engine_of(
@@ -397,7 +411,7 @@ def go_on(engine: Engine, start: Start) -> None:
     for s, seed in enumerate(engine.seeds):
         path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
         tensors, _ = start.folder(seed).load(start.checkpoints[seed][0])
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
+        tensors = learner(tensors)
         try:
             own = engine.seed_state(s)
             if own.keys() != tensors.keys():

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from envs import Broken, Task, VectorEnv
@@ -30,7 +31,7 @@ from offline_rl.online.with_base import BaseFault
 from offline_rl.training.choices import LOG_EVERY, log_interval
 from offline_rl.training.evaluator import Evaluator, Moment
 from offline_rl.training.options import TrainOptions
-from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.run_folder import Done, SeedFolder, learner
 from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -147,8 +148,12 @@ class Trainer:
             self.save()
             raise
         finally:
-            if self.evaluator is not None:
-                self.evaluator.abandon()
+            self.close()
+
+    def close(self) -> None:
+        """End the evaluation under way, if any, and the bar. The environments are the caller's."""
+        if self.evaluator is not None:
+            self.evaluator.abandon()
         self.bar.close()
 
     def _period(self, work: Piece) -> int:
@@ -456,6 +461,8 @@ class Trainer:
                 progress["collector"] = self.collector.state(s)
                 for name, value in self.collector.buffer.filled(s).items():
                     tensors[f"buffer/{name}"] = value.cpu().contiguous()
+            if isinstance(self.collector, Collector):
+                tensors |= {f"memory/{k}": v for k, v in self.collector.memory(s).items()}
             folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
 
     def resume(self, done: Done) -> None:
@@ -480,7 +487,7 @@ class Trainer:
     def _restore(self, done: Done) -> None:
         """Everything but the logs."""
         progress, diverged = dict[str, Any](), list[int | None]()
-        streams = list[dict[str, Any]]()  # each seed's
+        streams, memories = list[dict[str, Any]](), list[dict[str, Tensor]]()  # each seed's
         for s, folder in enumerate(self.folders):
             tensors, progress = folder.load(done)
             diverged.append(progress["diverged"])
@@ -488,9 +495,12 @@ class Trainer:
                 stored = {k: v for k, v in tensors.items() if k.startswith("buffer/")}
                 self.collector.buffer.load(s, {k[7:]: v for k, v in stored.items()})
                 streams.append(progress["collector"])
-            own = {k: v for k, v in tensors.items() if not k.startswith("buffer/")}
-            self.engine.load_seed_state(s, own)
-        if self.collector is not None:
+            memory = {k: v for k, v in tensors.items() if k.startswith("memory/")}
+            memories.append({k[7:]: v for k, v in memory.items()})
+            self.engine.load_seed_state(s, learner(tensors))
+        if isinstance(self.collector, Collector):
+            self.collector.restore(streams, memories)
+        elif self.collector is not None:
             self.collector.restore(streams)
         learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say

@@ -108,6 +108,7 @@ class Algorithm:
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: str = "policy"  # the network that acts
     unseen: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
+    needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary ones that "update" relies on
     # phases that never read `next_observations`: they use every row of the data, the last of an
     # episode included; "update" among them means that no phase reads it
     imitation_phases: ClassVar[tuple[str, ...]] = ()
@@ -238,7 +239,8 @@ class Algorithm:
 
         A run with no more updates than these is refused.
         """
-        return 0, ""
+        online = self.interaction.online
+        return (online.alone(self.period), online.delay) if phase == ONLINE else (0, "")
 
     def offline_source(self, phase: str, sources: Sources) -> Source:
         """Return the data of a phase: every row for imitation, else rows with a successor."""

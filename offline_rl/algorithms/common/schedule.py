@@ -98,12 +98,17 @@ class Online(Checked):
     n_step: Count = 1  # steps after which a transition bootstraps
 
     changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
+    delay: ClassVar[str] = ""  # the key that `alone` follows from
 
     def drawn(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
         """The warm-up's action [size] of one seed, who sees [*obs]; None: the policy acts."""
         return random.uniform(-1, 1, size) if self.warm_up_by == "random" else None
+
+    def alone(self, period: int) -> int:
+        """Updates of the critics alone, before the first that changes the policy: whole periods."""
+        return 0
 
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""

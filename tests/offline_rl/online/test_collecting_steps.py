@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from torch import nn
 
 import envs
 from envs import tasks
@@ -65,14 +66,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list
     envs.register("walk", Walk, max_episode_steps=LIMIT)
 
     def collector(
-        faults: Callable[[int, int], str] = whole, needs: Mapping[str, Any] = NEEDS
+        faults: Callable[[int, int], str] = whole,
+        needs: Mapping[str, Any] = NEEDS,
+        kind: type[TD3] = TD3,
+        online: Online = Online(warm_up=WARM_UP),  # noqa: B008 (frozen)
     ) -> tuple[Collector, list[str]]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
         buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=needs)
         cfg, spec = Config(hidden=(8,), exploration_noise=0.0), Spec((2,), 1)
-        engine = Engine(lambda _: TD3(spec, cfg), SEEDS, buffer)
-        said = list[str]()
-        online, walk = Online(warm_up=WARM_UP), lambda: envs.make_vector("walk", 1)
+        engine = Engine(lambda _: kind(spec, cfg), SEEDS, buffer)
+        said, walk = list[str](), lambda: envs.make_vector("walk", 1)
         own = (TRANSFORM, online, partial(made_of, needs), said.append)
         return Collector(engine, walk, buffer, *own), said
 
@@ -284,6 +287,96 @@ def test_an_environment_without_costs_is_named_where_they_are_learned_from(made:
     collector, _ = made(needs={"costs": ()})
     with pytest.raises(UserError, match="the environment gives no info 'cost' at its steps"):
         collector.step()
+
+
+class Remembers(nn.Module):
+    """A tenth for each step seen, less a tenth of all rewards: a `heads.head.Recurrent`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.1))
+
+    def reset(self, batch: int) -> dict[str, torch.Tensor]:
+        return {"seen": torch.zeros(batch), "paid": torch.zeros(batch)}
+
+    def step(self, observations: Any, rewards: Any, context: Any) -> Any:
+        seen, paid = context["seen"] + 1, context["paid"] + rewards
+        return (self.scale * (seen - paid))[:, None], {"seen": seen, "paid": paid}
+
+
+class Plans(nn.Module):
+    """A tenth, two and three tenths, added to half of the place before: a `heads.head.Planner`."""
+
+    history, horizon, executed, noise_shape = 2, 3, 3, ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.1))
+
+    def plan(self, observations: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        before = SCALE[0] * observations[:, 0, :1] + MEAN[0]  # [B, 1]
+        return (0.5 * before + self.scale * torch.tensor([1.0, 2.0, 3.0]))[..., None]
+
+
+def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
+    """Actions of an episode that comes to these places: its rewards are those after the first."""
+    if head is Remembers:
+        return [0.1 * (t + 1 - places[1 : t + 1].sum()) for t in range(len(places) - 1)]
+    decided = [places[max(3 * (t // 3) - 1, 0)] for t in range(len(places) - 1)]
+    return [0.5 * place + 0.1 * (t % 3 + 1) for t, place in enumerate(decided)]
+
+
+@pytest.mark.parametrize("head", [Remembers, Plans])
+def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_a_resumption(
+    made: Any, head: type[nn.Module]
+) -> None:
+    """Streams end at different steps. Parameters change in mid-episode; the memory was made before.
+
+    One environment breaks in its second episode, whose memory is dropped with it.
+    """
+
+    class Toy(TD3):
+        targets: ClassVar = {"critic_target": "critic"}
+
+        def networks(self) -> dict[str, nn.Module]:
+            return super().networks() | {"policy": head()}
+
+    broken = training(SEEDS[1], 1)
+    options = {"kind": Toy, "online": Online(warm_up=0), "needs": {}}
+    options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
+    one, _ = made(**options)
+    walk(one, 16)
+    for s, seed in enumerate(SEEDS):
+        actions = one.buffer.everything(s).actions[:, 0]
+        episodes = walked(actions[:, None], seed, without=1 if s == 1 else None)
+        assert len(episodes) > 2
+        expected = list[float]()
+        for episode in episodes:
+            pairs = [episode["observations"][:1, 0], episode["next_observations"][:, 0]]
+            expected += by_hand(head, SCALE[0] * np.concatenate(pairs) + MEAN[0])
+        np.testing.assert_allclose(actions, expected, atol=1e-5)
+    assert (one.lengths % 3 > 0).any()  # in the middle of a chunk
+    again, _ = made(**options)
+    for each in (one, again):
+        each.engine.state["params"]["policy"]["scale"].fill_(-0.05)
+    for s in range(2):
+        again.buffer.load(s, {k: v.clone() for k, v in one.buffer.filled(s).items()})
+    again.restore([one.state(s) for s in range(2)], [one.memory(s) for s in range(2)])
+    for each in (one, again):
+        walk(each, 9)
+    for s in range(2):
+        pair = [each.buffer.everything(s) for each in (one, again)]
+        np.testing.assert_array_equal(pair[0].actions, pair[1].actions)
+        np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
+
+
+def test_a_memory_is_not_begun_by_random_actions(made: Any) -> None:
+    class Toy(TD3):
+        def networks(self) -> dict[str, nn.Module]:
+            return super().networks() | {"policy": Remembers()}
+
+    with pytest.raises(UserError, match="a Remembers remembers its episode"):
+        made(kind=Toy)
 
 
 def walk(collector: Collector, steps: int) -> None:

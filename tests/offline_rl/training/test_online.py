@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,10 +55,18 @@ class Line(gymnasium.Env):
     action_space = Box(-1, 1, (1,), np.float32)
     breaks: ClassVar[dict[str, Any]] = {}  # what happens when: (its number, its steps) -> bool
     made = -1  # two are compared, -1 and 0, the next is evaluated in
+    closed: ClassVar[list[int]] = []  # their numbers
 
     def __init__(self) -> None:
         self.number, self.steps = Line.made, 0
+        if "make" in self.breaks and self.breaks["make"](self.number, 0):
+            raise OSError("no cable is there")
         Line.made += 1
+
+    def close(self) -> None:
+        Line.closed.append(self.number)
+        if "close" in self.breaks and self.breaks["close"](self.number, self.steps):
+            raise OSError("the cable is stuck")
 
     def reset(self, *, seed: int | None = None, options: Any = None):
         super().reset(seed=seed)
@@ -82,6 +91,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     monkeypatch.setattr(Line, "breaks", {})
     monkeypatch.setattr(Line, "made", -1)
+    monkeypatch.setattr(Line, "closed", [])
     envs.register("line", Line, max_episode_steps=10)
     return "line"
 
@@ -216,6 +226,43 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
         assert set(begun["sha256"]) == {"0"}
     moved = first.rename(tmp_path / "moved")  # it is known by its checksums
     assert finetune(**{**more, "run": moved}, name="second").path == second
+
+
+def test_a_run_killed_in_an_episode_acts_on_by_what_it_remembers_of_it(
+    line: str, tmp_path: Path
+) -> None:
+    """A decision transformer in TD3's place, whose return to go falls by what was paid."""
+    (tmp_path / "remembers.py").write_text(REMEMBERS)
+    keys: dict[str, Any] = {**OFFLINE, "algorithm": str(tmp_path / "remembers.py"), "seeds": 1}
+    keys |= {"task": line, "out": str(tmp_path), "num_updates": 0, "num_env_steps": 27}
+    keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}
+    whole = train(**keys, name="whole").path
+    keys |= {"checkpoint_every": 25, "eval_every": 26}
+    cut = killed_and_resumed(train, 26, **keys, name="cut")
+    assert same(tensors(cut), tensors(whole))
+    assert {k for k in tensors(cut) if k.startswith("memory/")}
+
+
+REMEMBERS = """
+from dataclasses import replace
+
+from offline_rl.algorithms.td3 import TD3, Config
+from policies.heads.decision_transformer import DecisionTransformer
+from policies.networks.mlp import Scalar
+
+
+class Remembers(TD3):
+    Config, targets, frozen = Config, {"critic_target": "critic"}, ("count",)
+
+    def networks(self):
+        sizes = {"target_return": 1.0, "window": 3, "size": 8, "layers": 1, "episode_steps": 10}
+        policy = DecisionTransformer(self.spec.observation_dim, self.spec.action_dim, **sizes)
+        return super().networks() | {"policy": policy, "count": Scalar(0.0)}
+
+    def update(self, state, batch, i):
+        params = {**state.params, "count": {"value": state.count() + 1}}
+        return replace(state, params=params), {"count": state.count()}
+"""
 
 
 def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Path) -> None:
@@ -648,6 +695,34 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(
     keys |= {"num_updates": 0, "online.warm_up": 100}
     with pytest.raises(UserError, match=r"the cable is out.*5th time"):
         train(**keys, num_env_steps=100)
+
+
+def fails_at(number: int, steps: int) -> Callable[[int, int], bool]:
+    """True at this many steps of the environment of this number and of all that follow."""
+    return lambda own, done: own >= number and done == steps
+
+
+@pytest.mark.parametrize(
+    ("breaks", "more", "error"),
+    [
+        ({"raise": fails_at(3, 4)}, {"overlap": True}, "5th time"),
+        ({"make": fails_at(4, 0)}, {}, "no cable is there"),
+        ({"reset": fails_at(0, 0), "close": fails_at(0, 0)}, {}, "the cable is out"),
+        ({"close": lambda number, steps: number in (0, 2, 3)}, {}, None),
+        ({}, {"pretrain_updates": 3}, "no preliminary phase"),
+    ],
+    ids=["steps", "making", "the first reset", "closing", "a refusal"],
+)
+def test_every_environment_is_closed_once_whatever_fails(
+    line: str, tmp_path: Path, breaks: Any, more: dict[str, Any], error: str | None
+) -> None:
+    """The first is looked at. Two seeds are evaluated in one each and act in one each."""
+    Line.breaks = breaks
+    keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
+    keys |= {"online.warm_up": 100, "num_env_steps": 21, **more}
+    with pytest.raises((UserError, OSError), match=error) if error else nullcontext():
+        train(**keys)
+    assert sorted(Line.closed) == [*range(Line.made)]
 
 
 @dataclass(frozen=True)

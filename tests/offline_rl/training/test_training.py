@@ -99,6 +99,14 @@ def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str
         prepare({**keys, "algorithm": "bc", "algorithm.top_fraction": 0.5})
 
 
+def test_spot_is_refused_without_the_updates_that_fit_its_density(given) -> None:
+    small = {"algorithm": "spot", "algorithm.hidden": [8], "algorithm.vae_hidden": [8]}
+    for none in ({"pretrain_updates": 0}, {"algorithm.vae_updates": 0}):
+        with pytest.raises(UserError, match="SPOT relies on fit_vae, which has 0 updates here"):
+            prepare({**given, **small, **none})
+    assert prepare({**given, **small, "pretrain_updates": 2}).schedule[0].phase == "fit_vae"
+
+
 def test_a_run_that_ends_while_the_learning_rate_rises_says_so(given) -> None:
     small = {"algorithm.network": "mlp", "algorithm.widths": [8], "algorithm.warm_up_updates": 10}
     for updates, said in ((9, True), (10, False)):
