@@ -3,7 +3,7 @@
     python -m benchmarks.pages                        # of all studies
     python -m benchmarks.pages evidence [runs/evidence …]
 
-A study is a folder of benchmarks/results: compact files (offline_rl/report/compact.py) and a
+A study is a folder of benchmarks/results: compact files (offline_rl/reporting/compact.py) and a
 notes.md written by hand. Its README.md is the head of the notes, the tables, the rest of the notes.
 Finished runs in the folders named are added to the study's first.
 """
@@ -20,12 +20,12 @@ from typing import Any
 
 import envs
 from benchmarks.figures import chosen, status
-from offline_rl.report import compact, online
-from offline_rl.report.curves import draw
-from offline_rl.report.report import hardware, infeasible, progress, success
-from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
-from offline_rl.report.standing import Standing, standing
-from offline_rl.report.statistics import FORMED
+from offline_rl.reporting import compact, online
+from offline_rl.reporting.curves import draw
+from offline_rl.reporting.report import hardware, infeasible, progress, success
+from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.standing import Standing, standing
+from offline_rl.reporting.statistics import FORMED
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
 

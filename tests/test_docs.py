@@ -12,7 +12,7 @@ from benchmarks import d3rlpy_scores, neorl2_simulators, pages, parity
 from docs.generate import algorithms, datasets
 from offline_rl.cli.completion import keys
 from offline_rl.cli.main import main, verbs
-from offline_rl.report import compact
+from offline_rl.reporting import compact
 from offline_rl.suite.plan import cells, read_suite
 from offline_rl.training.options import TrainOptions
 

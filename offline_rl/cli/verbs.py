@@ -48,7 +48,7 @@ def train(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.cli.compose import compose, shown
     from offline_rl.cli.launch import launch, merge
-    from offline_rl.report.report import report as table
+    from offline_rl.reporting.report import report as table
 
     command = compose(arguments)
     if command.shown:
@@ -78,7 +78,7 @@ def finetune(arguments: Sequence[str]) -> None:
     is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
+    from offline_rl.reporting.report import summary
     from offline_rl.training.finetune import finetune as run
 
     result = run(**_keys(parse(arguments)))
@@ -97,7 +97,7 @@ def distill(arguments: Sequence[str]) -> None:
     interrupted run. The last line printed is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
+    from offline_rl.reporting.report import summary
     from offline_rl.training.finetune import distill as run
 
     given = _keys(parse(arguments))
@@ -224,7 +224,7 @@ def data(arguments: Sequence[str]) -> None:
         print(f"{names[0]}: no errors, {len(problems)} warnings")
 
 
-@takes("offline_rl.report.options:ReportOptions")
+@takes("offline_rl.reporting.options:ReportOptions")
 def report(arguments: Sequence[str]) -> None:
     """Learning curves and a table of finished and running runs.
 
@@ -232,7 +232,7 @@ def report(arguments: Sequence[str]) -> None:
 
     Writes report.md and curves.png and prints the table.
     """
-    from offline_rl.report.report import report as run
+    from offline_rl.reporting.report import report as run
 
     folders = [a for a in arguments if "=" not in a]
     print(run(folders, **parse([a for a in arguments if "=" in a])))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offline_rl.report.report import report
+from offline_rl.reporting.report import report
 from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import (
     Cell,

@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
-from offline_rl.report import compact
-from offline_rl.report.records import run_of
+from offline_rl.reporting import compact
+from offline_rl.reporting.records import run_of
 from offline_rl.training.plan import (
     CHANGING,
     READING,

@@ -8,8 +8,8 @@ from made_runs import seed_folder
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from offline_rl.report.curves import GAP, HEIGHT, picture, spread
-from offline_rl.report.runs import behaviour, collect
+from offline_rl.reporting.curves import GAP, HEIGHT, picture, spread
+from offline_rl.reporting.runs import behaviour, collect
 
 
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_runs import seed_folder
 
-from offline_rl.report.report import report, summary
+from offline_rl.reporting.report import report, summary
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.text import duration, mean_std, span, table
 

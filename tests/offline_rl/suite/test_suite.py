@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from small_data import save_small
 
-from offline_rl.report import compact
+from offline_rl.reporting import compact
 from offline_rl.suite import queue
 from offline_rl.suite.benchmark import benchmark, beside, costs
 from offline_rl.suite.plan import (

@@ -11,7 +11,7 @@ from small_data import save_small
 
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
-from offline_rl.report.report import report
+from offline_rl.reporting.report import report
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.files import locked, read_json
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from envs import Reference
 from offline_rl.algorithms.common.registry import label
-from offline_rl.report import compact
-from offline_rl.report.records import Record, of_folder, seed_folders
+from offline_rl.reporting import compact
+from offline_rl.reporting.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
 from offline_rl.training.run_folder import SUMS, SeedFolder, agree_in
 from offline_rl.utils.errors import UserError

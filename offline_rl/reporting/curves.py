@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.report.runs import Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import Seed, behaviour, groups, key_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

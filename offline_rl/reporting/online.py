@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offline_rl.report.curves import COLOURS, STYLES
-from offline_rl.report.runs import Seed, groups, key_of
-from offline_rl.report.statistics import wilson
+from offline_rl.reporting.curves import COLOURS, STYLES
+from offline_rl.reporting.runs import Seed, groups, key_of
+from offline_rl.reporting.statistics import wilson
 
 EARLY = 0.1  # share of all steps in which what was learnt may collapse
 FIGURE = "online.png"  # what `draw` makes is called

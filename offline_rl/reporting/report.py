@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.report import online
-from offline_rl.report.curves import draw
-from offline_rl.report.options import ReportOptions
-from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
-from offline_rl.report.standing import Standing, standing
-from offline_rl.report.statistics import FORMED, formed_text
+from offline_rl.reporting import online
+from offline_rl.reporting.curves import draw
+from offline_rl.reporting.options import ReportOptions
+from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.standing import Standing, standing
+from offline_rl.reporting.statistics import FORMED, formed_text
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build

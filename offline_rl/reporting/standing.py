@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offline_rl.report.runs import Outcome, Seed, updates_before
-from offline_rl.report.statistics import (
+from offline_rl.reporting.runs import Outcome, Seed, updates_before
+from offline_rl.reporting.statistics import (
     FORMED,
     evaluation_error,
     formed_share,

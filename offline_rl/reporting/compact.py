@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.load import data_folder
-from offline_rl.report.records import Record, of_folder, run_of, seed_folders
+from offline_rl.reporting.records import Record, of_folder, run_of, seed_folders
 from offline_rl.training.run_folder import SUMS, agree_in, own, typed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
