@@ -22,6 +22,7 @@ EARLY = 0.1  # share of all steps in which what was learnt may collapse
 FIGURE = "online.png"  # what `draw` makes is called
 HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end", "lost"]
 HEADER += ["score"]
+LESS_NEEDED = ("worst after warm-up", "score", "lost", "worst early", "env steps", "before")
 NOTE = (
     "In an environment, of several evaluations after as many steps the last counts: before is that "
     "before the first step, worst early the "

@@ -101,6 +101,12 @@ def share_of(successes: Sequence[bool]) -> tuple[float, float, float]:
     return (sum(successes) / len(successes), *wilson(sum(successes), len(successes)))
 
 
+def share_text(interval: tuple[float, float, float]) -> str:
+    """Return a share and its interval in per cent."""
+    share, low, high = (100 * x for x in interval)
+    return f"{share:.0f} [{low:.0f}, {high:.0f}]"
+
+
 def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
     """The standard error over episodes; episode k of every seed begins alike."""
     sound = [o.returns for o in outcomes if o.returns and None not in o.returns]

@@ -77,7 +77,7 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     missing = [cell.label for cell in wanted if not cell.finished]
     if missing:
         return f"{', '.join(missing)}: another command is at work on it"
-    return report([out])
+    return str(report([out]))
 
 
 def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:

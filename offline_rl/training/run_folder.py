@@ -28,8 +28,8 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
+from policies.bundle import BUNDLE
 
-BUNDLE = "policy.bundle"
 KEPT = 2  # checkpoints
 CHECKSUMS = {  # which tell no one much
     "data": "other data",

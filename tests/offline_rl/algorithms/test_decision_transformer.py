@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Recorded, advance, close, start, taught
+from printed import evaluate
 from small_data import save_small
 
 import envs
 import policies
 from offline_rl.algorithms.decision_transformer import DT
 from offline_rl.data import Dataset
-from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.sources import further_columns

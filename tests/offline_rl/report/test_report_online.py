@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from made_runs import seed_folder
+from printed import report
 
 from offline_rl.reporting.online import Course, Point, courses, row
-from offline_rl.reporting.report import report
 from offline_rl.reporting.runs import Seed, collect
 from offline_rl.training.run_folder import SeedFolder
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from printed import report
 from safetensors.torch import load_file
 from small_data import save_small
 
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
-from offline_rl.reporting.report import report
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.files import locked, read_json
 
