@@ -22,6 +22,7 @@ from small_data import save_small
 import offline_rl
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.cli.main import main, verbs
+from offline_rl.engine import engine
 from offline_rl.engine.engine import Engine
 from offline_rl.utils.options import documented
 
@@ -420,6 +421,48 @@ def test_ctrl_c_interrupts_whatever_a_library_makes_of_it_unless_it_is_ignored(
     finally:
         signal.signal(signal.SIGINT, before)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_ctrl_c_while_an_update_is_compiled_is_heard_at_once_and_costs_nothing(
+    online: bool,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ctrl_c: None,
+) -> None:
+    """The state that the compilation disturbed is put back; online, the steps so far are kept."""
+    keys: dict[str, Any] = {"num_updates": 60, "checkpoint_every": 1000, "compile": "always"}
+    if online:
+        keys |= {"algorithm": "sac", "task": "neorl2/DMSD", "dataset": None}
+        keys |= {"num_updates": None, "num_env_steps": 80, "online__warm_up": 20}
+        keys |= {"batch_size": 8}
+    monkeypatch.setattr(engine, "compiled", lambda graph, *_: graph)
+    assert main(train(**keys, name="whole")) == 0
+
+    def interrupted(graph: Any, *_: Any) -> Any:
+        def run(leaves: list[Any], inputs: list[Any]) -> Any:
+            graph(leaves, inputs)  # which changes the state
+            signal.raise_signal(signal.SIGINT)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "compiled", interrupted)
+        capsys.readouterr()
+        assert main(train(**keys, name="cut")) == 130
+    told = capsys.readouterr()
+    assert "interrupted: the compilation is abandoned" in told.out
+    assert told.err == "offline-rl: interrupted; the same command continues\n"
+    (cut,) = folder.glob("runs/*/*/cut/seed_0")
+    assert len(list(cut.glob("checkpoints/*"))) == online
+    assert main(train(**keys, name="cut")) == 0
+    (whole,) = folder.glob("runs/*/*/whole/seed_0")
+    last = [load_file(max(seed.glob("checkpoints/*"))) for seed in (whole, cut)]
+    assert last[0].keys() == last[1].keys()
+    for name, value in last[0].items():
+        assert value.equal(last[1][name]), name
+    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
 
 
 def test_a_trained_policy_is_evaluated_and_reported(

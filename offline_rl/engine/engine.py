@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -86,6 +86,7 @@ class Engine:
         self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
+        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for it
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
@@ -250,8 +251,9 @@ class Engine:
                 self.say(f"compiling: {phase}, about a minute")
                 both = enumerate([*leaves, *inputs])
                 counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
-                run = compiled(graph, counts, len(self.seeds))
-                run(leaves, inputs)
+                with self.compiling():
+                    run = compiled(graph, counts, len(self.seeds))
+                    run(leaves, inputs)
             if self.device.type == "cuda":
                 run = captured(run, leaves, inputs)
 
@@ -266,9 +268,11 @@ class Engine:
         """Puts the state back as it was: what is learnt inside is thrown away."""
         leaves = tree_flatten(self.state)[0]
         before = [x.clone() for x in leaves]
-        yield
-        for leaf, value in zip(leaves, before, strict=True):
-            leaf.copy_(value)
+        try:
+            yield
+        finally:
+            for leaf, value in zip(leaves, before, strict=True):
+                leaf.copy_(value)
 
     def apply(
         self, method: str, inputs: Mapping[str, Tensor] | Drawn, phase: str = "update"
