@@ -51,7 +51,7 @@ def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
         names = ", ".join(sorted(p.parent.name for p in path.glob("*/seed_0")))
         each = f". It holds several runs; give one of {names}" if names and not found else ""
         remedy = each or ": give the folder above seed_0, or one of its seeds"
-        raise UserError(f"{path} {what}{remedy}")
+        raise UserError(f"{os.fspath(run)} {what}{remedy}")
     return Trained(SeedFolder(path, found[0] if seed is None else seed))
 
 

@@ -209,8 +209,9 @@ def test_a_bundle_can_be_scored_at_another_target(run):
     rewards = np.load(Path(run.results[0]["dataset"]))["reward"]
     assert best == pytest.approx(max(rewards[k : k + 100].sum() for k in (0, 100, 200)), rel=1e-5)
     texts = [evaluate(run=str(bundle), episodes=2, target_return=t) for t in (best, 50 * best)]
-    assert texts[0] != texts[1]
-    assert evaluate(run=str(bundle), episodes=2) == texts[0]
+    tables = [text[: text.index("Saved")] for text in texts]
+    assert tables[0] != tables[1]
+    assert evaluate(run=str(bundle), episodes=2).startswith(tables[0])
 
 
 def test_a_policy_with_memory_does_not_guess(run):
