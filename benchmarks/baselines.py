@@ -31,8 +31,8 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.load import data_folder
 from offline_rl.data.transform import range_of_returns
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.report.compact import short
-from offline_rl.report.statistics import evaluation_error
+from offline_rl.reporting.compact import short
+from offline_rl.reporting.statistics import evaluation_error
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
 from offline_rl.utils.options import Checked, Count, build, parse

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import UnknownName
-from offline_rl.report.statistics import formed_share, formed_text
+from offline_rl.reporting.statistics import formed_share, formed_text
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json, write_text

@@ -188,7 +188,9 @@ def run(line: str, here: Path, *, kill: bool) -> None:
     log = here / "log"
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=here, env=env, stdout=out, stderr=out)
-        while kill and process.poll() is None and not [*here.glob("runs/none/bc/**/*.safetensors")]:
+        while (
+            kill and process.poll() is None and not [*here.glob("runs/none_my/bc/**/*.safetensors")]
+        ):
             time.sleep(0.05)
         if kill:
             process.send_signal(signal.SIGKILL)

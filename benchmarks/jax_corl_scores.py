@@ -27,8 +27,8 @@ from benchmarks.parity import compare
 from benchmarks.speed.peers import JaxCorl
 from offline_rl.data import Dataset, load
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.report.runs import collect
-from offline_rl.report.standing import standing
+from offline_rl.reporting.runs import collect
+from offline_rl.reporting.standing import standing
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_json, write_text

@@ -3,14 +3,13 @@
     python -m benchmarks.pages                        # of all studies
     python -m benchmarks.pages evidence [runs/evidence …]
 
-A study is a folder of benchmarks/results: compact files (offline_rl/report/compact.py) and a
+A study is a folder of benchmarks/results: compact files (offline_rl/reporting/compact.py) and a
 notes.md written by hand. Its README.md is the head of the notes, the tables, the rest of the notes.
 Finished runs in the folders named are added to the study's first.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,17 @@ from typing import Any
 
 import envs
 from benchmarks.figures import chosen, status
-from offline_rl.report import compact, online
-from offline_rl.report.curves import draw
-from offline_rl.report.report import hardware, infeasible, progress, success
-from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
-from offline_rl.report.standing import Standing, standing
-from offline_rl.report.statistics import FORMED
+from offline_rl.reporting import compact, online
+from offline_rl.reporting.curves import draw
+from offline_rl.reporting.published import NEORL2_NAMES, rows_of
+from offline_rl.reporting.report import hardware, infeasible, progress, success
+from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.standing import Standing, standing
+from offline_rl.reporting.statistics import FORMED
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.text import mean_std, span, table, wrapped
 
-RESULTS, PUBLISHED = Path("benchmarks/results"), Path("benchmarks/published")
+RESULTS = Path("benchmarks/results")
 SUBSTITUTE = "substitute-data"  # what runs are called whose data only stands for the published
 SHOWN = 0.5  # values less formed than this have no row
 BASELINES = {
@@ -38,7 +38,6 @@ BASELINES = {
     "mean_action": "the mean action, always",
     "best_constant": "the best constant found",
 }
-NEORL2 = {"td3bc": "td3_bc"}  # published names that are not ours
 GRID = {"return_grid_median": "median of grid", "return_grid_worst": "worst of grid"}
 HOW = (
     "How to read the tables. `score` (or `return`): mean ± standard deviation over seeds (ddof 0) "
@@ -216,7 +215,7 @@ def published(task: str) -> dict[str, dict[str, str]]:
             algorithm, metric = known["algorithm"], known["metric"]
             if known["task"] != name or algorithm == "data":
                 continue
-            own = found.setdefault(NEORL2.get(algorithm, algorithm), {})
+            own = found.setdefault(NEORL2_NAMES.get(algorithm, algorithm), {})
             if metric == "normalized_score":
                 own["published, best of grid"] = (
                     f"{float(known['value']):.1f} ± {float(known['std']):.1f}"
@@ -229,13 +228,6 @@ def published(task: str) -> dict[str, dict[str, str]]:
                 score = f"{float(known['score']):.1f} ± {float(known['std']):.1f}"
                 found[known["algorithm"]] = {"CORL on D4RL's set": score}
     return found
-
-
-@cache
-def rows_of(name: str) -> list[dict[str, str]]:
-    """A file of benchmarks/published."""
-    with (PUBLISHED / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def alike(task: str) -> str:

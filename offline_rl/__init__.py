@@ -1,7 +1,9 @@
 """Offline and offline-to-online reinforcement learning: from logged data to scored policies.
 
 offline_rl.train(algorithm="iql", task="gym/hopper-medium-replay", seeds=3, num_updates=20_000)
+offline_rl.Dataset.load("my.hdf5")
 offline_rl.Dataset.from_arrays(observations, actions, rewards, terminated, truncated)
+offline_rl.evaluate(run="runs/gym_hopper-medium-replay/iql/default", episodes=50)
 offline_rl.load("runs/gym_hopper-medium-replay/iql/default").q_values(observations, actions)
 """
 
@@ -19,6 +21,9 @@ from offline_rl.version import __version__
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from offline_rl.evaluation.evaluate import Evaluation, evaluate
+    from offline_rl.evaluation.export import export
+    from offline_rl.reporting.report import Report, report
     from offline_rl.trained import Trained, load
     from offline_rl.training.finetune import distill, finetune
     from offline_rl.training.result import Result
@@ -26,13 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Dataset",
+    "Evaluation",
+    "Report",
     "Result",
     "Trained",
     "UserError",
     "__version__",
     "distill",
+    "evaluate",
+    "export",
     "finetune",
     "load",
+    "report",
     "train",
 ]
 
@@ -40,6 +50,11 @@ _LAZY = {
     "train": "offline_rl.training.train",
     "finetune": "offline_rl.training.finetune",
     "distill": "offline_rl.training.finetune",
+    "evaluate": "offline_rl.evaluation.evaluate",
+    "Evaluation": "offline_rl.evaluation.evaluate",
+    "export": "offline_rl.evaluation.export",
+    "report": "offline_rl.reporting.report",
+    "Report": "offline_rl.reporting.report",
     "Result": "offline_rl.training.result",
     "Dataset": "offline_rl.data",
     "load": "offline_rl.trained",

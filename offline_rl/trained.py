@@ -6,6 +6,7 @@ run.q_values(observations, run.act(observations)).mean(0)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from functools import cached_property
@@ -22,6 +23,7 @@ from offline_rl.algorithms.common.base import Algorithm, Network
 from offline_rl.algorithms.common.registry import as_it_learnt
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import adapted, play
+from offline_rl.evaluation.options import check_task
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.with_base import attached
 from offline_rl.training.run_folder import SeedFolder, common_checkpoint
@@ -38,10 +40,11 @@ from policies.policy import BundlePolicy
 from policies.runtimes.network import network
 
 
-def load(run: str | Path, seed: int | None = None) -> Trained:
-    """What a run has learnt so far. run: its folder, or a seed's; seed: default, its first.
+def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
+    """Load one training seed of a run, finished or not.
 
-    Raises UserError where there is no such seed, or no checkpoint.
+    run: its folder, a seed's folder, or the result of `train`; seed: default, its first.
+    Raises UserError if there is no such seed, or no checkpoint.
     """
     path = Path(run)
     if seed is None and path.name.startswith("seed_"):
@@ -49,7 +52,10 @@ def load(run: str | Path, seed: int | None = None) -> Trained:
     found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
     if not found or (seed is not None and seed not in found):
         what = f"has no seed {seed}, only {found}" if found else "holds no seeds"
-        raise UserError(f"{run} {what}: give the folder above seed_0, or one of its seeds")
+        names = ", ".join(sorted(p.parent.name for p in path.glob("*/seed_0")))
+        each = f". It holds several runs; give one of {names}" if names and not found else ""
+        remedy = each or ": give the folder above seed_0, or one of its seeds"
+        raise UserError(f"{os.fspath(run)} {what}{remedy}")
     return Trained(SeedFolder(path, found[0] if seed is None else seed))
 
 
@@ -100,6 +106,7 @@ class Trained:
 
     def _world(self, count: int, task: str | None) -> VectorEnv:
         """So many environments, of the run's own task by default. Raises UserError."""
+        check_task({"task": task})
         try:
             found = adapted(task or self.config["task"], self.config)
             return envs.make_vector(found, count, num_threads=min(cores(), 8), fewer=True)

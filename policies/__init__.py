@@ -20,7 +20,9 @@ __all__ = ["Bundle", "BundleError", "Channel", "Normaliser", "Player", "Policy",
 def load(
     path: str | Path, *, runtime: str = "auto", units: bool = False, **arguments: Any
 ) -> BundlePolicy:
-    """The policy of a bundle, verified. Raises BundleError naming what is wrong with the file.
+    """Return the policy in a bundle, verified. path: a bundle, or the folder of a training seed.
+
+    Raises BundleError naming what is wrong with the file.
 
     runtime: torch runs every policy; onnx, those that were exported, without torch; numpy,
     perceptrons, with numpy and safetensors alone. auto is the first of these that is installed and

@@ -48,6 +48,7 @@ MEMBERS = {
     2: ("weights.safetensors", "normalisers.safetensors", "golden.safetensors"),
 }
 GRAPHS, BASE = "graphs/", "base.bundle"
+BUNDLE = "policy.bundle"  # the bundle in the folder of a training seed
 MANIFEST: dict[str, Any] = {
     "format": int,
     "spec": dict,
@@ -155,14 +156,29 @@ def packed(bundle: Bundle) -> bytes:
 
 
 def read(path: str | Path) -> Bundle:
-    """Reads and verifies a bundle. Raises BundleError naming the file and what is wrong with it."""
+    """Read and verify the bundle in a file, or the `policy.bundle` in a seed's folder.
+
+    Raises BundleError naming the file and what is wrong with it.
+    """
+    path = file_of(Path(path))
     try:
-        content = Path(path).read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         raise BundleError(f"{path}: no such policy bundle") from None
     except OSError as error:
         raise BundleError(f"{path} is not a whole policy bundle: {error}") from None
     return unpacked(content, str(path))
+
+
+def file_of(path: Path) -> Path:
+    """Return `path`, or the bundle in that folder. Raises BundleError for a folder without one."""
+    if not path.is_dir() or (path / BUNDLE).is_file():
+        return path / BUNDLE if path.is_dir() else path
+    seeds = sorted(path.glob(f"seed_*/{BUNDLE}"), key=lambda f: (len(str(f)), f))
+    if seeds:
+        names = ", ".join(str(file.relative_to(path)) for file in seeds)
+        raise BundleError(f"{path} is a folder of several policies. Give one of them: {names}")
+    raise BundleError(f"{path} is a folder without a {BUNDLE}. Give the file of a policy bundle")
 
 
 def unpacked(content: bytes, where: str) -> Bundle:

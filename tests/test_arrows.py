@@ -35,7 +35,7 @@ FLOORS = [  # of offline_rl: a package imports from those before its own floor, 
     {"online"},
     {"evaluation"},
     {"training"},
-    {"report", "generation"},
+    {"reporting", "generation"},
     {"suite"},
     {"cli"},
 ]

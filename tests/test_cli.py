@@ -22,7 +22,10 @@ from small_data import save_small
 import offline_rl
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.cli.main import main, verbs
+from offline_rl.engine import engine
 from offline_rl.engine.engine import Engine
+from offline_rl.reporting import compact
+from offline_rl.training.run_folder import named_task
 from offline_rl.utils.options import documented
 
 TRUE_RUN = Engine.run
@@ -282,10 +285,10 @@ def test_several_values_are_several_runs_and_one_table(
 ) -> None:
     assert main([*train(algorithm="td3_bc,bc", task="none", seeds="range(0,2)"), "-m"]) == 0
     out = capsys.readouterr().out
-    assert "2 of 2: none bc default" in out
-    assert out.splitlines()[-1] == str(Path("runs", "none"))
-    assert len(list(folder.glob("runs/none/*/default/seed_*/result.json"))) == 4
-    assert "td3_bc" in (folder / "runs" / "none" / "report.md").read_text()
+    assert "2 of 2: none_small bc default" in out
+    assert out.splitlines()[-1] == str(Path("runs", "none_small"))
+    assert len(list(folder.glob("runs/none_small/*/default/seed_*/result.json"))) == 4
+    assert "td3_bc" in (folder / "runs" / "none_small" / "report.md").read_text()
 
 
 def test_a_job_that_is_shown_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,6 +296,38 @@ def test_a_job_that_is_shown_is_not_run(folder: Path, capsys: pytest.CaptureFixt
     assert main([*train(), "--cfg", "job"]) == 0
     assert "num_updates: 20\n" in capsys.readouterr().out
     assert tree(folder) == before
+
+
+def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two files of one name the second is refused, and the remedy is named."""
+    save_small(folder / "large.npz", num_rows=600)
+    for name in ("small", "large"):
+        assert main(train(task="none", dataset=f"{name}.npz")) == 0
+    found = {path.parents[3].name for path in folder.rglob("result.json")}
+    assert found == {"none_small", "none_large"}
+    capsys.readouterr()
+    assert main(["report", "runs"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if "not evaluated" in line] == [
+        "none/large: not evaluated",
+        "none/small: not evaluated",
+    ]
+    compact.pack(["runs"], folder / "study")
+    tasks = [record.run for record in compact.read(folder / "study")]
+    assert tasks == ["none/large/td3_bc/default", "none/small/td3_bc/default"]
+    (folder / "elsewhere").mkdir()
+    save_small(folder / "elsewhere" / "small.npz", num_rows=600)
+    assert main(train(task="none", dataset="elsewhere/small.npz")) == 2
+    assert "begun with other data; give the new run another name=" in capsys.readouterr().err
+
+
+def test_a_card_without_its_environment_is_called_by_its_whole_name() -> None:
+    assert named_task({"task": "none", "dataset": "neorl2/Fusion"}) == "none/neorl2/Fusion"
+    assert named_task({"task": "none", "dataset": "/data/a.b.hdf5"}) == "none/a.b"
+    assert named_task({"task": "none", "dataset": "demos/"}) == "none/demos"
+    assert named_task({"task": "neorl2/DMSD", "dataset": "mine.npz"}) == "neorl2/DMSD"
 
 
 def test_a_run_without_an_environment_says_so_once(
@@ -420,6 +455,48 @@ def test_ctrl_c_interrupts_whatever_a_library_makes_of_it_unless_it_is_ignored(
     finally:
         signal.signal(signal.SIGINT, before)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_ctrl_c_while_an_update_is_compiled_is_heard_at_once_and_costs_nothing(
+    online: bool,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ctrl_c: None,
+) -> None:
+    """The state that the compilation disturbed is put back; online, the steps so far are kept."""
+    keys: dict[str, Any] = {"num_updates": 60, "checkpoint_every": 1000, "compile": "always"}
+    if online:
+        keys |= {"algorithm": "sac", "task": "neorl2/DMSD", "dataset": None}
+        keys |= {"num_updates": None, "num_env_steps": 80, "online__warm_up": 20}
+        keys |= {"batch_size": 8}
+    monkeypatch.setattr(engine, "compiled", lambda graph, *_: graph)
+    assert main(train(**keys, name="whole")) == 0
+
+    def interrupted(graph: Any, *_: Any) -> Any:
+        def run(leaves: list[Any], inputs: list[Any]) -> Any:
+            graph(leaves, inputs)  # which changes the state
+            signal.raise_signal(signal.SIGINT)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "compiled", interrupted)
+        capsys.readouterr()
+        assert main(train(**keys, name="cut")) == 130
+    told = capsys.readouterr()
+    assert "interrupted: the compilation is abandoned" in told.out
+    assert told.err == "offline-rl: interrupted; the same command continues\n"
+    (cut,) = folder.glob("runs/*/*/cut/seed_0")
+    assert len(list(cut.glob("checkpoints/*"))) == online
+    assert main(train(**keys, name="cut")) == 0
+    (whole,) = folder.glob("runs/*/*/whole/seed_0")
+    last = [load_file(max(seed.glob("checkpoints/*"))) for seed in (whole, cut)]
+    assert last[0].keys() == last[1].keys()
+    for name, value in last[0].items():
+        assert value.equal(last[1][name]), name
+    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
 
 
 def test_a_trained_policy_is_evaluated_and_reported(

@@ -11,8 +11,10 @@ import pytest
 from benchmarks import d3rlpy_scores, neorl2_simulators, pages, parity
 from docs.generate import algorithms, datasets
 from offline_rl.cli.completion import keys
+from offline_rl.cli.compose import compose
+from offline_rl.cli.launch import folder as folder_of
 from offline_rl.cli.main import main, verbs
-from offline_rl.report import compact
+from offline_rl.reporting import compact
 from offline_rl.suite.plan import cells, read_suite
 from offline_rl.training.options import TrainOptions
 
@@ -69,6 +71,11 @@ def test_a_command_of_the_readme_is_one(line: str, capsys: pytest.CaptureFixture
     else:
         known = keys(verbs()[verb].load().options, words, "algorithm.")
         assert {word.partition("=")[0] for word in words if "=" in word} <= known.keys()
+
+
+def test_the_demos_folder_is_the_one_that_the_readme_names() -> None:
+    (job,) = compose(["experiment=demo"]).jobs
+    assert f"`{folder_of(job)}`" in Path("README.md").read_text()
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -73,6 +73,8 @@ def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> No
     for package in ("offline_rl", "policies", "envs", "real_robot"):
         assert (installed / package / "py.typed").is_file()
     assert not (installed / "tests").exists()
+    published = "offline_rl/_share/benchmarks/published/neorl2.csv"
+    assert (installed / published).is_file()  # which reports show beside runs
     assert not (installed / "benchmarks").exists()
 
 

@@ -28,7 +28,7 @@ from benchmarks.robot import RESULTS
 from benchmarks.robot.person import Run, RunEnded, command
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.evaluation.evaluate import play
-from offline_rl.report.statistics import wilson
+from offline_rl.reporting.statistics import wilson
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import description
 from offline_rl.utils.seeds import EVALUATION_SEED

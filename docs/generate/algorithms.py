@@ -22,7 +22,7 @@ from offline_rl.algorithms.common.registry import (
     algorithm_names,
     algorithm_yaml,
 )
-from offline_rl.report.runs import collect
+from offline_rl.reporting.runs import collect
 from offline_rl.utils.text import mean_std, table, wrapped
 
 PAGE, README = Path("docs/algorithms.md"), Path("README.md")

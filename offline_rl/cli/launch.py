@@ -12,7 +12,7 @@ from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.registry import label as algorithm_label
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import check_stacked, run_name
-from offline_rl.training.run_folder import run_folder
+from offline_rl.training.run_folder import named_task, run_folder
 from offline_rl.training.train import check, train
 from offline_rl.utils.errors import UserError
 
@@ -104,7 +104,7 @@ def folder(job: Mapping[str, Any], name: str | None = None) -> Path:
     known = {**DEFAULTS, **job}
     name = str(known["name"]) if name is None else name
     method = algorithm_label(str(known["algorithm"]))
-    return run_folder(str(known["out"]), str(known["task"]), method, name)
+    return run_folder(str(known["out"]), named_task(known), method, name)
 
 
 def folders(job: Job) -> list[Path]:

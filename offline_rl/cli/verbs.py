@@ -48,7 +48,7 @@ def train(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.cli.compose import compose, shown
     from offline_rl.cli.launch import launch, merge
-    from offline_rl.report.report import report as table
+    from offline_rl.reporting.report import report as table
 
     command = compose(arguments)
     if command.shown:
@@ -78,11 +78,11 @@ def finetune(arguments: Sequence[str]) -> None:
     is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
+    from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import finetune as run
 
     result = run(**_keys(parse(arguments)))
-    print(summary(result.path))
+    print(table(result.path))
     print(result.path)
 
 
@@ -97,22 +97,26 @@ def distill(arguments: Sequence[str]) -> None:
     interrupted run. The last line printed is the run's folder.
     """
     _quiet()
-    from offline_rl.report.report import summary
+    from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import distill as run
 
     given = _keys(parse(arguments))
     if "run" not in given:
         raise UserError("distill: say which run is the teacher, with run=<folder>")
     result = run(**given)
-    print(summary(result.path))
+    print(table(result.path))
     print(result.path)
 
 
 @takes("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
-    """Score a policy bundle, or every bundle of a run, in a task's environment.
+    """Score a policy bundle, or every bundle of one or more runs, in a task's environment.
 
     usage: offline-rl evaluate run=<bundle, seed folder or its parent> [key=value …]
+           offline-rl evaluate 'run=[<first>,<second>]' [key=value …]    compares them
+
+    Every episode is saved in a JSON file beside its bundle, which report shows. Several runs play
+    the same episodes; the paired differences from the first run are printed with 95 % intervals.
     """
     _quiet()
     from offline_rl.evaluation.evaluate import evaluate as run
@@ -226,15 +230,16 @@ def data(arguments: Sequence[str]) -> None:
         print(f"{names[0]}: no errors, {len(problems)} warnings")
 
 
-@takes("offline_rl.report.options:ReportOptions")
+@takes("offline_rl.reporting.options:ReportOptions")
 def report(arguments: Sequence[str]) -> None:
     """Learning curves and a table of finished and running runs.
 
-    usage: offline-rl report <run folder> [<run folder> …] [out=<folder>]
+    usage: offline-rl report <run folder> [<run folder> …] [key=value …]
 
-    Writes report.md and curves.png and prints the table.
+    Writes report.md and curves.png and prints the table, without the columns that the terminal is
+    too narrow for. format=csv or format=latex prints that instead.
     """
-    from offline_rl.report.report import report as run
+    from offline_rl.reporting.report import report as run
 
     folders = [a for a in arguments if "=" not in a]
     print(run(folders, **parse([a for a in arguments if "=" in a])))

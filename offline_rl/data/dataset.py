@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy as np
 from offline_rl.data.faults import FLAGS, faults, losses, named_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
+from offline_rl.utils.words import unknown
 from policies import channels
 from policies.arrays import as_array
 from policies.channels import Observations
@@ -163,6 +165,26 @@ class Dataset:
             tuple(notes),
             spec,
         )
+
+    @classmethod
+    def load(
+        cls, source: str | Path, data_dir: str | Path | None = None, **options: Any
+    ) -> "Dataset":
+        """Load a file or folder of any layout that is read, or the data of a card or task.
+
+        source: a path, a name such as `gym/hopper-medium-replay`, `minari:<id>` or
+        `lerobot:<repository>`.  data_dir: where the files of cards lie.  options: those of
+        `offline_rl.data.read.read`, such as `action_range` or `observation_keys`; split="val" takes
+        a card's validation file.  Raises UserError.
+        """
+        from offline_rl.data.load import load
+        from offline_rl.data.read import read
+
+        known = {"split", *signature(read).parameters} - {"path"}
+        for name in options:
+            if name not in known:
+                raise UserError(unknown("option", name, known))
+        return load(source, data_dir, **options)
 
     @classmethod
     def from_minari(cls, dataset: Any) -> "Dataset":

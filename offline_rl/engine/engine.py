@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -95,6 +95,7 @@ class Engine:
         self.compile_seconds = 0.0
         self.fallbacks: dict[str, Fallback] = {}  # by program; filled in here, kept by a run
         self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
+        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for it
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
@@ -276,7 +277,8 @@ class Engine:
                     ready(self.updates)  # the check below needs a batch
                 whole = len(places) == self.period(phase)
                 name = phase if whole else f"{phase} {places[0]}"
-                run = self._compile(name, graph, leaves, inputs)
+                with self.compiling():
+                    run = self._compile(name, graph, leaves, inputs)
             if self.capture:
                 run = captured(run, leaves, inputs)
 
@@ -326,9 +328,11 @@ class Engine:
         """Puts the state back as it was: what is learnt inside is thrown away."""
         leaves = tree_flatten(self.state)[0]
         before = [x.clone() for x in leaves]
-        yield
-        for leaf, value in zip(leaves, before, strict=True):
-            leaf.copy_(value)
+        try:
+            yield
+        finally:
+            for leaf, value in zip(leaves, before, strict=True):
+                leaf.copy_(value)
 
     def apply(
         self, method: str, inputs: Mapping[str, Tensor] | Drawn, phase: str = "update"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
 from offline_rl.data.meaning import conversion, note_on_shares, spec_of, stated
-from offline_rl.evaluation.options import EvaluateOptions
+from offline_rl.evaluation.compare import NOTE as COMPARISON_NOTE
+from offline_rl.evaluation.compare import Difference, difference
+from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
+from offline_rl.evaluation.saved import save
 from offline_rl.online.with_base import attached
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
-from offline_rl.utils.options import build
+from offline_rl.utils.options import build, signature, spelt
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import mean_std, table, wrapped
 from offline_rl.utils.trees import plain
@@ -38,34 +42,115 @@ BEGUN = {  # `LoopVectorEnv.starts` -> where episodes begin
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
 
-def evaluate(**keys: Any) -> str:
-    """Plays every bundle of a run: a table, or with `json=True` a JSON object. Raises UserError."""
+@dataclass(frozen=True)
+class Evaluation:
+    """The episodes of every policy that was evaluated; printed, it is the command's output."""
+
+    task: Task
+    runs: dict[str, list[Path]]  # a run as it was given -> its bundles
+    episodes: dict[Path, Episodes]  # of each bundle
+    options: EvaluateOptions
+    begun: str  # how the episodes begin, a key of BEGUN
+    notes: list[str]
+    saved: list[Path]  # the files that hold the evaluations
+    not_saved: str | None = None  # why there are none
+
+    @property
+    def returns(self) -> dict[Path, np.ndarray]:
+        """The undiscounted return of every episode, by bundle."""
+        return {path: e.returns for path, e in self.episodes.items()}
+
+    @property
+    def scores(self) -> dict[Path, np.ndarray]:
+        """The normalized score of every episode; empty if the task has no score references."""
+        return {path: values["score"] for path, values in self._values() if "score" in values}
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Every other run minus the first one, in each measure that all of them have."""
+        values, (first, *others) = dict(self._values()), self.runs
+        return [
+            difference(
+                run,
+                first,
+                measure,
+                *({seed_of(p): values[p][measure] for p in self.runs[r]} for r in (run, first)),
+            )
+            for run in others
+            for measure in next(iter(values.values()))
+        ]
+
+    def _values(self) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
+        """Each bundle's measures of every episode."""
+        for path, e in self.episodes.items():
+            measures = {"score": self.task.score(e.returns)} if self.task.reference else {}
+            measures = measures or {"return": e.returns}
+            if all(other.success is not None for other in self.episodes.values()):
+                measures["success %"] = 100.0 * np.asarray(e.success)
+            yield path, measures
+
+    def __str__(self) -> str:
+        every = self.options.episodes == "all"
+        if self.options.json:
+            return as_json(self.task, self.episodes, self.differences)
+        lines = [
+            as_text(self.task, self.episodes, every=every, begun=self.begun, runs=self.runs),
+            *(f"Note: {note}." for note in self.notes),
+        ]
+        if len(self.runs) > 1:
+            lines += ["", as_table(self.differences, every=every), "", wrapped(COMPARISON_NOTE)]
+        if self.not_saved is not None:
+            lines += [f"Not saved: {self.not_saved}"]
+        names = dict.fromkeys(path.name for path in self.saved)
+        return "\n".join([*lines, *(f"Saved beside each bundle as {name}" for name in names)])
+
+    __repr__ = __str__
+
+
+def evaluate(**keys: Any) -> Evaluation:
+    """Play every bundle of one or more runs, and save the episodes beside each bundle.
+
+    keys: those of the command. Raises UserError.
+    """
+    check_task(keys)
     options = build(EvaluateOptions, keys)
-    paths = bundles(Path(options.run))
-    with ExitStack() as stack:
-        try:
-            task = task_of(options.task, paths)
-            seeds = starts(task, options.episodes)
-            count = min(len(seeds), options.eval_envs or len(seeds))
-            env = envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)
-            stack.callback(env.close)
-            begun = "seeded"
+    given = options.run if isinstance(options.run, list) else [options.run]
+    runs = {run: bundles(Path(run)) for run in given}
+    paths = [path for own in runs.values() for path in own]
+    if len(runs) < len(given) or len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"run={spelt(given)} names the same bundle twice. Name each run once.")
+    if not paths:
+        raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
+    begun, target = "seeded", options.target_return
+    try:
+        task = task_of(options.task, paths)
+        seeds = starts(task, options.episodes)
+        count = min(len(seeds), options.eval_envs or len(seeds))
+        with closing(envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)) as env:
             if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
                 begun = env.starts()
-            target = options.target_return
-            given = {} if target is None else {"target_return": target}
-            loaded = {path: load(path, task, env, given, options.base) for path in paths}
+            changed = {} if target is None else {"target_return": target}
+            loaded = {path: load(path, task, env, changed, options.base) for path in paths}
             played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
-        except ValueError as error:  # a BundleError or the environments'
-            raise UserError(str(error)) from None
-    if options.json:
-        return as_json(task, played)
-    notes = {note_on_shares(policy.spec, stated(env), task.name) for policy in loaded.values()} - {
-        None
-    }
-    notes |= {env.limit and f"{env.limit}; episodes ran {env.num_envs} at a time"} - {None}
-    text = as_text(task, played, every=options.episodes == "all", begun=begun)
-    return "\n".join([text, *(f"Note: {note}." for note in notes)])
+            shares = (note_on_shares(p.spec, stated(env), task.name) for p in loaded.values())
+            notes = list(dict.fromkeys(note for note in shares if note is not None))
+            if env.limit is not None:
+                notes.append(f"{env.limit}; episodes ran {env.num_envs} at a time")
+    except ValueError as error:  # a BundleError or the environments'
+        raise UserError(str(error)) from None
+    files, problem = list[Path](), None
+    kept = {"episodes": options.episodes, "target_return": target, "base": options.base}
+    try:
+        files += [save(path, loaded[path].bundle, task, kept, played[path]) for path in paths]
+    except UserError as error:  # a folder that cannot be written to; the numbers are worth showing
+        problem = str(error)
+    return Evaluation(task, runs, played, options, begun, notes, files, problem)
+
+
+def seed_of(path: Path) -> int:
+    """Return the training seed of a bundle in a run's folder, -1 for one that lies elsewhere."""
+    seed = path.resolve().parent.name.removeprefix("seed_")
+    return int(seed) if seed.isdecimal() else -1
 
 
 def bundles(run: Path) -> list[Path]:
@@ -82,7 +167,15 @@ def bundles(run: Path) -> list[Path]:
 
 def task_of(name: str | None, paths: Sequence[Path]) -> Task:
     """The task to play, as the bundles' runs had it. name: default, what they learnt from."""
-    return adapted(name or trained_on(paths), bundle.read(paths[0]).provenance)
+    name = name or trained_on(paths)
+    first, *others = (adapted(name, bundle.read(path).provenance) for path in paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        if other != first:
+            raise UserError(
+                f"{paths[0]} and {path} were trained with other max_episode_steps or "
+                f"observation_keys of {name}. Evaluate them one at a time."
+            )
+    return first
 
 
 def adapted(name: str, known: Mapping[str, Any]) -> Task:
@@ -155,19 +248,30 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
 
 
 def as_text(
-    task: Task, played: Mapping[Path, Episodes], *, every: bool = False, begun: str = "seeded"
+    task: Task,
+    played: Mapping[Path, Episodes],
+    *,
+    every: bool = False,
+    begun: str = "seeded",
+    runs: Mapping[str, Sequence[Path]] | None = None,
 ) -> str:
-    """For a terminal.  every: the episodes are all the starts there are.  begun: a key of BEGUN."""
+    """Return the table of a terminal.
+
+    every: the episodes are all the starts there are. begun: a key of BEGUN. runs: default, one.
+    """
     body = []
     for path, e in played.items():
         score = mean_std(task.score(e.returns), 1) if task.reference else ""
         success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
         cost = "" if e.costs is None else mean_std(e.costs, 1)
         body.append([str(path), score, mean_std(e.returns), success, cost])
-    if len(body) > 1:
-        means = [e.returns.mean() for e in played.values()]
+    runs = runs or {"": list(played)}
+    for run, paths in runs.items():
+        means = [played[path].returns.mean() for path in paths]
         score = mean_std(task.score(means), 1) if task.reference else ""
-        body.append([f"mean of {len(means)} ± deviation over them", score, mean_std(means), "", ""])
+        where = f" in {run}" if len(runs) > 1 else ""
+        name = f"mean of {len(means)}{where} ± deviation over them"
+        body += [[name, score, mean_std(means), "", ""]] if len(means) > 1 else []
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
     how = BEGUN[begun].format(first=seeds[0], last=seeds[-1])
@@ -177,7 +281,32 @@ def as_text(
     return "\n".join([task.name, "", table(HEADER, body), "", *notes])
 
 
-def as_json(task: Task, played: Mapping[Path, Episodes]) -> str:
+def as_table(differences: Sequence[Difference], *, every: bool = False) -> str:
+    """The differences from the first run. every: the episodes are all the starts there are."""
+    header = ["difference", "measure", "mean", "over episodes", "over training seeds"]
+    body, runs = [], [differences[0].reference, *(d.run for d in differences)]
+    short = dict(zip(runs, apart(runs), strict=True))
+    for d in differences:
+        episodes = "exact" if every else spelt_interval(d.over_episodes)
+        name, mean = f"{short[d.run]} − {short[d.reference]}", f"{d.value:+,.2f}"
+        body.append([name, d.measure, mean, episodes, spelt_interval(d.over_seeds)])
+    return table(header, body, left=2)
+
+
+def apart(runs: Sequence[str]) -> list[str]:
+    """Return the parts of paths that tell them apart, without the folders that all share."""
+    shared = os.path.commonpath([Path(run).absolute().parent for run in runs])
+    return [os.path.relpath(run, shared) for run in runs]
+
+
+def spelt_interval(interval: tuple[float, float] | None) -> str:
+    """For tables."""
+    return "" if interval is None else f"[{interval[0]:+,.2f}, {interval[1]:+,.2f}]"
+
+
+def as_json(
+    task: Task, played: Mapping[Path, Episodes], differences: Sequence[Difference] = ()
+) -> str:
     """For machines."""
     rows = []
     for path, e in played.items():
@@ -190,4 +319,9 @@ def as_json(task: Task, played: Mapping[Path, Episodes]) -> str:
         rows.append({**row, "returns": e.returns, "seeds": e.seeds})
     reference = asdict(task.reference) if task.reference else None
     whole = {"task": task.name, "score_reference": reference, "bundles": rows}
+    if differences:
+        whole["differences"] = list(map(asdict, differences))
     return json.dumps(plain(whole), indent=2, allow_nan=False)
+
+
+evaluate.__signature__ = signature(evaluate, EvaluateOptions)  # type: ignore[attr-defined]

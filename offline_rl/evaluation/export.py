@@ -11,7 +11,7 @@ from offline_rl.evaluation.evaluate import bundles
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import needed
-from offline_rl.utils.options import Checked, build
+from offline_rl.utils.options import Checked, build, signature
 from policies import BundleError, bundle
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -26,7 +26,10 @@ class ExportOptions(Checked):
 
 
 def export(**keys: Any) -> list[str]:
-    """Puts graphs into every bundle of a run; a line on each. Raises UserError, nothing changed."""
+    """Add the ONNX graph to every bundle of a run. Return a line on each.
+
+    keys: those of the command. Raises UserError and changes nothing if a bundle has no graph.
+    """
     options = build(ExportOptions, keys)
     for module in NEEDED:
         needed(module, "export", "export")
@@ -46,3 +49,6 @@ def export(**keys: Any) -> list[str]:
         size = sum(map(len, found.graphs.values()))
         lines.append(f"{path}: ONNX of {size / 1e3:,.0f} kB, within {apart:.1e} of torch")
     return lines
+
+
+export.__signature__ = signature(export, ExportOptions)  # type: ignore[attr-defined]

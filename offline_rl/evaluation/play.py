@@ -17,6 +17,7 @@ import envs
 from envs import faults
 from offline_rl.data.meaning import conversion
 from offline_rl.evaluation.evaluate import bundles, load, task_of
+from offline_rl.evaluation.options import check_task
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import needed
@@ -44,6 +45,7 @@ class PlayOptions(Checked):
 
 def play(**keys: Any) -> list[str]:
     """Plays, and writes the file; a line on each episode, and the file's name. Raises UserError."""
+    check_task(keys)
     options = build(PlayOptions, keys)
     bundle = bundles(Path(options.run))[0]
     out = target(options.out, bundle)

@@ -29,6 +29,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from offline_rl.utils.modules import named
 from policies import Bundle, Channel, Spec, channels, noise
+from policies.bundle import BUNDLE
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
 from policies.player import episodes
@@ -36,7 +37,6 @@ from policies.policy import BundlePolicy, refuse_rewards
 from policies.residual import Corrected, ResidualPolicy, beside
 from policies.spec import VECTOR
 
-BUNDLE = "policy.bundle"  # what a run's folder calls it
 EPISODES = 256  # of demonstrations that are labelled side by side
 FIRST = np.zeros(1, np.int64)  # one episode, one seed
 MOST = 1 + 1e-3  # of an action's size: what is beyond is in other units

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offline_rl.report.report import report
+from offline_rl.reporting.report import report
 from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import (
     Cell,
@@ -77,7 +77,7 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     missing = [cell.label for cell in wanted if not cell.finished]
     if missing:
         return f"{', '.join(missing)}: another command is at work on it"
-    return report([out])
+    return str(report([out]))
 
 
 def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:

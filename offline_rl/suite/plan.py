@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, label
-from offline_rl.report import compact
-from offline_rl.report.records import run_of
+from offline_rl.reporting import compact
+from offline_rl.reporting.records import run_of
 from offline_rl.training.plan import (
     CHANGING,
     READING,
@@ -41,6 +41,7 @@ from offline_rl.training.run_folder import (
     CHECKSUMS,
     SeedFolder,
     agree_in,
+    named_task,
     run_folder,
     typed,
 )
@@ -79,7 +80,7 @@ class Cell:
     def folders(self) -> list[SeedFolder]:
         """Of its seeds."""
         k = self.keys
-        run = run_folder(k["out"], k["task"], label(k["algorithm"]), k.get("name", "default"))
+        run = run_folder(k["out"], named_task(k), label(k["algorithm"]), k.get("name", "default"))
         return [SeedFolder(run, seed) for seed in _seeds(k["seeds"])]
 
     @property
@@ -92,7 +93,7 @@ class Cell:
         """For people."""
         name = self.keys.get("name", "default")
         end = "" if name == "default" else f" ({name})"
-        return f"{self.keys['algorithm']} on {self.keys['task']}{end}"
+        return f"{self.keys['algorithm']} on {named_task(self.keys)}{end}"
 
     @property
     def id(self) -> str:
@@ -343,7 +344,7 @@ def begun(before: str, keys: dict[str, Any], firsts: Mapping[str, SeedFolder]) -
     """
     algorithm, _, name = before.partition("/")
     method = label(algorithm)
-    run = str(run_folder(keys["out"], keys["task"], method, name or "default"))
+    run = str(run_folder(keys["out"], named_task(keys), method, name or "default"))
     if run not in firsts:
         raise UserError(f"from={before}: no cell before it is {algorithm} of that name and task")
     keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])

@@ -23,7 +23,13 @@ from offline_rl.algorithms.common.config import built
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
 from offline_rl.data.transform import Preprocessing
 from offline_rl.training.options import FinetuneOptions, TrainOptions
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, run_folder
+from offline_rl.training.run_folder import (
+    Done,
+    SeedFolder,
+    common_checkpoint,
+    named_task,
+    run_folder,
+)
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_object
 from offline_rl.utils.options import plain_python, signature, spelt
@@ -106,7 +112,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
 
 def place_of(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The folder of all runs in which `run` lies, as `out`; nothing where it was moved."""
-    names = (config["task"], label(config["algorithm"]), config["name"])
+    names = (named_task(config), label(config["algorithm"]), config["name"])
     run = run if len(run.parts) > len(names) else run.resolve()
     out = run.parents[len(names) - 1]
     return {"out": str(out)} if run_folder(str(out), *names) == run else {}

@@ -16,6 +16,7 @@ from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_config, interaction
 from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.data.load import known_cards
+from offline_rl.evaluation.options import check_task
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -47,6 +48,7 @@ class Resolved:
 def resolve(keys: Mapping[str, Any]) -> Resolved:
     """The options, complete and checked; no data is looked at. Raises UserError."""
     keys = {k.replace("__", "."): plain_python(v) for k, v in keys.items()}
+    check_task(keys)
     if "algorithm" in keys:
         known = kinds_of(algorithm_class(str(keys["algorithm"])))
         for key in keys:

@@ -37,6 +37,10 @@ class Result:
         """Each seed's last normalised score; its mean return where there are no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
+    def __fspath__(self) -> str:
+        """Return the run's folder: a result stands wherever a run is given."""
+        return str(self.path)
+
     def __repr__(self) -> str:
         """A table of the seeds, and where they are."""
         header = ["run", "seed", "score", "return", "updates", "env steps", "wall time"]

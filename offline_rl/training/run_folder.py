@@ -25,12 +25,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offline_rl.algorithms.common.registry import split
+from offline_rl.data.load import known_cards
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import held, read_object, write_atomically, write_json, write_text
 from offline_rl.utils.trees import flatten, plain
+from policies.bundle import BUNDLE
 
-BUNDLE = "policy.bundle"
 KEPT = 2  # checkpoints
 CHECKSUMS = {  # which tell no one much
     "data": "other data",
@@ -46,6 +47,19 @@ METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}
 def run_folder(out: str, *parts: str) -> Path:
     """`<out>/<task>/<algorithm>/<name>`; characters outside [A-Za-z0-9._-] become `_`."""
     return Path(out, *(re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in parts))
+
+
+def named_task(keys: Mapping[str, Any]) -> str:
+    """Return what a run's folder and reports call its task: `none/<dataset>` for task=none.
+
+    A dataset is called by its card, or by its file without folder and ending. keys: a run's task
+    and dataset.
+    """
+    task, dataset = str(keys["task"]), keys.get("dataset")
+    if task != "none" or dataset is None:
+        return task
+    name = str(dataset)
+    return f"none/{name if name in known_cards() else Path(name).stem}"
 
 
 class OtherVersion(UserError):

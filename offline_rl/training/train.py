@@ -46,7 +46,14 @@ from offline_rl.training.plan import (
     stacked,
 )
 from offline_rl.training.result import Result, environment, finish
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint, learner, run_folder
+from offline_rl.training.run_folder import (
+    Done,
+    SeedFolder,
+    common_checkpoint,
+    learner,
+    named_task,
+    run_folder,
+)
 from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
@@ -130,7 +137,7 @@ def check(keys: Mapping[str, Any]) -> None:
 def members_of(plan: Plan) -> list[Member]:
     """Every seed of every run, with its folder."""
     o = plan.options
-    method = str(run_folder(o.out, o.task, label(o.algorithm)))
+    method = str(run_folder(o.out, named_task(vars(o)), label(o.algorithm)))
     return [
         Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name, seed))
         for name, cfg in plan.settings.items()
@@ -277,7 +284,7 @@ def _train_group(
         trainer.resume(done)
     first = trainer.clock + 1 if done is not None else 0
     for m in members:
-        group = f"{o.task}/{label(o.algorithm)}/{m.description['name']}"
+        group = f"{named_task(vars(o))}/{label(o.algorithm)}/{m.description['name']}"
         trackers.append(tracker(o.tracker, m.folder, group, m.description, plan.wandb, first))
         opened.callback(trackers[-1].close)
     try:
@@ -338,7 +345,8 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
     """
     plan = prepare(keys)
     name, cfg = next(iter(plan.settings.items()))
-    run = run_folder(plan.options.out, plan.options.task, label(plan.options.algorithm), name)
+    o = plan.options
+    run = run_folder(o.out, named_task(vars(o)), label(o.algorithm), name)
     members = [Member(SeedFolder(run, seed), cfg, {}) for seed in plan.seeds]
     groups = [members] if plan.stackable else [[member] for member in members]
     engine, _, _ = engine_of(plan, groups[0])

@@ -36,7 +36,7 @@ from offline_rl.training.trackers import Tracker
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object, write_json
-from offline_rl.utils.signals import postponed
+from offline_rl.utils.signals import Abandoned, postponed
 from offline_rl.utils.text import duration
 from policies import Bundle
 
@@ -90,6 +90,7 @@ class Trainer:
         self.last: list[Episodes] = []
         self._told = (0.0, 0)  # when the last line was told, and at which clock
         self._asked: Callable[[], bool] = lambda: False  # whether to end
+        self._saved = Done()  # what the newest checkpoint holds
         self._mishaps = 0  # evaluations in a row that broke
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
@@ -125,16 +126,19 @@ class Trainer:
         Ctrl-C and SIGTERM end it in KeyboardInterrupt once there is a checkpoint.
         """
         self.bar.update(self.clock - self.bar.n)
-        self._told = time.monotonic(), self.clock
+        self._told, self._saved = (time.monotonic(), self.clock), self._done
         started = time.perf_counter() - self.progress.wall_seconds
         try:
             if not self._behind:
                 self._evaluate_if_due()
-            with postponed(self.bar.write if self.show else (lambda _: None)) as self._asked:
+            with postponed(self.bar.write if self.show else (lambda _: None)) as request:
+                self._asked, self.engine.compiling = request, request.abandons
                 for stop in self._stops():
+                    before = self._done
                     self._advance(stop)
                     self.progress.wall_seconds = time.perf_counter() - started
-                    self._log()
+                    if self._done != before or not self._asked():
+                        self._log()
                     if not self._asked():
                         self._evaluate_if_due()
                         if self.clock == self.total:
@@ -155,6 +159,11 @@ class Trainer:
         if self.evaluator is not None:
             self.evaluator.abandon()
         self.bar.close()
+
+    @property
+    def _done(self) -> Done:
+        """Environment steps and updates so far."""
+        return Done(self.env_steps, self.engine.updates)
 
     def _period(self, work: Piece) -> int:
         """Of the clock: what is done is done in so many at a time."""
@@ -278,7 +287,12 @@ class Trainer:
         It ends before, at a period's end, where it is asked to. whole: it does not.
         """
         begun_s = time.monotonic()
-        self.engine.programs(phase)  # their building is no part of the rate
+        try:
+            self.engine.programs(phase)  # their building is no part of the rate
+        except Abandoned:
+            if whole or self._saved == self._done:
+                raise  # no checkpoint can be written here, or none is needed
+            return 0
         self._record_fallbacks()
         self._told = self._told[0] + time.monotonic() - begun_s, self._told[1]
         period = self.engine.period(phase)
@@ -463,7 +477,8 @@ class Trainer:
                     tensors[f"buffer/{name}"] = value.cpu().contiguous()
             if isinstance(self.collector, Collector):
                 tensors |= {f"memory/{k}": v for k, v in self.collector.memory(s).items()}
-            folder.save(Done(self.env_steps, self.engine.updates), tensors, progress)
+            folder.save(self._done, tensors, progress)
+        self._saved = self._done
 
     def resume(self, done: Done) -> None:
         """Continues from the checkpoint that every seed has at `done`.

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import os
 import textwrap
 import tokenize
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from sys import float_info
 from typing import (
     TYPE_CHECKING,
@@ -309,7 +309,9 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
     elif hint is str:
-        if isinstance(value, str | int | float | Path) and not isinstance(value, bool):
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
     elif hint is type(None):
         if value is None:

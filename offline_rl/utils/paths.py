@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1]  # offline_rl
 
 
 def share(name: str) -> Path:
-    """The folder `configs`."""
+    """Return a folder of data files: inside an installed wheel, else in the clone."""
     packed = PACKAGE / "_share" / name
     return packed if packed.is_dir() else PACKAGE.parent / name
 

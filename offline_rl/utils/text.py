@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -25,9 +27,37 @@ def table(
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def wrapped(note: str) -> str:
-    """For a terminal; names of files stay whole."""
-    return textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False)
+def fitted(
+    header: Sequence[str], body: Sequence[Sequence[str]], width: int, order: Sequence[str]
+) -> str:
+    """Return `table` without as many columns as it takes to be at most `width` characters wide.
+
+    order: the columns that may go, the first one first. A last line names those that went.
+    """
+    gone = list[str]()
+    shown, note = table(header, body), ""
+    filled = {name for name, *cells in zip(header, *body, strict=True) if any(cells)}
+    for name in (name for name in order if name in filled):
+        if max(map(len, shown.splitlines())) <= width:
+            break
+        gone.append(name)
+        kept = [k for k, head in enumerate(header) if head not in gone]
+        shown = table([header[k] for k in kept], [[row[k] for k in kept] for row in body])
+        note = textwrap.fill(f"Not shown for want of width: {', '.join(gone)}.", width)
+    return f"{shown}\n{note}" if note else shown
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal that is written to; unlimited for a file or a pipe.
+
+    The environment variable COLUMNS overrides both.
+    """
+    return shutil.get_terminal_size((sys.maxsize, 24)).columns
+
+
+def wrapped(note: str, width: int = 100) -> str:
+    """Wrap a note, for a terminal; names of files stay whole."""
+    return textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False)
 
 
 def mean_std(values: Iterable[float | None], decimals: int | None = None) -> str:

@@ -41,7 +41,7 @@ from offline_rl.cli.compose import with_experiment
 from offline_rl.data.read import read
 from offline_rl.data.validate import validate
 from offline_rl.generation import recipes
-from offline_rl.report import runs
+from offline_rl.reporting import runs
 from offline_rl.suite.plan import read_suite
 from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
 from offline_rl.training.train import train

@@ -93,7 +93,7 @@ def test_python_says_it_in_one_sentence(
     names: dict[str, Any] = {"np": np, "envs": envs, "offline_rl": offline_rl, "policies": policies}
     names |= {"real_robot": real_robot, "Dataset": Dataset}
     names |= {"train": partial(offline_rl.train, algorithm="iql", task="none")}
-    names |= {"TD3": "runs/neorl2_DMSD/td3_bc/default", "BC": "runs/none/bc/default"}
+    names |= {"TD3": "runs/neorl2_DMSD/td3_bc/default", "BC": "runs/none_small/bc/default"}
     names |= {"s": draw.normal(size=(4, 6)).astype(np.float32)}
     names |= {"a": draw.uniform(-1, 1, (4, 2)).astype(np.float32)}
     names |= {name: read(f"{name}.npz") for name in ("small", "other")}

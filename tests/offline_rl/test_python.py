@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from printed import evaluate
 from safetensors.torch import load_file
 from small_data import save_small
 
@@ -16,7 +18,6 @@ import offline_rl
 import policies
 from offline_rl import Dataset, Result, UserError
 from offline_rl.data.writers.minari import write_minari
-from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import SeedFolder
 
@@ -34,6 +35,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def test_what_there_is_can_be_completed() -> None:
     assert {"train", "finetune", "load", "Dataset"} <= set(dir(offline_rl))
+    assert {"distill", "evaluate", "export", "report"} <= set(dir(offline_rl))
+    for verb in (offline_rl.evaluate, offline_rl.export):
+        assert "run" in inspect.signature(verb).parameters
     assert all(hasattr(offline_rl, name) for name in dir(offline_rl))
     known = inspect.signature(offline_rl.train).parameters
     assert {f.name for f in fields(TrainOptions)} <= known.keys()
@@ -58,6 +62,53 @@ def test_a_run_acts_as_its_bundle_does(result: Result) -> None:
         told = "<DeterministicActor of td3_bc on neorl2/DMSD: observation [6] -> 2 actions>"
         assert repr(bundle) == told
     assert offline_rl.load(result.path / "seed_1").path == run.path
+
+
+def test_a_result_stands_wherever_a_run_is_given(result: Result, tmp_path: Path) -> None:
+    assert offline_rl.load(result).path == result.path / "seed_0"
+    assert offline_rl.load(result, seed=1).path == result.path / "seed_1"
+    found = offline_rl.evaluate(run=result, episodes=2)
+    bundles = [result.path / f"seed_{seed}" / "policy.bundle" for seed in (0, 1)]
+    assert [*found.returns] == bundles
+    assert found.returns[bundles[1]].shape == (2,)
+    report = offline_rl.report(result, out=str(tmp_path))
+    assert report.files == [tmp_path / "curves.png", tmp_path / "report.md"]
+    row = report.rows[0]
+    assert (row["task"], row["algorithm"], row["seeds"]) == ("neorl2/DMSD", "td3_bc", 2)
+    assert row["score"] == pytest.approx(np.mean(result.scores))
+    assert "Evaluated after training" in str(report)
+
+
+def test_a_folder_of_policies_is_no_policy_and_a_seeds_folder_is_one(result: Result) -> None:
+    given = policies.load(result.path / "seed_1" / "policy.bundle")
+    assert policies.load(result.path / "seed_1").bundle.provenance == given.bundle.provenance
+    with pytest.raises(policies.BundleError, match=r"Give one of them: seed_0/policy\.bundle, "):
+        policies.load(result.path)
+    with pytest.raises(policies.BundleError, match=r"is a folder without a policy\.bundle"):
+        policies.load(result.path.parent)
+
+
+def test_a_folder_of_several_runs_is_no_run(result: Result) -> None:
+    with pytest.raises(UserError, match="It holds several runs; give one of default"):
+        offline_rl.load(result.path.parent)
+
+
+@pytest.mark.parametrize("function", ["train", "evaluate"])
+def test_an_environment_is_no_task_and_the_way_is_named(function: str, result: Result) -> None:
+    env = gymnasium.make("Pendulum-v1")
+    keys = {"algorithm": "sac"} if function == "train" else {"run": result}
+    way = r'envs.register\("mine", PendulumEnv, .* task="env:<file>.py:PendulumEnv"'
+    with pytest.raises(UserError, match=way):
+        getattr(offline_rl, function)(task=env, **keys)
+
+
+def test_a_file_is_read_as_training_reads_it(tmp_path: Path) -> None:
+    data = Dataset.load(save_small(tmp_path / "small.npz"))
+    assert (data.num_rows, data.num_episodes) == (300, 3)
+    doubled = Dataset.load(tmp_path / "small.npz", action_scale=2.0)
+    np.testing.assert_allclose(2 * doubled.actions, data.actions)
+    with pytest.raises(UserError, match="unknown option 'action_scal'; did you mean action_scale"):
+        Dataset.load(tmp_path / "small.npz", action_scal=2.0)
 
 
 def test_its_values_are_those_of_its_critics_by_hand(result: Result) -> None:

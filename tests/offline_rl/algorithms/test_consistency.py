@@ -202,7 +202,7 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
         algorithm="diffusion_policy", **{"algorithm.process": "edm"}, **hyper, **common, **keys
     )
     student = distill(run=made.path, num_updates=3, **keys)
-    assert student.path == tmp_path / "none" / "consistency" / "from-diffusion_policy"
+    assert student.path == tmp_path / "none_in_memory" / "consistency" / "from-diffusion_policy"
     policy = policies.load(student.path / "seed_1" / "policy.bundle")
     assert policy.module.noise_shape == (1, 4, 1)
     with pytest.raises(UserError, match=r"network: the student's is its teacher's, mlp"):

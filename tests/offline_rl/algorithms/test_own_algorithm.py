@@ -17,7 +17,7 @@ from offline_rl.algorithms.common.registry import (
     label,
 )
 from offline_rl.cli.main import main
-from offline_rl.report import compact
+from offline_rl.reporting import compact
 from offline_rl.suite.plan import Cell, kept
 from offline_rl.training.finetune import start_of
 from offline_rl.training.plan import headline, prepare

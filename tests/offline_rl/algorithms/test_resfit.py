@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from printed import evaluate
 from safetensors.torch import load_file
 
 import envs
@@ -25,7 +26,7 @@ from offline_rl.algorithms.resfit import Config, Online, ResFiT
 from offline_rl.data.meaning import spec_of
 from offline_rl.data.read import read
 from offline_rl.engine.engine import Engine
-from offline_rl.evaluation.evaluate import evaluate, play
+from offline_rl.evaluation.evaluate import play
 from offline_rl.online import with_base
 from offline_rl.online.with_base import WithBase, base_of, differs, labelled
 from offline_rl.replay.batch import Batch, Sources

@@ -86,7 +86,7 @@ def test_jobs_are_trained_and_named_as_the_lists_are(tmp_path: Path) -> None:
     ]
     jobs.append({**common, "algorithm": "bc"})
     paths = launch(jobs, show=False)
-    runs = tmp_path / "runs" / "none"
+    runs = tmp_path / "runs" / "none_small"
     assert paths == [runs / "td3_bc", runs / "bc" / "default"]
     for alpha in (1.0, 2.5):
         for seed in (0, 1):
@@ -99,6 +99,6 @@ def test_a_mistake_in_the_last_job_is_found_before_the_first_begins(tmp_path: Pa
     data = save_small(tmp_path / "small.npz")
     good = {"algorithm": "bc", "task": "none", "dataset": str(data), "out": str(tmp_path / "runs")}
     good |= {"num_updates": 4, "compile": "never"}
-    with pytest.raises(UserError, match=r"none td3_bc default: unknown option '\w+\.alhpa'"):
+    with pytest.raises(UserError, match=r"none_small td3_bc default: unknown option '\w+\.alhpa'"):
         launch([good, {**good, "algorithm": "td3_bc", "algorithm.alhpa": 1}], show=False)
     assert not (tmp_path / "runs").exists()

@@ -8,10 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
+from printed import evaluate
 
 import envs
 from envs import tasks
-from offline_rl.evaluation.evaluate import as_json, as_text, evaluate
+from offline_rl.evaluation.evaluate import as_json, as_text
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED

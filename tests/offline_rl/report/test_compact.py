@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from made_runs import seed_folder
+from printed import report
 
-from offline_rl.report import compact
-from offline_rl.report.records import of_folder, seed_folders
-from offline_rl.report.report import report
+from offline_rl.reporting import compact
+from offline_rl.reporting.records import of_folder, seed_folders
 from offline_rl.utils.errors import UserError
 
 

@@ -8,8 +8,8 @@ from made_runs import seed_folder
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from offline_rl.report.curves import GAP, HEIGHT, picture, spread
-from offline_rl.report.runs import behaviour, collect
+from offline_rl.reporting.curves import GAP, HEIGHT, picture, spread
+from offline_rl.reporting.runs import behaviour, collect
 
 
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])
@@ -68,3 +68,19 @@ def test_what_leads_to_a_label_ends_before_all_labels(tmp_path: Path) -> None:
     for text in figure.axes[0].texts:
         leader = text.arrow_patch.get_window_extent()
         assert leader.x1 <= Text.get_window_extent(text).x0 + 1
+
+
+def test_no_leader_to_a_label_crosses_the_axes_and_a_short_line_has_a_dot(tmp_path: Path) -> None:
+    """A run of 1,000 updates beside one of 4,000: what lies over the axes is data or gray dots."""
+    seed_folder(tmp_path, 0, {0: 1.0, 1000: 90.0}, name="short")
+    seed_folder(tmp_path, 0, {0: 1.0, 4000: 20.0}, name="long")
+    figure = picture(collect([tmp_path]))
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    for text in axes.texts:
+        leader = text.arrow_patch.get_window_extent()
+        assert leader.x0 >= axes.get_window_extent().x1 - 1
+    (dot,) = (line for line in axes.lines if line.get_marker() == "o")
+    assert (dot.get_xdata(), dot.get_ydata()) == ([1000], [90.0])
+    (dots,) = (line for line in axes.lines if line.get_color() == "0.6")
+    assert list(dots.get_xdata()) == [1000, axes.get_xlim()[1]]

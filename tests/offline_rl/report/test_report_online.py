@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from made_runs import seed_folder
+from printed import report
 
-from offline_rl.report.online import Course, Point, courses, row
-from offline_rl.report.report import report
-from offline_rl.report.runs import Seed, collect
+from offline_rl.reporting.online import Course, Point, courses, row
+from offline_rl.reporting.runs import Seed, collect
 from offline_rl.training.run_folder import SeedFolder
 
 

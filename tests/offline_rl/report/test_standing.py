@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from made_runs import seed_folder
 
-from offline_rl.report.runs import collect
-from offline_rl.report.standing import Standing, standing
+from offline_rl.reporting.runs import collect
+from offline_rl.reporting.standing import Standing, standing
 
 
 def of_scores(

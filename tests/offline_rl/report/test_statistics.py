@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from offline_rl.report.statistics import (
+from offline_rl.reporting.statistics import (
     evaluation_error,
     formed,
     formed_share,

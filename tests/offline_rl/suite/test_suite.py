@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from small_data import save_small
 
-from offline_rl.report import compact
+from offline_rl.reporting import compact
 from offline_rl.suite import queue
 from offline_rl.suite.benchmark import benchmark, beside, costs
 from offline_rl.suite.plan import (
@@ -65,7 +65,7 @@ def test_lists_of_algorithms_and_tasks_are_crossed_in_order() -> None:
     tasks = ("none", "env:Pendulum-v1")
     assert pairs == [(algorithm, task) for algorithm in ("iql", "bc") for task in tasks]
     only = select(cells(read_suite(str(path)), "runs", [7]), ["bc"], ["none"])
-    assert [(c.label, [f.seed for f in c.folders]) for c in only] == [("bc on none", [7])]
+    assert [(c.label, [f.seed for f in c.folders]) for c in only] == [("bc on none/small", [7])]
 
 
 WRONG = {
@@ -100,7 +100,7 @@ def test_what_its_data_do_not_allow_is_refused_before_anything_runs(
     with np.load("small.npz") as file:
         np.savez("ends.npz", **{**file, "done": file["truncated"], "truncated": file["done"]})
     path = suite(CELL, {**centred, "dataset": "ends.npz"})
-    with pytest.raises(UserError, match=r"td3_bc on none \(centred\): .*centre_rewards"):
+    with pytest.raises(UserError, match=r"td3_bc on none/ends \(centred\): .*centre_rewards"):
         benchmark(suite=str(path), show=False)
     assert not (folder / "runs").exists()
 
@@ -222,9 +222,9 @@ def test_a_plan_that_train_would_refuse_is_refused_before_anything_runs(folder: 
             benchmark(plan="plan.json", show=False)
 
 
-def finished(task: str, seconds: float, seed: int = 0) -> Path:
+def finished(task: str, seconds: float, seed: int = 0, folder: str | None = None) -> Path:
     """The result of a seed of TD3+BC: 1,000 updates of 3 seeds side by side."""
-    path = Path(f"runs/mine/{task}/td3_bc/default/seed_{seed}/result.json")
+    path = Path(f"runs/mine/{folder or task}/td3_bc/default/seed_{seed}/result.json")
     path.parent.mkdir(parents=True)
     facts = {"num_updates": 1000, "num_env_steps": 0, "seconds": seconds, "seeds_stacked": 3}
     facts |= {"score": None, "mean_return": None}
@@ -251,15 +251,15 @@ def test_a_cell_costs_what_its_like_cost_before(folder: Path) -> None:
     assert "2 of 2 cells left" in text
     assert "about 0 s" in text
     assert not (folder / "runs/mine/plan.json").exists()
-    finished("none", 30)  # the same task's
+    finished("none", 30, folder="none_small")  # the same task's
     assert priced([first], "runs/mine")[0].seconds == pytest.approx(0.08)
 
 
 def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     cell = Cell({**CELL, "seeds": 2, "out": "runs/mine"})
-    finished("none", 1, seed=1)
+    finished("none", 1, folder="none_small", seed=1)
     assert not cell.finished
-    finished("none", 1, seed=0)
+    finished("none", 1, folder="none_small", seed=0)
     assert cell.finished
     longer = replace(cell, keys={**cell.keys, "num_updates": 1001})
     assert not longer.finished  # the results are of 1,000 updates
@@ -275,7 +275,9 @@ def test_what_was_run_with_other_settings_is_not_taken_for_the_cell_of_now(folde
     assert "1 of 1 cells left" in text
     for key, value, then in (("algorithm.tau", 0.25, "0.005"), ("batch_size", 7, "8")):
         path = suite({**CELL, key: value}, seeds=1)
-        with pytest.raises(UserError, match=rf"td3_bc on none.*{key}={then}, now {value}.*move"):
+        with pytest.raises(
+            UserError, match=rf"td3_bc on none/small.*{key}={then}, now {value}.*move"
+        ):
             benchmark(suite=str(path), dry_run=True, show=False)
     write_plan(folder / "plan.json", "mine", cells(read_suite(str(path)), "runs/mine"))
     with pytest.raises(UserError, match="batch_size=8, now 7"):
@@ -299,13 +301,13 @@ def test_what_a_study_holds_is_not_run_again(folder: Path, monkeypatch: pytest.M
 
     label = "td3_bc on env:Pendulum-v1 (first)"
     assert left(first) == []
-    assert left(CELL, first) == ["td3_bc on none"]
+    assert left(CELL, first) == ["td3_bc on none/small"]
     assert left({**first, "num_updates": 5}) == [label]
     more = cells(read_suite(str(suite(first, seeds=3))), "elsewhere")
     assert [[f.seed for f in cell.folders] for cell in beside(more, "study")] == [[2]]
     assert left(first, CELL, AFTER) == [
         label,
-        "td3_bc on none",
+        "td3_bc on none/small",
         "td3 on env:Pendulum-v1 (from-td3_bc)",
     ]
     with monkeypatch.context() as patch:
@@ -379,8 +381,8 @@ def test_a_part_of_a_suite_leaves_the_others_in_the_plan(folder: Path) -> None:
     benchmark(suite=str(path), algorithms=["td3_bc"], workers=1, show=False)
     plan = read_plan(folder / "runs/mine/plan.json")
     assert [(cell.label, cell.finished) for cell in plan] == [
-        ("bc on none", False),
-        ("td3_bc on none", True),
+        ("bc on none/small", False),
+        ("td3_bc on none/small", True),
     ]
     assert plan[0].seconds is None
     assert plan[1].seconds is not None
@@ -448,7 +450,7 @@ def test_a_plan_is_worked_off_and_what_is_finished_is_skipped(
     path = suite({**CELL, "dataset": "gone.npz", "name": "lost"}, CELL)
     with pytest.raises(UserError, match=r"lost.* failed: .*gone\.npz"):
         benchmark(suite=str(path), workers=1, show=False)
-    results = sorted((folder / "runs/mine").glob("none/td3_bc/*/seed_*/result.json"))
+    results = sorted((folder / "runs/mine").glob("none_small/td3_bc/*/seed_*/result.json"))
     assert [r.parent.name for r in results] == ["seed_0", "seed_1"]
     stamps = [r.stat().st_mtime_ns for r in results]
     entries = read_plan(folder / "runs/mine/plan.json")
@@ -544,7 +546,7 @@ def test_who_is_asked_to_stop_waits_for_the_workers(
         f"benchmark(suite={str(path)!r}, workers=1, show=False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-    seeds = folder / "runs/mine/none/td3_bc/default"
+    seeds = folder / "runs/mine/none_small/td3_bc/default"
     deadline = time.monotonic() + 120
     while not list(seeds.glob("seed_1/checkpoints/*")) and time.monotonic() < deadline:
         threading.Event().wait(0.2)

@@ -9,12 +9,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
+from printed import evaluate
 
 import envs
 import policies
 from offline_rl import Dataset, train
 from offline_rl.evaluation import play as playing
-from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.training.finetune import distill
 from offline_rl.utils.errors import UserError
 from policies import bundle, channels

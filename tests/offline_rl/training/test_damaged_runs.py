@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from printed import report
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_data import save_small
 
-from offline_rl.report.report import report
 from offline_rl.trained import load
 from offline_rl.training.finetune import finetune, start_of
 from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint

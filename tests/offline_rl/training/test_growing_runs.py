@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from printed import report
 from safetensors.torch import load_file
 from small_data import save_small
 
 import policies
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
-from offline_rl.report.report import report
 from offline_rl.training.run_folder import BUNDLE, SeedFolder
 from offline_rl.utils.files import locked, read_json
 
@@ -140,16 +140,22 @@ def test_a_schedule_that_ended_is_asked_about(keys) -> None:
 def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> None:
     """The file is known by its checksum; a finished run is left alone."""
     path = train(**keys).path
-    shutil.copy(tmp_path / "small.npz", tmp_path / "moved.npz")
-    moved = keys | {"dataset": str(tmp_path / "moved.npz"), "eval_every": 7, "checkpoint_every": 5}
+    for folder in ("moved", "other"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(tmp_path / "small.npz", tmp_path / "moved")
+    moved = keys | {
+        "dataset": str(tmp_path / "moved" / "small.npz"),
+        "eval_every": 7,
+        "checkpoint_every": 5,
+    }
     before = (path / "seed_0" / "result.json").stat()
     assert train(**moved).path == path
     assert (path / "seed_0" / "result.json").stat() == before
     train(**moved, seeds=2)
     assert "2 seeds" in report([path])
-    save_small(tmp_path / "other.npz", num_rows=600)
+    save_small(tmp_path / "other" / "small.npz", num_rows=600)
     with pytest.raises(UserError, match="begun with other data"):
-        train(**keys | {"dataset": str(tmp_path / "other.npz")})
+        train(**keys | {"dataset": str(tmp_path / "other" / "small.npz")})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -207,7 +213,7 @@ def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_a_kill_left_half_written_is_gone_at_the_next_start(keys) -> None:
-    run = Path(keys["out"], "none", "td3_bc", "default")
+    run = Path(keys["out"], "none_small", "td3_bc", "default")
     left = run / "seed_0" / "checkpoints" / ".updates_1.safetensors.0123456789ab.tmp"
     mine = run / "seed_0" / ".mine.tmp"
     left.parent.mkdir(parents=True)

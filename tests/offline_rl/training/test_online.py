@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from printed import report
 from safetensors.torch import load_file
 from torch import nn
 
@@ -29,8 +30,7 @@ from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.report import compact
-from offline_rl.report.report import report
+from offline_rl.reporting import compact
 from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
 from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from printed import evaluate
 
 import envs
 import policies
@@ -14,7 +15,6 @@ from envs.experts.push import PushExpert
 from envs.suites.push import Push
 from offline_rl import Dataset, train
 from offline_rl.data.writers.d4rl import write
-from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.generation.store import record_episodes
 from offline_rl.utils.errors import UserError
 from policies import channels

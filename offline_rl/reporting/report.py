@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offline_rl.report import online
-from offline_rl.report.curves import draw
-from offline_rl.report.options import ReportOptions
-from offline_rl.report.runs import Seed, behaviour, collect, groups, key_of
-from offline_rl.report.standing import Standing, standing
-from offline_rl.report.statistics import FORMED, formed_text
+from offline_rl.reporting import evaluated, online
+from offline_rl.reporting.curves import draw
+from offline_rl.reporting.numbers import as_csv, as_latex, numbers_of
+from offline_rl.reporting.options import ReportOptions
+from offline_rl.reporting.published import PublishedScore, published_scores
+from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.standing import Standing, share_text, standing
+from offline_rl.reporting.statistics import FORMED, formed_text
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
-from offline_rl.utils.options import build
-from offline_rl.utils.text import duration, mean_std, span, table, wrapped
+from offline_rl.utils.options import build, signature
+from offline_rl.utils.text import (
+    duration,
+    fitted,
+    mean_std,
+    span,
+    table,
+    terminal_width,
+    wrapped,
+)
 
 NOTE = (
     "Scores and returns: mean ± standard deviation over seeds (ddof 0, as CORL has it) of each "
@@ -30,58 +42,91 @@ NOTE = (
     f"below {100 * FORMED:.0f} % a result is unfinished, whatever its score, and without values "
     "where its last evaluation is surely above the last five. Wall time is that of "
     "all seeds, evaluations included; updates/s is one seed's steady rate × the seeds trained side "
-    "by side."
+    "by side. Published: mean ± standard deviation as the note below the table says."
 )
 CHASING = 100.0  # a multiplier that begins at 1 or e and is there has not done what it is for
-HEADER = ["algorithm", "score", "return", "error", "last five", "success %", "cost", "episodes"]
-HEADER += ["updates", "formed", "env steps", "wall time", "updates/s"]
+HEADER = ["algorithm", "score", "return", "published", "error", "last five", "success %", "cost"]
+HEADER += ["episodes", "updates", "formed", "env steps", "wall time", "updates/s"]
+LESS_NEEDED = ["updates/s", "wall time", "error", "last five", "episodes", "env steps", "return"]
+LESS_NEEDED += ["cost", "updates", "published", "formed", "success %"]
+EXTENSIONS = {"csv": "csv", "latex": "tex"}
 
 
-def summary(run_folder: Path) -> str:
-    """The report of one run, written into its own folder."""
-    return report([run_folder])
+@dataclass(frozen=True)
+class Report:
+    """Tables of runs. Printed, it is the output of `offline-rl report`."""
+
+    rows: list[dict[str, Any]]  # a row for each algorithm on each task, in numbers
+    files: list[Path]  # what was written
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
 
 
-def report(folders: Sequence[str | Path], /, **keys: Any) -> str:
-    """Tables of all runs at any depth below `folders`; writes report.md and curves.png into `out=`.
+def report(
+    runs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], /, **keys: Any
+) -> Report:
+    """Make tables and learning curves of all runs at any depth below the folders `runs`.
 
-    Returns the text for a terminal; its last line is the path of report.md. Raises UserError.
+    keys: those of the command, such as `out`. Writes report.md and the figures into `out`. Raises
+    UserError.
     """
+    folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     options = build(ReportOptions, keys)
     if not folders:
         raise UserError("report: give a run's folder, or a folder that holds runs")
     tasks = collect([Path(folder) for folder in folders])
-    out = Path(options.out if options.out is not None else folders[0])
+    out, width = Path(options.out if options.out is not None else folders[0]), terminal_width()
     text, page, written = list[str](), ["# Runs"], [out / "report.md"]
     for seeds in tasks.values():
         title, body, notes = describe(seeds)
-        text += [title, "", table(HEADER, body), "", *map(wrapped, notes), ""]
+        lines = [wrapped(note, min(width, 100)) for note in notes]
+        text += [title, "", fitted(HEADER, body, width, LESS_NEEDED), "", *lines, ""]
         page += [f"## {title}", table(HEADER, body, markdown=True), *notes]
-    evaluated = {task: s for task, s in tasks.items() if any(seed.curves["return"] for seed in s)}
-    if evaluated:
+        if body := evaluated.rows_of(seeds):
+            shown = fitted(evaluated.HEADER, body, width, evaluated.LESS_NEEDED)
+            text += ["Evaluated after training", "", shown, ""]
+            page += ["### Evaluated after training", table(evaluated.HEADER, body, markdown=True)]
+    scored = {task: s for task, s in tasks.items() if any(seed.curves["return"] for seed in s)}
+    if scored:
         written.insert(0, out / "curves.png")
-        write_atomically(written[0], lambda temporary: draw(evaluated, temporary))
+        write_atomically(written[0], lambda temporary: draw(scored, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
-    acting = online.acting(evaluated)
+    acting = online.acting(scored)
     if acting:
         written.insert(0, out / online.FIGURE)
         write_atomically(written[0], lambda temporary: online.draw(acting, temporary))
         page.append("## In an environment")
         for task, seeds in acting.items():
             body = online.table_of(seeds)
-            text += [f"{task}, in the environment", "", table(online.HEADER, body), ""]
+            shown = fitted(online.HEADER, body, width, online.LESS_NEEDED)
+            text += [f"{task}, in the environment", "", shown, ""]
             page += [f"### {task}", table(online.HEADER, body, markdown=True)]
-        text += [wrapped(online.NOTE), ""]
         page += [online.NOTE, f"![Over environment steps]({written[0].name})"]
     page += ["## How to read this", NOTE]
-    write_text(written[-1], "\n\n".join(page) + "\n")
-    return "\n".join([*text, wrapped(NOTE), "", *map(str, written)])
+    rows = [numbers for seeds in tasks.values() for numbers in numbers_of(seeds)]
+    if options.format != "text":
+        export = as_csv(rows) if options.format == "csv" else as_latex(rows)
+        written.append(out / f"report.{EXTENSIONS[options.format]}")
+        write_text(written[-1], export)
+    write_text(out / "report.md", "\n\n".join(page) + "\n")
+    if options.format != "text":
+        return Report(rows, written, export.rstrip("\n"))
+    text += ["report.md explains the columns.", "", *map(str, written)]
+    return Report(rows, written, "\n".join(text))
 
 
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behaviour(seeds)
-    rows = [row(label, standing(own, key), own) for label, own in groups(seeds).items()]
+    known = published_scores(seeds) if key == "score" else {}
+    rows = [
+        row(label, standing(own, key), own, known.get(label.partition(" ")[0]))
+        for label, own in groups(seeds).items()
+    ]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
@@ -91,7 +136,12 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
     done = [s.outcome for s in seeds if s.outcome]
+    told = [
+        known[name] for name in dict.fromkeys(c[0].partition(" ")[0] for c in body) if name in known
+    ]
     notes = list(dict.fromkeys(o.score_reference.in_words() for o in done if o.score_reference))
+    for about, source in dict.fromkeys((score.about, score.source) for score in told):
+        notes.append(f"Published: {about} ({source}).")
     if data:
         notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := unusual(seed, key))]
@@ -101,7 +151,12 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     return f"{seeds[0].task}: {kind}", body, notes
 
 
-def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float, list[str]]:
+def row(
+    label: str,
+    found: Standing,
+    every: Sequence[Seed] = (),
+    published: PublishedScore | None = None,
+) -> tuple[float, list[str]]:
     """What a group is sorted by, and its cells. every: its seeds, also those not finished."""
     done = [seed.outcome for seed in found.seeds if seed.outcome]
     if not done:
@@ -114,6 +169,7 @@ def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float,
         label,
         mean_std([o.score for o in done], 1),
         mean_std([o.mean_return for o in done]),
+        "" if published is None else f"{published.score:.1f} ± {published.std:.1f}",
         found.error_text,
         mean_std(found.lasts, 1),
         success(found),
@@ -129,10 +185,7 @@ def row(label: str, found: Standing, every: Sequence[Seed] = ()) -> tuple[float,
 
 def success(found: Standing) -> str:
     """The share of episodes that succeeded with its interval, in per cent."""
-    if found.success is None:
-        return ""
-    share, low, high = (100 * x for x in found.success)
-    return f"{share:.0f} [{low:.0f}, {high:.0f}]"
+    return "" if found.success is None else share_text(found.success)
 
 
 def progress(found: Standing) -> str:
@@ -181,3 +234,6 @@ def hardware(seed: Seed) -> str:
     assert o is not None
     unit = f"{machine.get('cores', '?')} cores" if o.device == "cpu" else machine.get("gpu")
     return f"{o.device} ({unit}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
+
+
+report.__signature__ = signature(report, ReportOptions)  # type: ignore[attr-defined]

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.load import data_folder
-from offline_rl.report.records import Record, of_folder, run_of, seed_folders
-from offline_rl.training.run_folder import SUMS, agree_in, own, typed
+from offline_rl.reporting.records import Record, of_folder, run_of, seed_folders
+from offline_rl.training.run_folder import SUMS, agree_in, named_task, own, typed
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -140,7 +140,8 @@ def row_of(record: Record) -> dict[str, Any]:
     assert record.result is not None
     result = {k: v for k, v in record.result.items() if k not in LAST}
     metrics = {k: v for k, v in record.metrics.items() if k.startswith("train/")}
-    row = {"name": record.config["name"], **result, "environment": record.environment, **metrics}
+    row = {"name": record.config["name"], **result, "task": named_task(record.config)}
+    row |= {"environment": record.environment, **metrics}
     return flatten(row, ".")
 
 
@@ -233,6 +234,7 @@ def record_of(
             parts[part][key] = value
         elif not part.startswith("train/") and column != "name":
             result[column] = value
+    result["task"] = config["task"]  # a row's says of which dataset task=none is, too
     reference = parts["score_reference"]
     known = reference.get("min") is not None
     result["score_reference"] = {key: reference[key] for key in REFERENCE} if known else None

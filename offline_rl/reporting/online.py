@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offline_rl.report.curves import COLOURS, STYLES
-from offline_rl.report.runs import Seed, groups, key_of
-from offline_rl.report.statistics import wilson
+from offline_rl.reporting.curves import COLOURS, STYLES
+from offline_rl.reporting.runs import Seed, groups, key_of
+from offline_rl.reporting.statistics import wilson
 
 EARLY = 0.1  # share of all steps in which what was learnt may collapse
 FIGURE = "online.png"  # what `draw` makes is called
 HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end", "lost"]
 HEADER += ["score"]
+LESS_NEEDED = ("worst after warm-up", "score", "lost", "worst early", "env steps", "before")
 NOTE = (
     "In an environment, of several evaluations after as many steps the last counts: before is that "
     "before the first step, worst early the "

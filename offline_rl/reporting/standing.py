@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offline_rl.report.runs import Outcome, Seed, updates_before
-from offline_rl.report.statistics import (
+from offline_rl.reporting.runs import Outcome, Seed, updates_before
+from offline_rl.reporting.statistics import (
     FORMED,
     evaluation_error,
     formed_share,
@@ -99,6 +99,12 @@ def standing(seeds: Sequence[Seed], key: str) -> Standing:
 def share_of(successes: Sequence[bool]) -> tuple[float, float, float]:
     """The share of episodes that succeeded, and Wilson's interval of it."""
     return (sum(successes) / len(successes), *wilson(sum(successes), len(successes)))
+
+
+def share_text(interval: tuple[float, float, float]) -> str:
+    """Return a share and its interval in per cent."""
+    share, low, high = (100 * x for x in interval)
+    return f"{share:.0f} [{low:.0f}, {high:.0f}]"
 
 
 def _error(outcomes: Sequence[Outcome], key: str) -> float | None:

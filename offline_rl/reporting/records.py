@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import label
-from offline_rl.training.run_folder import SeedFolder, own
+from offline_rl.training.run_folder import SeedFolder, named_task, own
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 
@@ -45,8 +45,7 @@ class Record:
 
 def run_of(told: Mapping[str, Any]) -> str:
     """<task>/<algorithm>/<name> of a config, a result's row or a suite's cell."""
-    task, algorithm, name = (str(told[key]) for key in ("task", "algorithm", "name"))
-    return f"{task}/{label(algorithm)}/{name}"
+    return f"{named_task(told)}/{label(str(told['algorithm']))}/{told['name']}"
 
 
 def of_folder(folder: SeedFolder) -> Record:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.report.runs import Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import Seed, behaviour, groups, key_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +20,8 @@ MOST = 12  # lines in a panel: the best ones
 HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
 LETTER = 0.065  # inches, of a label
 BEHAVIOUR = "behaviour policy"
+# from the end of a short line to the edge; dotted, and no color of a line, so that it is no data
+DOTS: dict[str, Any] = {"color": "0.6", "ls": (0, (1, 4)), "lw": 1.0, "zorder": 1}
 
 
 class Line(NamedTuple):
@@ -113,17 +115,26 @@ def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
 
 
 def name_ends(axes: Any, ends: Sequence[End]) -> None:
-    """Writes each label to the right of the axes, where its line ends or as near as there is room.
+    """Write each label to the right of the axes, at the height where its line ends or near it.
 
-    What leads to it is drawn as the line is, and ends before the labels begin.
+    A leader in the line's color lies outside the axes, so that it is no data. A line that ends
+    before the right edge gets a dot at its end, and gray dots lead from there to the edge.
     """
     low, high = axes.get_ylim()
+    edge = axes.get_xlim()[1]
+    last = max((end.updates for end in ends if end.label != BEHAVIOUR), default=edge)
+    for end in ends:
+        if end.updates < last:
+            axes.plot(end.updates, end.value, "o", color=end.colour, ms=4)
+            axes.plot([end.updates, edge], [end.value, end.value], **DOTS)
+    axes.set_xlim(right=edge)
     ends = sorted(ends, key=lambda end: end.value)
     places = spread([(end.value - low) / (high - low) for end in ends], GAP / HEIGHT)
-    for (label, updates, value, colour, style), place in zip(ends, places, strict=True):
+    for (label, _, value, colour, style), place in zip(ends, places, strict=True):
         axes.annotate(
             label,
-            (updates, value),
+            (1, value),
+            xycoords=axes.get_yaxis_transform(),  # the right edge, at the line's last value
             xytext=(1.05, place),
             textcoords="axes fraction",
             color=colour,

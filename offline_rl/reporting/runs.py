@@ -10,10 +10,10 @@ from typing import Any
 
 from envs import Reference
 from offline_rl.algorithms.common.registry import label
-from offline_rl.report import compact
-from offline_rl.report.records import Record, of_folder, seed_folders
+from offline_rl.reporting import compact
+from offline_rl.reporting.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
-from offline_rl.training.run_folder import SUMS, SeedFolder, agree_in
+from offline_rl.training.run_folder import SUMS, SeedFolder, agree_in, named_task
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -90,7 +90,7 @@ def seed_of(record: Record, path: Path) -> Seed:
     file, outcome = path / "config.json", None
     try:
         config = flatten(record.config, ".")
-        task, method, name = (str(config[key]) for key in ("task", "algorithm", "name"))
+        method, name, task = str(config["algorithm"]), str(config["name"]), named_task(config)
         title = label(method) + ("" if name == "default" else f" ({name})")
         file, rows = path / "evaluations.jsonl", record.evaluations
         clock = clocks(rows, updates_before(config))

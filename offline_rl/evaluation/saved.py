@@ -1,0 +1,108 @@
+"""Evaluations on disk: a JSON file beside the bundle, whole or absent.
+
+    policy.evaluation.<task>-<episodes>[-<key>_<value>].json
+
+holds the command's keys, every episode's return, length and seed, the version and commit of the
+code, and a checksum of the policy. The same command replaces its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from envs import Reference, Task
+from offline_rl.evaluation.rollout import Episodes
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_object, write_json
+from offline_rl.utils.options import build
+from offline_rl.utils.trees import plain
+from offline_rl.version import __version__
+from policies import Bundle, bundle
+
+
+@dataclass(frozen=True)
+class SavedEvaluation:
+    """What `offline-rl evaluate` found for one bundle."""
+
+    file: Path
+    keys: dict[str, Any]  # of the command: task, episodes, and those that were given
+    reference: Reference | None
+    episodes: Episodes
+    policy: str  # the policy's checksum
+
+    @property
+    def score(self) -> float | None:
+        """The mean normalized score; None if the task has no score references."""
+        r = self.reference
+        mean = float(self.episodes.returns.mean())
+        return None if r is None else 100 * (mean - r.min) / (r.max - r.min)
+
+    @property
+    def is_current(self) -> bool:
+        """True if the bundle beside the file still holds the policy that was evaluated."""
+        path = self.file.parent / f"{self.file.name.split('.evaluation.')[0]}.bundle"
+        return path.is_file() and digest(bundle.read(path)) == self.policy
+
+
+def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played: Episodes) -> Path:
+    """Write the evaluation of the bundle at `path`. Raises UserError if that fails."""
+    given = {"task": task.name, **{k: v for k, v in keys.items() if v is not None}}
+    file = path.with_name(f"{path.stem}.evaluation.{name_of(given)}.json")
+    content = {
+        "keys": given,
+        "score_reference": asdict(task.reference) if task.reference else None,
+        "policy_sha256": digest(policy),
+        "version": __version__,
+        "commit": hardware.commit(),
+        **played._asdict(),
+    }
+    write_json(file, plain(content))
+    return file
+
+
+def name_of(keys: Mapping[str, Any]) -> str:
+    """Return the part of a file's name that tells evaluations of one bundle apart."""
+    rest = [f"{k}_{v}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
+
+
+def saved_beside(path: Path) -> list[SavedEvaluation]:
+    """Return the saved evaluations of a bundle, sorted by file name. Raises UserError."""
+    return [read(file) for file in sorted(path.parent.glob(f"{path.stem}.evaluation.*.json"))]
+
+
+def read(file: Path) -> SavedEvaluation:
+    """Read a file that `save` wrote. Raises UserError naming it if it is damaged."""
+    found = read_object(file)
+    try:
+        reference = found["score_reference"]
+        known = None if reference is None else build(Reference, reference, f"{file}: ")
+        episodes = Episodes.from_row(found)
+        return SavedEvaluation(file, dict(found["keys"]), known, episodes, found["policy_sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file} is not a saved evaluation: {error!r}. Remove it, or evaluate again."
+        ) from None
+
+
+def digest(policy: Bundle) -> str:
+    """Return a checksum of what a policy computes; exporting its network does not change it."""
+    total = hashlib.sha256()
+    arrays = dict(policy.weights)
+    for name, each in policy.normalisers.items():
+        arrays |= {f"{name}/mean": each.mean, f"{name}/scale": each.scale}
+    about = [policy.kind, policy.arguments, policy.spec.to_json()]
+    total.update(json.dumps(about, sort_keys=True, default=str).encode())
+    for name in sorted(arrays):
+        total.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        total.update(arrays[name].tobytes())
+    return (
+        total.hexdigest() if policy.base is None else f"{total.hexdigest()}+{digest(policy.base)}"
+    )

@@ -1,0 +1,43 @@
+"""The table of evaluations that were saved beside the bundles of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offline_rl.evaluation.saved import SavedEvaluation, saved_beside
+from offline_rl.reporting.runs import Seed
+from offline_rl.reporting.standing import share_of, share_text
+from offline_rl.training.run_folder import BUNDLE
+from offline_rl.utils.text import mean_std
+
+HEADER = ["algorithm", "in", "score", "return", "success %", "cost", "episodes", "keys"]
+LESS_NEEDED = ["cost", "return", "keys", "in", "episodes"]
+
+
+def rows_of(seeds: Sequence[Seed]) -> list[list[str]]:
+    """Return a row for each evaluation of a task's runs, means over their training seeds.
+
+    An evaluation counts while its bundle still holds the policy that was evaluated.
+    """
+    found: dict[tuple[str, str], list[SavedEvaluation]] = {}
+    for seed in seeds:
+        for saved in saved_beside(seed.path / BUNDLE):
+            if saved.is_current:
+                found.setdefault((seed.label, saved.file.name), []).append(saved)
+    return [row(label, saved) for (label, _), saved in sorted(found.items())]
+
+
+def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
+    """Return the cells of one run's evaluation with the same keys, by training seed."""
+    keys, played = saved[0].keys, [each.episodes for each in saved]
+    success = [s for e in played if e.success is not None for s in e.success.tolist()]
+    return [
+        label,
+        keys["task"],
+        mean_std([each.score for each in saved], 1),
+        mean_std([float(e.returns.mean()) for e in played]),
+        share_text(share_of(success)) if success else "",
+        mean_std([None if e.costs is None else float(e.costs.mean()) for e in played], 1),
+        f"{len(played[0].returns)} × {len(saved)} seed{'s' * (len(saved) > 1)}",
+        " ".join(f"{k}={v}" for k, v in keys.items() if k not in ("task", "episodes")),
+    ]

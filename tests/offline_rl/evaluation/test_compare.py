@@ -1,0 +1,69 @@
+"""Paired differences of runs, against tables of Student's distribution and sums by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_evaluate import constant_policy, returns_by_a_loop
+
+import offline_rl
+from offline_rl.evaluation.compare import difference, mean_interval, t_quantile
+from offline_rl.utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (2, 4.30265), (9, 2.26216), (49, 2.00958)]
+)
+def test_quantiles_are_those_of_the_tables(degrees: int, expected: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(expected, abs=1e-4)
+
+
+def test_with_many_degrees_of_freedom_it_is_the_normal_quantile() -> None:
+    assert t_quantile(1_000_000) == pytest.approx(1.95996, abs=1e-4)
+
+
+def test_a_difference_is_paired_by_episode_and_by_training_seed() -> None:
+    """Episodes' differences 1, 2 and 0: mean 1, deviation 1; seeds' differences 0 and 2."""
+    ours = {0: np.array([2.0, 4.0, 3.0]), 1: np.array([3.0, 5.0, 4.0])}
+    theirs = {0: np.array([2.0, 4.0, 3.0]), 1: np.array([1.0, 1.0, 4.0])}
+    found = difference("b", "a", "return", ours, theirs)
+    assert found.value == 1
+    half = 4.30265 / math.sqrt(3)
+    assert found.over_episodes == pytest.approx((1 - half, 1 + half), abs=1e-4)
+    half = 12.7062 * math.sqrt(2) / math.sqrt(2)
+    assert found.over_seeds == pytest.approx((1 - half, 1 + half), abs=1e-3)
+
+
+def test_runs_of_other_training_seeds_have_no_interval_over_seeds() -> None:
+    found = difference("b", "a", "return", {0: np.ones(2), 1: np.ones(2)}, {0: np.ones(2)})
+    assert found.over_seeds is None
+    assert found.over_episodes == (0, 0)
+
+
+def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    intervals = [mean_interval(rng.normal(3, 2, 5)) for _ in range(400)]
+    assert 0.92 < np.mean([low < 3 < high for low, high in intervals]) < 0.98
+
+
+def test_several_runs_are_compared_with_the_first_on_the_same_episodes(tmp_path: Path) -> None:
+    actions = {"a": (0.5, -0.25), "b": (0.1, 0.1)}
+    for name, action in actions.items():
+        path = tmp_path / name / "seed_0" / "policy.bundle"
+        constant_policy(path, action, task="neorl2/DMSD")
+    runs = [str(tmp_path / name) for name in actions]
+    found = offline_rl.evaluate(run=runs, episodes=3)
+    first, second = (np.array(returns_by_a_loop(action, 3)) for action in actions.values())
+    (only,) = found.differences
+    scale = 100 / (849.51 - 30.6)
+    assert only.value == pytest.approx(scale * (second - first).mean(), rel=1e-5)
+    error = scale * (second - first).std(ddof=1) / math.sqrt(3)
+    assert only.over_episodes == pytest.approx(
+        (only.value - 4.30265 * error, only.value + 4.30265 * error), rel=1e-4
+    )
+    assert "b − a" in str(found)
+    with pytest.raises(UserError, match="names the same bundle twice"):
+        offline_rl.evaluate(run=[runs[0], runs[0]])
+    with pytest.raises(UserError, match="names no run"):
+        offline_rl.evaluate(run=[])

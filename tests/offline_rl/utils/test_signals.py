@@ -1,0 +1,65 @@
+"""Signals: what they end at once, what they leave to finish, and what they take with them."""
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from offline_rl.utils.signals import Abandoned, postponed, stop_compilers
+
+
+def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: None) -> None:
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt), postponed(said.append) as asked:  # noqa: PT012
+        assert not asked()
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+        signal.raise_signal(signal.SIGINT)
+    assert [line.split(":")[0] for line in said] == ["interrupted"]
+    assert "checkpoint is written first" in said[0]
+
+
+def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
+    said = list[str]()
+    with postponed(said.append) as asked:
+        with pytest.raises(Abandoned), asked.abandons():
+            signal.raise_signal(signal.SIGINT)
+        assert asked()
+        with pytest.raises(Abandoned), asked.abandons():  # one that would begin after it
+            raise AssertionError("not reached")
+    assert said == ["interrupted: the compilation is abandoned"]
+
+
+def test_a_compiler_that_fails_since_the_signal_ended_it_too_is_no_mistake(ctrl_c: None) -> None:
+    def fails() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("g++ was ended by signal 2") from None
+
+    with postponed(lambda _: None) as asked, pytest.raises(Abandoned), asked.abandons():
+        fails()
+    with postponed(lambda _: None) as asked, pytest.raises(RuntimeError), asked.abandons():
+        raise RuntimeError("g++: no such file")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_compilers_die_with_what_they_started_and_nothing_else_does(tmp_path: Path) -> None:
+    """A driver g++ whose child cc1plus holds its output; another program is left alone."""
+    for name in ("g++", "cc1plus", "other"):
+        shutil.copy("/bin/sh", tmp_path / name)
+    child = f"{tmp_path}/cc1plus -c 'echo begun; read x'"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    driver = subprocess.Popen([tmp_path / "g++", "-c", f"{child}; true"], **pipes)
+    other = subprocess.Popen([tmp_path / "other", "-c", "read x; exit 7"], **pipes)
+    assert driver.stdout.readline() == "begun\n"
+    started = time.monotonic()
+    stop_compilers()
+    driver.communicate(timeout=10)  # which reads to the end of what the child holds
+    assert driver.returncode == -signal.SIGKILL
+    assert time.monotonic() - started < 5
+    other.communicate("x\n", timeout=10)
+    assert other.returncode == 7

@@ -1,0 +1,15 @@
+"""What verbs print, of the same keys."""
+
+from typing import Any
+
+import offline_rl
+
+
+def evaluate(**keys: Any) -> str:
+    """The output of `offline-rl evaluate`."""
+    return str(offline_rl.evaluate(**keys))
+
+
+def report(folders: Any, **keys: Any) -> str:
+    """The output of `offline-rl report`."""
+    return str(offline_rl.report(folders, **keys))
