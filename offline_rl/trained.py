@@ -30,10 +30,12 @@ from offline_rl.utils.files import read_object
 from offline_rl.utils.hardware import cores
 from policies import BundleError, Spec
 from policies.bundle import read
+from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes.network import network
 
 
+@torch_defaults()
 def load(run: str | Path, seed: int | None = None) -> Trained:
     """What a run has learnt so far. run: its folder, or a seed's; seed: default, its first.
 
@@ -102,6 +104,7 @@ class Trained:
         except ValueError as error:
             raise UserError(str(error)) from None
 
+    @torch_defaults()
     def act(self, observations: np.ndarray) -> np.ndarray:
         """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.
 
@@ -111,6 +114,7 @@ class Trained:
         chunk, _ = self.policy.act(np.asarray(observations))
         return chunk[..., 0, :]
 
+    @torch_defaults()
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
 
@@ -142,6 +146,7 @@ class Trained:
             )
         return values[:, 0].numpy() if single else values.numpy()
 
+    @torch_defaults()
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
         if not isinstance(episodes, int) or episodes < 1:

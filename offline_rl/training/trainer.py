@@ -293,7 +293,7 @@ class Trainer:
         return done
 
     def _record_fallbacks(self) -> None:
-        """Store which compiled programs failed their check: a resumed run must repeat the choice."""
+        """Store which compiled programs failed their check, so that a resumed run does the same."""
         if self.engine.fallbacks == self.choices.get("fallbacks", {}):
             return
         self.choices["fallbacks"] = dict(self.engine.fallbacks)
