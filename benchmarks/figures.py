@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,11 @@ def chosen(given: Names, kind: str, known: Collection[str]) -> tuple[str, ...]:
         if name not in known:
             raise UserError(unknown(kind, name, known))
     return found
+
+
+def import_path(root: Path) -> str:
+    """Return a PYTHONPATH for a process that imports from `root` first, then from this one's."""
+    return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
 
 
 def commit_of(checkout: str) -> str:

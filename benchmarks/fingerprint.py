@@ -1,12 +1,16 @@
-"""Did a change change a result? Hashes of what every algorithm has learnt after a few updates.
+"""Detect whether a change altered any result: hash what every algorithm learns in a few updates.
 
-    python -m benchmarks.fingerprint             # compare with what is committed
-    python -m benchmarks.fingerprint write       # and keep the new ones
+    python -m benchmarks.fingerprint             # compare with the committed hashes
+    python -m benchmarks.fingerprint write       # replace the committed hashes
 
-Every algorithm that learns from data: 20 updates of each phase, eager, float32, one seed and two.
-Then SAC online, a run stopped and resumed, its bundle. Hashes are of the parameters' bytes and of
-actions, so they belong to one kind of processor and one version of PyTorch, both kept beside them;
-before a change is judged on another machine, `write` them there from the commit before it.
+Offline: 20 eager float32 updates of each phase of every algorithm that learns from data, for one
+seed and for two stacked seeds. Online: SAC (undisturbed and resumed), RLPD, ResFiT, DPPO and RL-100
+in an environment, with the actions of their bundles.
+
+A hash covers the bytes of floating-point tensors. It depends neither on their names nor on
+counters, and the keys do not name phases: renaming something leaves all hashes equal. Hashes belong
+to one processor type and one PyTorch version, which are stored with them. On another machine, run
+`write` on the parent commit first.
 """
 
 from __future__ import annotations
@@ -15,27 +19,30 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
+import envs
 import policies
-from offline_rl import Dataset, train
+from offline_rl import Dataset, finetune, train
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.engine.engine import Engine
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.hardware import cpu_flags
 from offline_rl.utils.options import build
-from offline_rl.utils.trees import flatten
 from policies import Spec
 
-KEPT = Path("benchmarks/results/fingerprints.json")
+REFERENCE = Path("benchmarks/results/fingerprints.json")
 UPDATES = 20
-OBSERVATIONS, ACTIONS = 5, 2
+OBSERVATION_DIM, ACTION_DIM = 5, 2
 SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
 SMALL: dict[str, Any] = {key: [16, 16] for key in SIZES}
 SMALL |= {"samples": 3, "critics": 3, "batch_size": 32, "policy_samples": 2, "window": 4, "size": 8}
@@ -43,138 +50,170 @@ SMALL |= {"layers": 2, "heads": 2, "episode_steps": 20, "warm_up_updates": 5}
 SMALL |= {"target_return": 3.0, "return_scale": 2.0}
 SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
 
+TASK = "pendulum-of-20-steps"
+# A run in an environment: Pendulum's observations and actions, tiny networks, no compilation.
+RUN: dict[str, Any] = {"task": TASK, "batch_size": 32, "precision": "fp32"}
+RUN |= {"compile": "never", "eval_episodes": 2, "tracker": "none", "show": False}
+HIDDEN: dict[str, Any] = {"algorithm.hidden": [16, 16]}
+CHUNKS: dict[str, Any] = {"algorithm.network": "mlp", "algorithm.widths": [16]}
+CHUNKS |= {"algorithm.window": 4, "algorithm.executed": 2, "algorithm.history": 1}
+CHUNKS |= {"algorithm.noise_levels": 20, "algorithm.rounds": 10, "algorithm.predicts": "action"}
+TUNE: dict[str, Any] = {"algorithm.sampler": "ddim", "algorithm.rounds": 5, "algorithm.tuned": 3}
+TUNE |= {"algorithm.environments": 2, "algorithm.decisions": 24, "algorithm.batch_size": 24}
+TUNE |= {"algorithm.epochs": 2, "algorithm.value_hidden": [16], "num_env_steps": 192}
+RL100: dict[str, Any] = {"algorithm.critic_hidden": [16], "algorithm.dynamics_hidden": [16]}
+RL100 |= {"algorithm.members": 3, "algorithm.elites": 2, "algorithm.imagined": 2}
+RL100 |= {"algorithm.iterations": 1, "algorithm.judge_updates": 120, "algorithm.improvements": 2}
+RL100 |= {"algorithm.dynamics_lr": 1e-2}
+RL100 |= {"algorithm.imitation_updates": 4, "algorithm.one_step": "none"}
 
-def data(rows: int = 300, seed: int = 0) -> Dataset:
-    """Episodes of 30 random steps, every other one terminated, the rest cut."""
-    draw = np.random.default_rng(seed)
+
+def dataset(rows: int = 300, seed: int = 0) -> Dataset:
+    """Return episodes of 30 random steps; every second one is terminated, the others truncated."""
+    random = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
-        draw.normal(size=(rows, OBSERVATIONS)),
-        draw.uniform(-1, 1, (rows, ACTIONS)),
-        draw.normal(size=rows),
+        random.normal(size=(rows, OBSERVATION_DIM)),
+        random.uniform(-1, 1, (rows, ACTION_DIM)),
+        random.normal(size=rows),
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
-        draw.normal(size=(rows, OBSERVATIONS)),
+        random.normal(size=(rows, OBSERVATION_DIM)),
     )
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Of names and bytes."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
-    return total.hexdigest()[:16]
+def pendulum_dataset(rows: int = 400) -> Dataset:
+    """Return data in Pendulum's shapes with simple dynamics, which a model can fit."""
+    random = np.random.default_rng(0)
+    observations, actions = random.normal(size=(rows, 3)), random.uniform(-1, 1, (rows, 1))
+    ends = np.arange(rows) % 20 == 19
+    rewards = 1 - np.square(actions[:, 0] - 0.8)
+    return Dataset.from_arrays(
+        observations, actions, rewards, ends & False, ends, observations + 0.3 * actions
+    )
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Return the hash of the floating-point tensors' bytes, whatever their order."""
+    parts = [
+        hashlib.sha256(f"{tuple(x.shape)}".encode() + x.contiguous().numpy().tobytes()).digest()
+        for x in tensors
+        if x.is_floating_point()
+    ]
+    return hashlib.sha256(b"".join(sorted(parts))).hexdigest()[:16]
 
 
 def offline(name: str, seeds: list[int]) -> dict[str, str]:
-    """An algorithm's state after each phase, and what it then does."""
+    """Return the hashes of an algorithm's state after each phase, and of its actions."""
     cls = algorithm_class(name)
     known = cls.Config.__dataclass_fields__
     small = {k: v for k, v in SMALL.items() if k in known}
-    if "critics" in small:  # no more than it has by itself
+    if "critics" in small:  # at most the default number
         small["critics"] = min(small["critics"], known["critics"].default)
     if name == "bc":  # single actions
         del small["window"], small["executed"]
-    if "widths" in small:  # no transformer
+    if "widths" in small:  # an MLP, not a transformer
         del small["heads"]
     cfg = build(cls.Config, small)
-    source = offline_source(cls, cfg, data(), data(100, seed=1) if "expert" in cls.needs else None)
+    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    source = offline_source(cls, cfg, dataset(), expert)
     engine = Engine(
-        lambda _: cls(Spec((OBSERVATIONS,), ACTIONS), cfg, 100), seeds, source, batch_size=32
+        lambda _: cls(Spec((OBSERVATION_DIM,), ACTION_DIM), cfg, 100), seeds, source, batch_size=32
     )
-    found = {}
-    for phase in [*engine.algorithm.phases, "update"]:
+    hashes = {}
+    for k, phase in enumerate([*engine.algorithm.phases, "update"], 1):
         engine.run(UPDATES, phase)
         for s, seed in enumerate(seeds):
-            found[f"{phase}, seed {seed} of {len(seeds)}"] = digest(engine.seed_state(s))
-    shape = (len(seeds), 4, OBSERVATIONS)
+            state = engine.seed_state(s).values()
+            hashes[f"phase {k}, seed {seed} of {len(seeds)}"] = digest(state)
+    shape = (len(seeds), 4, OBSERVATION_DIM)
     observations = torch.from_numpy(np.random.default_rng(2).normal(size=shape)).float()
-    found[f"actions of {len(seeds)}"] = digest({"actions": engine.stacked_policy(4)(observations)})
-    return found
+    hashes[f"actions of {len(seeds)}"] = digest([engine.stacked_policy(4)(observations)])
+    return hashes
 
 
-def online() -> dict[str, str]:
-    """SAC in an environment, undisturbed and resumed half-way; and its bundle's action."""
-    keys: dict[str, Any] = {
-        "algorithm": "sac",
-        "task": "env:Pendulum-v1",
-        "seeds": 2,
-        "num_updates": 0,
-        "algorithm.hidden": [16, 16],
-        "online.warm_up": 50,
-        "batch_size": 32,
-        "num_env_steps": 300,
-        "eval_every": 150,
-        "eval_episodes": 2,
-        "checkpoint_every": 150,
-        "precision": "fp32",
-        "compile": "never",
-        "tracker": "none",
-        "show": False,
-    }
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for way in ("undisturbed", "resumed"):
-            own = keys | {"out": folder, "name": way}
-            if way == "resumed":
-                try:
-                    train(**own, watch=stop)
-                except KeyboardInterrupt:
-                    found["stopped"] = "half-way"
-            path = train(**own).path
-            for seed in range(2):
-                found[f"{way}, seed {seed}"] = checkpoint(path / f"seed_{seed}")
-                bundle = path / f"seed_{seed}" / "policy.bundle"
-                actions, _ = policies.load(bundle).act(np.array([[0.5, -0.5, 1.0]], np.float32))
-                found[f"{way}, action {seed}"] = digest({"actions": torch.from_numpy(actions)})
-    return found
+def outcome(path: Path, label: str) -> dict[str, str]:
+    """Return the hashes of a finished run: its newest checkpoints and its bundles' actions."""
+    hashes = {}
+    for folder in sorted(path.glob("seed_*")):
+        tensors = load_file(sorted((folder / "checkpoints").glob("*.safetensors"))[-1])
+        state = [x for name, x in tensors.items() if not name.startswith("buffer/")]
+        hashes[f"{label}, {folder.name}"] = digest(state)
+        policy = policies.load(folder / "policy.bundle")
+        actions, _ = policy.act(np.array([[0.5, -0.5, 1.0]], np.float32))
+        hashes[f"{label}, actions, {folder.name}"] = digest([torch.from_numpy(actions)])
+    return hashes
 
 
-def stop(trainer: Any) -> None:
-    """Interrupts at the second evaluation."""
+def online(out: str) -> dict[str, dict[str, str]]:
+    """Return the hashes of runs in an environment."""
+    envs.register(TASK, lambda: gymnasium.make("Pendulum-v1"), max_episode_steps=20)
+    own: dict[str, Any] = RUN | {"out": out}
+    data: dict[str, Any] = {"dataset": pendulum_dataset()}
+    sac = own | HIDDEN | {"algorithm": "sac", "seeds": 2, "num_updates": 0, "num_env_steps": 300}
+    sac |= {"online.warm_up": 50, "eval_every": 150, "checkpoint_every": 150}
+    hashes = {"sac online": outcome(train(**sac, name="undisturbed").path, "undisturbed")}
+    try:
+        train(**sac, name="resumed", watch=interrupt)
+    except KeyboardInterrupt:
+        hashes["sac online"] |= outcome(train(**sac, name="resumed").path, "resumed")
+
+    short = own | {"num_env_steps": 80, "num_updates": 0, "eval_every": 10_000}
+    rlpd = short | HIDDEN | {"algorithm": "rlpd", "online.warm_up": 40, "seeds": 1}
+    hashes["rlpd online"] = outcome(train(**rlpd, **data, utd=4).path, "rlpd")
+
+    bc = train(**own, **HIDDEN, **data, algorithm="bc", num_updates=UPDATES, seeds=1)
+    resfit = short | {"base": str(bc.path / "seed_0" / "policy.bundle"), "seeds": 1}
+    resfit |= {"online.warm_up": 40, "algorithm.hidden": [16, 16]}
+    hashes["resfit online"] = outcome(finetune(**resfit, **data).path, "resfit")
+
+    chunks = own | CHUNKS | {"algorithm": "diffusion_policy", "num_updates": UPDATES, "seeds": 1}
+    run = train(**chunks, **data).path
+    tune = {k: v for k, v in (own | TUNE).items() if k != "batch_size"}
+    hashes["dppo online"] = outcome(finetune(run=run, algorithm="dppo", **tune).path, "dppo")
+    hashes["rl100 online"] = outcome(
+        finetune(run=run, algorithm="rl100", **tune, **RL100, **data).path, "rl100"
+    )
+    return hashes
+
+
+def interrupt(trainer: Any) -> None:
+    """Interrupt a run at its second evaluation."""
     if trainer.env_steps >= 150:
         raise KeyboardInterrupt
 
 
-def checkpoint(folder: Path) -> str:
-    """Of the tensors of the newest checkpoint."""
-    from safetensors.torch import load_file
-
-    newest = sorted((folder / "checkpoints").glob("*.safetensors"))[-1]
-    tensors = load_file(newest)
-    return digest({k: v for k, v in flatten(tensors).items() if not k.startswith("buffer/")})
-
-
 def machine() -> dict[str, str]:
-    """What the bytes depend on."""
+    """Return what the bytes depend on."""
     flags = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
     return {"torch": torch.__version__, "processor": " ".join(flags)}
 
 
 def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
-    found = {"machine": machine(), "online": online()}
+    with tempfile.TemporaryDirectory() as folder:
+        hashes = {"machine": machine(), **online(folder)}
     for name in algorithm_names():
         if (cls := algorithm_class(name)).corrects or issubclass(cls, DenoisingRL):
-            continue  # it learns in an environment
-        found[name] = offline(name, [0]) | offline(name, [0, 1])
+            continue  # it learns in an environment only
+        hashes[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)
     if arguments == ["write"]:
-        KEPT.write_text(json.dumps(found, indent=1) + "\n")
+        REFERENCE.write_text(json.dumps(hashes, indent=1) + "\n")
         return 0
-    kept = json.loads(KEPT.read_text())
-    if kept["machine"] != found["machine"]:
-        print(f"kept on {kept['machine']}, this is {found['machine']}: hashes may differ")
+    reference = json.loads(REFERENCE.read_text())
+    if reference["machine"] != hashes["machine"]:
+        print(f"reference of {reference['machine']}, this is {hashes['machine']}: may differ")
     wrong = [
-        f"{name}: {key} is {value}, was {kept[name].get(key)}"
-        for name, values in found.items()
-        if name in kept
+        f"{name}: {key} is {value}, was {reference[name].get(key)}"
+        for name, values in hashes.items()
+        if name in reference
         for key, value in values.items()
-        if kept[name].get(key) != value
+        if reference[name].get(key) != value
     ]
-    gone = sorted(kept.keys() - found.keys())
-    print("\n".join(wrong + [f"{name}: gone" for name in gone]) or "nothing has changed")
-    return 1 if wrong or gone else 0
+    missing = sorted(reference.keys() - hashes.keys())
+    print("\n".join(wrong + [f"{name}: missing" for name in missing]) or "nothing has changed")
+    return 1 if wrong or missing else 0
 
 
 if __name__ == "__main__":

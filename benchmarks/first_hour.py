@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.figures import import_path
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_text
 from offline_rl.utils.text import table
@@ -183,7 +184,7 @@ def run(line: str, here: Path, *, kill: bool) -> None:
         command = [sys.executable, "-c", NO_TORCH, "examples/deploy_without_torch.py", *words[2:]]
     else:
         command = [sys.executable, *words[1:]]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": import_path(ROOT)}
     log = here / "log"
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=here, env=env, stdout=out, stderr=out)

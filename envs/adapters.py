@@ -2,13 +2,14 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 
 from envs.faults import Broken, line, numbers, told
+from envs.instances import Instances, View, same
 from envs.vector import Step, Threads, VectorEnv
 
 
@@ -67,6 +68,56 @@ def first(observations: Any) -> Any:
     return observations[0]
 
 
+class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
+    """An environment that gets actions of its space, and answers plain numbers and vectors.
+
+    Actions have the type of the space and lie in its bounds, which rescaling misses by rounding.
+    Rewards and flags may be arrays of one number. A Box of shape () is one of shape (1,).
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._bounds: Any = env.action_space
+        self.observation_space, own = vectors(env.observation_space), env.observation_space
+        parts = own.spaces if isinstance(own, Dict) else {}
+        self._scalars = {name for name, part in parts.items() if part.shape == ()}
+        self._scalar = own.shape == ()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._observed(observation), info
+
+    def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        space = self._bounds
+        action = np.asarray(action).astype(space.dtype).clip(space.low, space.high)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        flags = bool(single(terminated)), bool(single(truncated))
+        return self._observed(observation), single(reward), *flags, info
+
+    def _observed(self, observation: Any) -> Any:
+        if self._scalar:
+            return np.reshape(observation, 1)
+        if not self._scalars:
+            return observation
+        return {k: np.reshape(v, 1) if k in self._scalars else v for k, v in observation.items()}
+
+
+def vectors(space: Space) -> Space:
+    """Return the space with every Box of shape () as one of shape (1,)."""
+    if isinstance(space, Dict):
+        return Dict({name: vectors(part) for name, part in space.items()})
+    if isinstance(space, Box) and space.shape == ():
+        return Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype.type)
+    return space
+
+
+def single(value: Any) -> Any:
+    """Return the number in an array or tensor of one."""
+    return value.item() if hasattr(value, "item") else value
+
+
 class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
     """An environment of gym before 0.26, as the d4rl package registers them; a seed is an episode.
 
@@ -105,11 +156,16 @@ ANSWERS = {  # by Gymnasium's interface
 HANDED_ON = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
 
 
+TRIAL_STEPS = 8  # of an episode that is compared with itself
+
+
 class LoopVectorEnv(VectorEnv):
     """Any Gymnasium environments with actions in [-1, 1], stepped one after the other.
 
     num_threads: or on so many threads, where the environments share nothing; worth it where they
     spend their time outside Python's lock, as MuJoCo's do. name: what errors call them.
+    instances: those of the same task, shared where no more can be opened. Default: this has its
+    own. fewer: have fewer environments where no more can be opened, instead of a ValueError.
     `reset` and `step` raise Broken, naming the user's line, for whatever one of them raises.
     """
 
@@ -121,14 +177,18 @@ class LoopVectorEnv(VectorEnv):
         *,
         num_threads: int = 1,
         name: str = "the environment",
+        instances: Instances | None = None,
+        fewer: bool = False,
     ) -> None:
         super().__init__(num_envs)
         self.name = name
-        self._threads = Threads(min(num_threads, num_envs))
         self.max_episode_steps = max_steps
-        self._envs = [make() for _ in range(num_envs)]
-        observation_space = self._envs[0].observation_space
-        action_space = self._envs[0].action_space
+        self._instances = instances or Instances(make)
+        self._envs = self._opened(num_envs, fewer)
+        super().__init__(len(self._envs))
+        self._threads = Threads(min(num_threads, self.num_envs))
+        first = self._envs[0].instance.env
+        observation_space, action_space = first.observation_space, first.action_space
         assert action_space.shape is not None
         self.observation_shape = (
             {name: part.shape for name, part in observation_space.items()}
@@ -136,12 +196,79 @@ class LoopVectorEnv(VectorEnv):
             else observation_space.shape
         )
         self.action_dim = action_space.shape[0]
-        low, high = own_bounds(self._envs[0])
+        low, high = own_bounds(first)
         if np.isfinite(low).all() and np.isfinite(high).all():
             self.action_low, self.action_high = low, high
-        period_s = getattr(self._envs[0].unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
+        period_s = getattr(first.unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
         if isinstance(period_s, float) and 0 < period_s < np.inf:
             self.rate_hz = 1 / period_s
+        if fewer and self.num_envs > 1 and not self._instances.tried:
+            self._compare_instances()
+        if self._instances.limit is not None:
+            self.limit = f"{name}: {self._instances.limit}"
+
+    def _opened(self, count: int, fewer: bool) -> list[View]:
+        """Return the views of `count` environments, or of as many as can be opened."""
+        views = list[View]()
+        while len(views) < count and (view := self._instances.new()) is not None:
+            views.append(view)
+        if not views:
+            return [self._instances.shared()] if count == 1 or fewer else self._too_many(count)
+        if len(views) < count and not fewer:
+            for view in views:
+                view.close()
+            self._too_many(count)
+        return views
+
+    def _too_many(self, count: int) -> NoReturn:
+        raise ValueError(
+            f"{self.name}: {self._instances.limit}, and {count} are needed at once. Use settings "
+            "that need one."
+        )
+
+    def starts(self) -> Literal["seeded", "random", "alike"]:
+        """Tell whether first observations follow the seed, ignore it or are all the same."""
+        one = np.arange(1)
+        some, again, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
+        return "random" if not same(some, again) else "alike" if same(some, other) else "seeded"
+
+    def _compare_instances(self) -> None:
+        """Keep the first environment only if another one beside it changes its episode."""
+        self._instances.tried = True
+        rows, one = np.arange(2), np.arange(1)
+        size = (TRIAL_STEPS, 1, self.action_dim)
+        actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
+
+        def episode(rows: np.ndarray) -> list[Any]:
+            """What the first environment answers; the second takes the opposite actions."""
+            seen = [first(self.reset([0, 1][: len(rows)], rows))]
+            for action in actions:
+                given = np.concatenate([action, -action])[: len(rows)]
+                step = self.step(given, rows)
+                seen += [first(step.observations), step.rewards[0]]
+                if (step.terminated | step.truncated).any():
+                    break
+            return seen
+
+        def equal(some: list[Any], others: list[Any]) -> bool:
+            return all(same(a, b) for a, b in zip(some, others, strict=False))
+
+        try:
+            alone = episode(one)
+            if not equal(alone, episode(one)):
+                return  # it does not repeat itself: nothing can be compared
+        except Exception:  # which `attempt` reports
+            return
+        try:
+            if equal(alone, episode(rows)):
+                return
+            self._instances.limit = "its instances share state"
+        except Exception as error:
+            self._instances.limit = f"a second instance does not work beside the first ({error})"
+        for view in self._envs[1:]:
+            view.close()
+        self._envs = self._envs[:1]
+        super().__init__(1)
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         pairs = zip(seeds, indices, strict=True)
@@ -164,7 +291,7 @@ class LoopVectorEnv(VectorEnv):
         shapes = self.observation_shape
         try:
             seen = self.reset([0], first)
-            step = self.step(np.zeros((1, self.action_dim)), first)
+            step = self.step(np.zeros((1, self.action_dim), np.float32), first)
         except Broken:
             raise
         except Exception as error:  # of answers that are no numbers, or lack a member
@@ -258,6 +385,7 @@ def unit_box(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
                 )
     elif not isinstance(observations, Box):
         raise ValueError(f"{name} has observations {observations}; a Box is needed: wrap it.")
+    env = Strict(env)
     if (actions.low == -1).all() and (actions.high == 1).all():
         return env
     one = np.ones(actions.shape, actions.dtype)

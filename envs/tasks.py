@@ -20,6 +20,7 @@ from envs import suites
 from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, part_of, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.faults import told
+from envs.instances import instances_of
 from envs.vector import VectorEnv
 
 NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # the ENVS of every file in envs/suites
@@ -28,7 +29,7 @@ for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
 _registered: dict[str, "Registration"] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each one has instances of its own
 class Registration:
     make: Callable[..., gymnasium.Env]
     max_episode_steps: int
@@ -138,17 +139,25 @@ def make(
     return unit_box(part_of(env, found.observation_keys, env_id), env_id)
 
 
-def make_vector(task_or_name: Task | str, num_envs: int, *, num_threads: int = 1) -> VectorEnv:
+def make_vector(
+    task_or_name: Task | str, num_envs: int, *, num_threads: int = 1, fewer: bool = False
+) -> VectorEnv:
     """`num_envs` environments of a task.
 
     num_threads: of the MuJoCo environments of our own; it never changes a result.
+    fewer: accept fewer environments where a simulator opens no more, or where its instances share
+    state. That is tried once, on two of them; `limit` says so. Otherwise a ValueError is raised.
+    One environment always shares the open instance of the same task.
     """
     found = _simulated(task_or_name)
     env_id = str(found.env_id)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
+    key = _registered.get(env_id, env_id), found.max_episode_steps, found.observation_keys
+    instances = instances_of(key, lambda: make(found))
+    steps = found.max_episode_steps or 0
     vector = LoopVectorEnv(
-        lambda: make(found), num_envs, found.max_episode_steps or 0, name=found.name
+        instances.make, num_envs, steps, name=found.name, instances=instances, fewer=fewer
     )
     if found.max_episode_steps is None:
         vector.close()

@@ -40,6 +40,7 @@ class VectorEnv(ABC):
     action_low: np.ndarray | None = None  # [A]: what -1 stands for in the environment's own units
     action_high: np.ndarray | None = None  # [A]: what 1 does
     rate_hz: float | None = None  # actions a second, of time in the environment
+    limit: str | None = None  # why one instance is open where more were wanted; None: it is not so
     # steps from an observation to when the action taken on it is reached: what a robot must know of
     # a chunk's first; None: not said
     action_offset: float | None = None

@@ -8,6 +8,9 @@ offline_rl.load("runs/gym_hopper-medium-replay/iql/default").q_values(observatio
 from __future__ import annotations
 
 import importlib.util
+import sys
+import warnings
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,20 +47,40 @@ _LAZY = {
 }
 
 
-def _check_neighbours() -> None:
-    """`envs` and `policies` are common names: a folder of the user's must not stand in for ours."""
+def _load_neighbors() -> None:
+    """Import the packages beside this one, whatever else has their common names.
+
+    A package of the user's, in the script's folder, is found first. Then ours is imported here, and
+    a warning says so. Raises ImportError if the user's is imported already.
+    """
     home = Path(__file__).resolve().parents[1]
-    for name in ("envs", "policies"):
-        spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
-        if found != home:
+    for name in ("envs", "policies", "real_robot"):
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # a module in memory, without a file
+            spec = None
+        if spec is not None and spec.origin and Path(spec.origin).resolve().parents[1] == home:
+            continue
+        other = spec.origin if spec is not None and spec.origin else "another module"
+        if name in sys.modules:
             raise ImportError(
-                f"the package {name!r} would be imported from {found or 'nowhere'}, but offline_rl "
-                f"lies in {home}: rename the other folder or start from another directory"
+                f"offline_rl needs its own package {name!r}, and {other} is imported by that name. "
+                "Rename that one"
+            )
+        own = PathFinder.find_spec(name, [str(home)])
+        if own is None or own.loader is None:
+            raise ImportError(f"offline_rl lies in {home}, where its package {name!r} is missing")
+        sys.modules[name] = module = importlib.util.module_from_spec(own)
+        own.loader.exec_module(module)
+        if spec is not None:
+            warnings.warn(
+                f"in this process {name!r} is the package of offline_rl, not {other}: rename that "
+                "one to import it",
+                stacklevel=3,
             )
 
 
-_check_neighbours()
+_load_neighbors()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ run.q_values(observations, run.act(observations)).mean(0)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 from offline_rl.utils.hardware import cores
+from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Spec
 from policies.bundle import read
 from policies.networks.defaults import torch_defaults
@@ -100,7 +102,7 @@ class Trained:
         """So many environments, of the run's own task by default. Raises UserError."""
         try:
             found = adapted(task or self.config["task"], self.config)
-            return envs.make_vector(found, count, num_threads=min(cores(), 8))
+            return envs.make_vector(found, count, num_threads=min(cores(), 8), fewer=True)
         except ValueError as error:
             raise UserError(str(error)) from None
 
@@ -152,10 +154,8 @@ class Trained:
         if not isinstance(episodes, int) or episodes < 1:
             every = "; offline-rl evaluate episodes=all plays each start" * (episodes == "all")
             raise UserError(f"episodes={episodes}: a whole number from 1 on is needed{every}")
-        env = self._world(episodes, task)
-        try:
-            played = play(self.policy, env)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        env.close()
-        return played
+        with closing(self._world(episodes, task)) as env:
+            try:
+                return play(self.policy, env, EVALUATION_SEED + np.arange(episodes))
+            except ValueError as error:
+                raise UserError(str(error)) from None

@@ -54,7 +54,7 @@ def unfit(correction: BundlePolicy, base: BundlePolicy) -> str | None:
     if len(seen) == len(correction.spec.channels):
         return f"it observes no {BASE_ACTION}"
     if base.network.remembers:
-        return f"a {base.bundle.kind} acts on the rewards of its episode"
+        return f"a {base.bundle.kind} keeps a memory of its episode"
     return base.spec.mismatch(replace(correction.spec, channels=seen))
 
 

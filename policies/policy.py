@@ -31,13 +31,22 @@ class Policy(Protocol):
     ) -> tuple[np.ndarray, Any]:
         """observation: [*obs] or [B, *obs], raw. state: what the last call returned, None at first.
 
-        reward: raw, a number or [B], of the action before; policies with memory need it from the
-        second call of an episode on.
+        reward: raw, a number or [B], of the action before; a policy that acts on rewards needs it
+        from the second call of an episode on.
         Returns a chunk of actions in [-1, 1], [horizon, A] or [B, horizon, A], and the next state;
         in the environment's units where it was loaded so.
         Raises ValueError for another shape or a NaN: a robot must not guess.
         """
         ...
+
+
+def refuse_rewards(policy: Any, place: str) -> None:
+    """Raise BundleError if `policy` acts on rewards: there are none in `place`, such as a robot."""
+    if getattr(policy, "needs_rewards", False):
+        raise BundleError(
+            f"a {policy.bundle.kind} acts on the rewards of its episode, which {place} is not "
+            "given; use a policy that acts on what it observes"
+        )
 
 
 class History(NamedTuple):
@@ -74,6 +83,11 @@ class BundlePolicy:
         return self.network.noise_shape
 
     @property
+    def needs_rewards(self) -> bool:
+        """True if its memory reads the rewards of the episode, as for a return to go."""
+        return self.network.needs_rewards
+
+    @property
     def module(self) -> Any:
         """Its network in torch. Raises BundleError where another runtime runs it."""
         if not hasattr(self.network, "module"):
@@ -91,7 +105,8 @@ class BundlePolicy:
         rows, single = self._rows(observation, 0)
         count = len(next(iter(rows.values())))
         if self.network.remembers:
-            rewards = np.zeros(count, np.float32) if state is None else self._rewards(reward, count)
+            unread = state is None or not self.needs_rewards
+            rewards = np.zeros(count, np.float32) if unread else self._rewards(reward, count)
             memory = self.network.reset(count) if state is None else state
             seen = self._seen({name: value[:, None] for name, value in rows.items()})
             chunk, state = self.network.step(seen, rewards, memory)

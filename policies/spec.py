@@ -6,13 +6,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from math import isfinite, prod
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from policies.channels import is_picture
 
 VECTOR = "observation"  # the one channel of a task that sees but one vector
+SAME_RANGE = 1e-3  # two limits are equal within this share of their range: files round them
+
+
+class Conversion(NamedTuple):
+    """Affine map of actions from [-1, 1] of one range to [-1, 1] of another: the same units."""
+
+    scale: np.ndarray  # [A] float64
+    offset: np.ndarray  # [A] float64
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [..., A]; float32, clipped to [-1, 1]."""
+        converted: np.ndarray = self.offset + self.scale * np.asarray(actions, np.float64)
+        return converted.astype(np.float32).clip(-1, 1)
+
+    def stays_within(self, actions: np.ndarray) -> bool:
+        """True if every converted action [..., A] is in [-1, 1], to rounding."""
+        converted = self.offset + self.scale * np.asarray(actions, np.float64)
+        return bool((np.abs(converted) <= 1 + 2 * SAME_RANGE).all())
 
 
 @dataclass(frozen=True)
@@ -211,7 +229,63 @@ class Spec:
                 return f"{what}: the policy has {mine}, here it is {theirs}"
         if not self.same_rate(other):
             return f"rate_hz: the policy has {self.rate_hz:g}, here it is {other.rate_hz:g}"
+        if (problem := self.contradiction(other)) is not None:
+            name, mine, theirs = problem
+            return f"{name}: the policy has {mine}, here it is {theirs}"
         return None
+
+    def contradiction(self, other: Spec) -> tuple[str, Any, Any] | None:
+        """Return the field whose units or order of names differ, and both values.
+
+        None if there is none. A field that one of them leaves empty is not compared.
+        """
+        units = {"action_units": "each_action_unit", "observation_units": "observation_units"}
+        for name, field in units.items():
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine and theirs and mine != theirs:
+                return name, mine, theirs
+        for name in ("action_names", "observation_names"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                return name, mine, theirs
+        return None
+
+    @property
+    def is_normalized(self) -> bool:
+        """True if -1 and 1 mean themselves: no range is stated, or it is [-1, 1]."""
+        low, high = self.action_bounds
+        return bool((low == -1).all() and (high == 1).all())
+
+    @property
+    def action_range(self) -> str:
+        """What -1 and 1 stand for, to print: `[low, high]`, lists where the actions differ."""
+        low, high = ([float(f"{x:.4g}") for x in bound] for bound in self.action_bounds)
+        same = len({*low}) == len({*high}) == 1
+        return f"[{low[0]:g}, {high[0]:g}]" if same else f"[{low}, {high}]"
+
+    def conversion(self, other: Spec, actions: np.ndarray | None = None) -> Conversion | None:
+        """Return the map of this spec's actions to those of `other` in the same units.
+
+        None if no map is needed: the ranges are equal, one is not stated, or this one is [-1, 1].
+        Actions of a policy or a file that states [-1, 1] are normalized, shares of any range.
+        actions: [N, A] in [-1, 1], those that occur. Default: any.
+        Raises ValueError, with both ranges, if an action would leave the range of `other`, or if
+        that is [-1, 1], which may mean units or normalized actions.
+        """
+        if not (self.action_low and other.action_low) or self.is_normalized:
+            return None
+        (low, high), (to_low, to_high) = self.action_bounds, other.action_bounds
+        room = SAME_RANGE * (to_high - to_low)
+        if (np.abs([low - to_low, high - to_high]) <= room).all():
+            return None
+        half = (to_high - to_low) / 2
+        found = Conversion((high - low) / 2 / half, (low + high - to_low - to_high) / 2 / half)
+        ends = np.array([[-1.0], [1.0]]) if actions is None else actions
+        if other.is_normalized or not found.stays_within(ends):
+            raise ValueError(
+                f"actions of -1 and 1 stand for {self.action_range}, here for {other.action_range}"
+            )
+        return found
 
     def same_rate(self, other: Spec) -> bool:
         """Whether their rates are alike, to a hundredth; also where one of them says none."""

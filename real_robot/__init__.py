@@ -6,9 +6,9 @@ real_robot.run("policy.bundle", "desk")
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import offline_rl.utils  # noqa: F401  (imports the packages beside it, not the script's)
 
 if TYPE_CHECKING:
     from real_robot.recording.files import Recording, read
@@ -25,22 +25,6 @@ _LAZY = {
     "Robot": "real_robot.robot",
     "RobotSpec": "real_robot.robot",
 }
-
-
-def _check_neighbours() -> None:
-    """`policies` is a common name: a folder of the user's must not stand in for ours."""
-    home = Path(__file__).resolve().parents[1]
-    for name in ("policies", "offline_rl"):
-        spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
-        if found != home:
-            raise ImportError(
-                f"the package {name!r} would be imported from {found or 'nowhere'}, but real_robot "
-                f"lies in {home}: rename the other folder or start from another directory"
-            )
-
-
-_check_neighbours()
 
 
 def __getattr__(name: str) -> Any:

@@ -155,15 +155,31 @@ def test_the_command_line_starts_without_torch() -> None:
     assert "torch" not in loaded_by("import offline_rl.cli.main, offline_rl.cli.verbs")
 
 
-@pytest.mark.parametrize("name", ["envs", "policies"])
-def test_a_folder_of_the_users_does_not_stand_in_for_ours(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("")
-    refused = python("import offline_rl", tmp_path)
-    assert refused.returncode == 1
-    assert "ImportError" in refused.stderr
-    assert str(tmp_path) in refused.stderr
-    assert str(ROOT) in refused.stderr
+def common_names(folder: Path) -> Path:
+    """A folder with packages of the names of ours, and of our folders of data."""
+    for name in ("envs", "policies", "real_robot", "configs", "datasets", "tests"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("OWN = 1\n")
+    return folder
+
+
+def test_packages_of_the_same_names_beside_the_script_do_not_stand_in_for_ours(
+    tmp_path: Path,
+) -> None:
+    code = "import offline_rl, envs, datasets; print(envs.task('none').name, datasets.OWN)"
+    done = python(code, common_names(tmp_path))
+    assert done.stdout == "none 1\n"
+    assert f"not {tmp_path}/envs/__init__.py: rename that one" in done.stderr
+
+
+def test_a_package_that_is_imported_in_place_of_ours_is_named_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    done = python("import envs, offline_rl", common_names(tmp_path))
+    words = (
+        f"needs its own package 'envs', and {tmp_path}/envs/__init__.py is imported by that name"
+    )
+    assert done.stderr.splitlines()[-1].startswith("ImportError: offline_rl " + words)
 
 
 @pytest.mark.parametrize("folder", ["datasets", "configs"])

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from benchmarks import (
     baselines,
@@ -26,7 +28,7 @@ from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS, arrays
 from benchmarks.speed.eager import TD3BC, plain_fault
-from benchmarks.speed.ours import engine, fault
+from benchmarks.speed.ours import engine, fault, shares
 from offline_rl.data import Dataset
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -170,6 +172,58 @@ def test_all_contenders_are_asked_for():
     kinds = [job["kind"] for job in jobs("iql", options, "cpu")]
     assert kinds == ["eager", *["ours"] * 4, "d3rlpy", "corl", "jax_corl", "jax_corl", "unifloral"]
     assert "unifloral" not in [job["kind"] for job in jobs("cql", options, "cpu")]
+
+
+def test_a_contender_finds_the_packages_that_this_process_finds(monkeypatch: pytest.MonkeyPatch):
+    root = str(Path(bench.__file__).resolve().parents[2])
+    monkeypatch.setenv("PYTHONPATH", "/wheels:/more")
+    assert bench.environment({}, "cpu")["PYTHONPATH"] == f"{root}:/wheels:/more"
+    monkeypatch.delenv("PYTHONPATH")
+    assert bench.environment({}, "cpu")["PYTHONPATH"] == root
+
+
+def test_jax_contenders_do_not_reserve_the_gpu_that_they_share():
+    assert bench.environment({}, "cuda")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+class Starting:
+    """A contender that is ready only once all three are starting."""
+
+    all_are_starting, stopped = threading.Barrier(3, timeout=10), list[str]()
+
+    def __init__(self, job: dict[str, str], *_: str) -> None:
+        self.kind, self.facts = job["kind"], {"seconds": 0.0}
+        self.all_are_starting.wait()
+        if self.kind == "eager":
+            raise UserError("eager stopped")
+
+    def stop(self) -> None:
+        self.stopped.append(self.kind)
+
+
+def test_contenders_start_side_by_side_on_a_gpu_and_none_outlives_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(hardware, "cores", lambda: 3)
+    monkeypatch.setattr(bench, "Contender", Starting)
+    with pytest.raises(UserError, match="eager stopped"):
+        bench.start([{"kind": kind} for kind in ("ours", "eager", "corl")], "python", "cuda")
+    assert Starting.stopped == ["ours", "corl"]
+
+
+def test_a_profile_on_a_gpu_counts_the_time_of_kernels_once():
+    """Operations carry the time of the kernels that they launch; kernels have rows too."""
+
+    def event(key: str, device_us: float, kind: DeviceType = DeviceType.CPU) -> SimpleNamespace:
+        times = {"self_cpu_time_total": 100.0, "self_device_time_total": device_us}
+        return SimpleNamespace(key=key, device_type=kind, **times)
+
+    events = [event("aten::bmm", 60), event("triton_poi_fused_add_0", 30), event("aten::copy_", 10)]
+    kernels = [event("sm90_xmma_gemm", 60, DeviceType.CUDA)]
+    expected = {"products": 0.6, "fused kernels": 0.3, "rest": 0.1}
+    assert shares(events + kernels, "cuda") == expected
+    on_cpu = {"products": 0.333, "fused kernels": 0.333, "rest": 0.333}
+    assert shares(events, "cpu") == on_cpu
 
 
 def test_an_unknown_algorithm_is_refused():

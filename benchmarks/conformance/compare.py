@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.conformance import ours
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays
+from benchmarks.figures import import_path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-9  # relative; both sides are in float64
@@ -55,7 +56,7 @@ def reference(case: Case, checkout: str, given: Arrays, python: str) -> Arrays:
         done = subprocess.run(
             [python, "-m", "benchmarks.conformance.worker", name],
             env=os.environ
-            | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+            | {"PYTHONPATH": import_path(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -19,9 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import import_path
 from benchmarks.speed.eager import BASELINES
 from benchmarks.speed.options import BenchOptions
 from offline_rl.algorithms.common.registry import algorithm_names
@@ -36,6 +38,7 @@ HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager
 HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NAMES |= {"diffusion_policy": "the authors' file"}
+DEFAULTS = {"seeds": 1, "precision": "fp32"}  # of a contender whose job does not name them
 NOTE = """
 updates/s: seed-updates a second, the median of several blocks (below), all contenders for an
 algorithm in turns; what compares algorithms are their ratios.
@@ -57,18 +60,13 @@ class Contender:
         self, job: dict[str, Any], python: str = sys.executable, device: str = "cpu"
     ) -> None:
         """Starts it and waits for its first update. Raises UserError with what it printed last."""
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(hardware.cores())}
-        if device == "cpu":
-            own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        if job.get("profile"):
-            own["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
         self.job, self.errors = job, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env=os.environ | own,
+            env=os.environ | environment(job, device),
             text=True,
         )
         self.facts = self.answered = self.answer()  # the first, and the newest
@@ -96,6 +94,45 @@ class Contender:
         self.process.kill()
         self.process.communicate()
         self.errors.close()
+
+
+def environment(job: dict[str, Any], device: str) -> dict[str, str]:
+    """Return the environment variables of a contender's process."""
+    own = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.cores())}
+    if device == "cpu":
+        own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    else:  # JAX reserves three quarters of the GPU otherwise, for each of its processes
+        own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    if job.get("profile"):
+        own["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+    return own
+
+
+def start(jobs: Sequence[dict[str, Any]], python: str, device: str) -> list[Contender]:
+    """Start all contenders in the given order; if one fails, stop the others and raise its error.
+
+    On a GPU they start side by side: each compiles for minutes, on the processor. python: the
+    interpreter of the peers.
+    """
+    pool = ThreadPoolExecutor(hardware.cores() if device == "cuda" else 1)
+    starting = [
+        pool.submit(Contender, job, python if job["kind"] in NAMES else sys.executable, device)
+        for job in jobs
+    ]
+    contenders = []
+    try:
+        for job, future in zip(jobs, starting, strict=True):
+            contenders.append(future.result())
+            seconds = contenders[-1].facts["seconds"]
+            print(f"{label(DEFAULTS | job)}: ready after {seconds:.1f} s", flush=True)
+    except BaseException:
+        pool.shutdown(cancel_futures=True)
+        for future in starting:
+            if not future.cancelled() and future.exception() is None:
+                future.result().stop()
+        raise
+    pool.shutdown()
+    return contenders
 
 
 def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
@@ -128,16 +165,14 @@ def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, A
 def compare(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
     """A row for each contender, with its blocks."""
     products = [{"kind": "products", "precision": p, "device": device} for p in options.precisions]
-    contenders, rows = [], []
+    everything = [*jobs(algorithm, options, device), *products]
+    contenders, rows = start(everything, options.python, device), []
     try:
-        for job in [*jobs(algorithm, options, device), *products]:
-            peer = job["kind"] in NAMES
-            contenders.append(Contender(job, options.python if peer else sys.executable, device))
-            facts = contenders[-1].facts
+        for job, contender in zip(everything, contenders, strict=True):
+            facts = contender.facts
             when = {"blocks": [], "block_seconds": options.seconds, "commit": hardware.commit()}
-            rows.append({"seeds": 1, "precision": "fp32"} | job | facts | when)
+            rows.append(DEFAULTS | job | facts | when)
             rows[-1].setdefault("compile_seconds", facts["seconds"])
-            print(f"{label(rows[-1])}: ready after {facts['seconds']:.1f} s", flush=True)
         numbers = []
         for contender in contenders:
             contender.run(4)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import DeviceType
 
 from benchmarks.speed import diffusion
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
 from benchmarks.speed.eager import BASELINES, Buffer, plain_fault
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
-from offline_rl.engine.engine import Engine
+from offline_rl.engine.compile import captured
+from offline_rl.engine.engine import Engine, Precision, set_gpu_precision
 from offline_rl.training.sources import offline_source
 from offline_rl.utils import hardware
 from policies import Spec
 
 DIFFUSION = "diffusion_policy"
+PRODUCTS = 20  # in one CUDA graph: launched one by one, they would measure the launches
 
 
 def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:
@@ -51,6 +56,7 @@ def ours(
 ) -> None:
     """The engine's own loop."""
     learner = engine(algorithm, seeds, precision, device, compile)
+    learner.capture &= not profile
     period = learner.algorithm.period
     work = learner.work()
     clock.facts = {"flops": work.flops / seeds}
@@ -61,7 +67,7 @@ def ours(
     clock.facts["compile_seconds"] = learner.compile_seconds
     clock.fault = partial(fault, learner)
     if profile:
-        clock.facts["profile"] = shares(learner)
+        clock.facts["profile"] = profiled(learner)
     wait = waiting(device)
     while True:
         learner.run(period)
@@ -77,21 +83,34 @@ def fault(learner: Engine) -> str | None:
     return None
 
 
-def shares(learner: Engine) -> dict[str, float]:
-    """The share of an update's time in matrix products, fused kernels and the calls between."""
+def profiled(learner: Engine) -> dict[str, float]:
+    """Profile some updates; on a GPU the engine must not capture them. Return `shares`."""
     from torch.profiler import profile
 
     learner.run(2 * learner.algorithm.period)
     with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}), profile() as found:
         learner.run(10 * learner.algorithm.period)
+    return shares(found.key_averages(), learner.device.type)
+
+
+def shares(events: Iterable[Any], device: str) -> dict[str, float]:
+    """Return the share of time in matrix products, fused kernels and everything between.
+
+    events: the profiler's averages. A GPU's time is read from the operations that launched it;
+    the kernels' own rows would count it twice.
+    """
     time = dict.fromkeys(("products", "fused kernels", "rest"), 0.0)
-    for event in found.key_averages():
+    for event in events:
+        if event.device_type != DeviceType.CPU:
+            continue
         products = event.key.removeprefix("aten::").removeprefix("aoti_torch_cpu_")
         products = products.startswith(("mm", "bmm", "addmm", "baddbmm"))
         kernel = event.key.startswith(("cpp_", "graph_", "triton_"))
         name = "products" if products else "fused kernels" if kernel else "rest"
-        time[name] += event.self_cpu_time_total
-    return {name: round(value / sum(time.values()), 3) for name, value in time.items()}
+        on_cpu = device == "cpu"
+        time[name] += event.self_cpu_time_total if on_cpu else event.self_device_time_total
+    total = sum(time.values()) or 1.0
+    return {name: round(value / total, 3) for name, value in time.items()}
 
 
 def uncompiled(clock: Clock, **job: Any) -> None:
@@ -100,7 +119,8 @@ def uncompiled(clock: Clock, **job: Any) -> None:
 
 
 def eager(clock: Clock, algorithm: str, device: str) -> None:
-    """The eager single-seed baseline's loop."""
+    """The eager single-seed baseline's loop, in float32."""
+    torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions is True
     if algorithm == DIFFUSION:
         diffusion.eager(clock, device)
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
@@ -113,13 +133,22 @@ def eager(clock: Clock, algorithm: str, device: str) -> None:
         clock.tick(1, wait)
 
 
-def products(clock: Clock, precision: str, device: str) -> None:
+def products(clock: Clock, precision: Precision, device: str) -> None:
     """Products of 2048 x 256 by 256 x 256, which are what the networks are made of."""
+    set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.randn(2048, 256, device=device, dtype=dtype)
     b, out = torch.randn(256, 256, device=device, dtype=dtype), torch.empty_like(a)
     clock.facts, wait = {"flops": 2.0 * 2048 * 256 * 256}, waiting(device)
-    multiply = partial(torch.mm, a, b, out=out)
+    multiply, count = partial(torch.mm, a, b, out=out), 1
+    if device == "cuda":
+
+        def repeated() -> Tensor:
+            for _ in range(PRODUCTS):
+                multiply()
+            return out
+
+        multiply, count = captured(repeated), PRODUCTS
     while True:
         multiply()
-        clock.tick(1, wait)
+        clock.tick(count, wait)

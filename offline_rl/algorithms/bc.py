@@ -62,6 +62,7 @@ class Config(SeeingConfig):
 class BC(Algorithm):
     Config = Config
     follows_card = False  # it clones
+    imitation_phases = ("update",)
     vector_only = False
 
     @classmethod

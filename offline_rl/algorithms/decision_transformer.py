@@ -66,6 +66,7 @@ class DT(Algorithm):
     Config = Config
     needs = ("mc_returns", "timesteps")
     follows_card = False  # what it aims at is raw
+    imitation_phases = ("update",)
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
@@ -78,8 +79,8 @@ class DT(Algorithm):
         return cfg
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """All rows, also those whose next observation is unknown: nobody looks at it."""
-        return replace(paid(self.cfg, dataset), next_index=dataset.next_index.clip(min=0))
+        """The data with the rewards that acting pays."""
+        return paid(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
         return Windows(super().source(phase, sources), self.cfg.window)

@@ -144,8 +144,7 @@ class ResFiT(ActorLast):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Critics and their target; in the last place also the actor and its own."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        online: Any = self.interaction.online
-        both = state.done >= online.alone(self.period)  # the actor learns too
+        both = state.done >= self.policy_begins(schedule.ONLINE)[0]  # the actor learns too
         y = self.target(state, batch, both)  # [B]
 
         def critic_loss(critic):  # [E, B] - [B]
@@ -171,6 +170,11 @@ class ResFiT(ActorLast):
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = kept(before, state, ~both)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
+
+    def policy_begins(self, phase: str) -> tuple[int, str]:
+        online: Any = self.interaction.online
+        updates = online.alone(self.period) if phase == schedule.ONLINE else 0
+        return updates, "online.critic_updates"
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
         """r + discount * least of a few Q_i(s', a'); a': the noise is the correction's; [B]."""

@@ -65,6 +65,7 @@ class SPOT(td3.TD3):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     follows_card = True  # unlike TD3 it learns from data
+    imitation_phases = ("fit_vae",)
 
     @property
     def phases(self) -> Mapping[str, int]:

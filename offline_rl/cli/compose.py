@@ -159,6 +159,7 @@ def shown(job: Mapping[str, Any]) -> str:
 
     from omegaconf import OmegaConf
 
+    from offline_rl.algorithms.common.registry import table_of
     from offline_rl.training.resolve import resolve
 
     run = resolve(job)
@@ -177,4 +178,5 @@ def shown(job: Mapping[str, Any]) -> str:
     text = OmegaConf.to_yaml(OmegaConf.create(tree))
     if run.pattern is None:
         return text
-    return f"# with the row {run.pattern} of configs/algorithm/{run.options.algorithm}.yaml\n{text}"
+    owner = table_of(run.options.algorithm)
+    return f"# with the row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"

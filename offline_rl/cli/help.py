@@ -31,12 +31,19 @@ def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
 
 def method(algorithm: str, task: str) -> str:
     """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
-    from offline_rl.algorithms.common.registry import algorithm_class, prepared, tuned
+    from offline_rl.algorithms.common.registry import (
+        algorithm_class,
+        prepared,
+        table_of,
+        tuned,
+    )
     from offline_rl.algorithms.common.schedule import OnPolicy
 
     cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
-    table = f", by the row {pattern} of its table for task={task}" if pattern else ""
+    owner = table_of(algorithm)
+    whose = "its table" if owner == algorithm else f"{owner}'s table"
+    table = f", by the row {pattern} of {whose} for task={task}" if pattern else ""
     parts = [f"hyper-parameters of {algorithm}{table}:"]
     parts.append(
         keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})

@@ -177,6 +177,8 @@ def data(arguments: Sequence[str]) -> None:
     An interrupted download is continued by the same command; files that are there are left alone.
     A file may also be a folder; its layout is told by what it holds: docs/formats.md.
     data_dir= is where the cards' files lie; the other keys are those of info, check and convert.
+    format= of info and check is the layout of the file; of convert it is the layout to write, and
+    source_format= the layout of the file.
     """
     from dataclasses import asdict
 
@@ -214,8 +216,8 @@ def data(arguments: Sequence[str]) -> None:
         print(convert.convert(names[0], names[1], data_dir=data_dir, **given))
         print(names[1])
     else:
-        limit = given.get("max_episode_steps")
-        problems = validate(locate(names[0], data_dir), max_episode_steps=limit, options=built)
+        read, limit = build(ReadOptions, options), given.get("max_episode_steps")
+        problems = validate(locate(names[0], data_dir), max_episode_steps=limit, options=read)
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
         errors = sum(problem.severity == "error" for problem in problems)

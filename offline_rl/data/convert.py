@@ -2,27 +2,31 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.formats.common import Reading
+from offline_rl.data.info import stands_for
 from offline_rl.data.load import load
 from offline_rl.data.writers.d4rl import Following, write, write_npz
 from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.data.writers.minari import write_minari
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import FileFormat
+from offline_rl.utils.words import unknown
 
 Format = Literal["d4rl", "npz", "minari", "lerobot"]
 BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReadOptions):
+class Options(Reading):
     """How a data set is to be read and written."""
 
-    format: Format | None = None  # of convert; default: by the ending, .hdf5, .npz or a folder
+    format: Format | None = None  # of convert: layout to write; of info, check: as source_format
+    source_format: FileFormat | None = None  # layout of the file; default: recognized
     dataset_id: str | None = None  # of convert: Minari's name, which the folder's path ends with
     drop_unusable: bool = False  # of convert: leave out time-outs without a next observation
 
@@ -33,6 +37,7 @@ def convert(
     *,
     format: Format | None = None,
     data_dir: str | Path | None = None,
+    source_format: FileFormat | None = None,
     dataset_id: str | None = None,
     drop_unusable: bool = False,
     **options: Any,
@@ -40,6 +45,7 @@ def convert(
     """Writes the data set of a file, folder, card or task in another layout; a line on what it did.
 
     format: default by the target's ending: d4rl for .hdf5, npz for .npz, else minari (a folder).
+    source_format: layout of the source, the `format` of `read`.
     drop_unusable: leave out the time-out rows whose next observation is unknown; the observation of
     such a row then is the one after the row before.
     options: of `read`.  Raises UserError where the target is there already, with nothing written.
@@ -48,17 +54,21 @@ def convert(
     if target.exists():
         raise UserError(f"{target} is there already; name another file, or remove it.")
     form = format or BY_ENDING.get(target.suffix, "minari")
+    if form not in get_args(Format):
+        raise UserError(unknown("format", form, get_args(Format)))
     if form != "minari" and dataset_id is not None:
         raise UserError(f"dataset_id is Minari's; the format is {form}. Leave it out.")
+    if source_format is not None:
+        options["format"] = source_format
     data = load(source, data_dir, **options)
     notes = list(data.notes)
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")
         data = data.take(np.flatnonzero(data.usable))
     if form == "minari":
-        if unknown := int((~data.usable).sum()):
+        if unusable := int((~data.usable).sum()):
             raise UserError(
-                f"{source}: {unknown:,} rows have no next observation, and Minari's layout needs "
+                f"{source}: {unusable:,} rows have no next observation, and Minari's layout needs "
                 f"one after each episode. Leave these rows out with drop_unusable=true."
             )
         write_minari(data, target, dataset_id=dataset_id)
@@ -76,6 +86,8 @@ def convert(
     else:
         writer = write if form == "d4rl" else write_npz
         writer(data, target, next_observations=following(data))
+    if mapped := stands_for(data):
+        notes.append(f"actions are written in [-1, 1]: {mapped}")
     told = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {form}"
     return "; ".join([told, *notes])
 

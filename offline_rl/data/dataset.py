@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.faults import FLAGS, faults
+from offline_rl.data.faults import FLAGS, faults, losses, named_in
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels
@@ -123,12 +123,13 @@ class Dataset:
             if given[word] is None:
                 raise UserError(f"{where}: {word} is None; an array is expected")
         c = as_columns(channels.flat({k: v for k, v in given.items() if v is not None}))
+        c, notes = narrowed(c, keys)
         bounds = None
         if action_scale is not None or action_range is not None:
             from offline_rl.data.read import in_range
 
             c, bounds = in_range(where, c, action_scale, action_range)
-        for sentence in faults(c, where, keys):
+        for sentence in faults(c, where, keys, bounds):
             raise UserError(sentence)
         if bounds is not None and spec is None:
             shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
@@ -157,7 +158,8 @@ class Dataset:
             path,
             sha256,
             dict(extras or {}),
-            spec=spec,
+            tuple(notes),
+            spec,
         )
 
     @classmethod
@@ -338,7 +340,9 @@ def _one_of(word: str, array: Any, alias: str, other: Any) -> Any:
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Numbers as float32, [N, 1] scalars as [N].
 
-    Pictures stay uint8, flags as they are, and integers that choose one of several actions too.
+    Images stay uint8 and flags as they are. Integers from 0 on, one a step, may choose one of
+    several actions, and stay integers too. What would lose its resolution stays as it is, for
+    `narrowed` to convert and note, or `faults` to refuse.
     """
     columns = {}
     for word, given in arrays.items():
@@ -351,11 +355,31 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             array = array[:, 0]
         picture = array.dtype == np.uint8 and array.ndim > 2
         choice = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        choice = choice and not (array < 0).any()
         if array.dtype.kind in "fiub" and word not in FLAGS and not picture and not choice:
+            if losses(array):
+                columns[word] = array
+                continue
             with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
                 array = array.astype(np.float32, copy=False)
         columns[word] = array
     return columns
+
+
+def narrowed(
+    columns: Mapping[str, np.ndarray], names: Mapping[str, str], numbers: Sequence[str] = ()
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return columns with all numbers as float32 that keep enough of their resolution, and notes.
+
+    names: what the file calls the columns.  numbers: and the numbers of an observation.
+    """
+    made, notes = dict(columns), []
+    for word, array in columns.items():
+        lost = losses(array) if word not in FLAGS else []
+        if lost and not any(loss.refused for loss in lost):
+            made[word] = array.astype(np.float32)
+            notes.append(f"{names.get(word, word)}: {lost[0].told(array, named_in(word, numbers))}")
+    return made, notes
 
 
 def _successors(

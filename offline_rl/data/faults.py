@@ -4,24 +4,45 @@
 the arrays as the file does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
 COLOURS = (1, 3, 4)  # numbers in a pixel
-TOLERANCE = 1e-6  # float32 arithmetic of a bounded action may overshoot by this much
+TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
+Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
+
+# Float32, in which policies compute, has 24 significant bits: near 5,572,094 it resolves 0.5, near
+# the Unix time of today 128. A column with such an offset loses its small changes.
+LOST_SHARE = 1e-3  # of its range: a column with larger rounding errors has lost its resolution
+LOST_REFUSED = 1e-6  # smaller errors are noted only: simulators' joints at rest have them
+LOST_NOTED = 1e-7  # and still smaller ones are not even noted
+CONSTANT = 1e-10  # of its size: a smaller range is the rounding of float64
+EXACT = 2**24  # whole numbers up to this are exact in float32
 
 
 def faults(
-    columns: Mapping[str, np.ndarray], where: str, names: Mapping[str, str]
+    columns: Mapping[str, np.ndarray],
+    where: str,
+    names: Mapping[str, str],
+    bounds: Bounds | None = None,
+    numbers: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's."""
+    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's.
+
+    bounds: the limits by which the actions were mapped to [-1, 1] already.
+    numbers: names of the numbers of an observation, if the file has them.
+    """
     named = {word: names.get(word, word) for word in columns}
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or _choice(word, array)
+        fault = _kind(array) or (
+            None if word in FLAGS else _resolution(array, named_in(word, numbers))
+        )
+        fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
         if fault:
             yield f"{where}: {named[word]} {fault}"
@@ -53,11 +74,7 @@ def faults(
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
         if np.isfinite(worst) and worst > 1 + TOLERANCE:
-            yield (
-                f"{where}: {named['actions']} {list(actions.shape)} reach from {low:.4g} to "
-                f"{high:.4g}; they must lie in [-1, 1]. If they are in other units, pass "
-                f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
-            )
+            yield f"{where}: {named['actions']} {_outside(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
         if both.any():
@@ -68,10 +85,47 @@ def faults(
             )
 
 
+def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
+    """Of actions that leave [-1, 1]."""
+    reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
+    if bounds is None:
+        return (
+            f"{reach}; they must lie in [-1, 1]. If they are in other units, pass "
+            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
+        )
+    column = int(np.nanmax(np.abs(actions), axis=0).argmax())
+    ends = (np.broadcast_to(bound, actions.shape[1:])[column] for bound in bounds)
+    least, most = (float(end) for end in ends)
+    values = [
+        least + (most - least) * (float(x) + 1) / 2
+        for x in (np.nanmin(actions[:, column]), np.nanmax(actions[:, column]))
+    ]
+    return (
+        f"{list(actions.shape)} leave their limits: column {column} reaches from {values[0]:.7g} "
+        f"to {values[1]:.7g}, and the limits are {least:.7g} and {most:.7g}. Pass wider limits, "
+        f"action_range=[low,high]."
+    )
+
+
+def named_in(word: str, numbers: Sequence[str]) -> Sequence[str]:
+    """Return the names of the numbers of an observation, if `word` is one."""
+    return numbers if word.endswith("observations") else ()
+
+
 def _kind(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
+
+
+def _resolution(array: np.ndarray, numbers: Sequence[str]) -> str | None:
+    lost = next((loss for loss in losses(array) if loss.refused), None)
+    if lost is None:
+        return None
+    return (
+        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and "
+        f"in the environment, or leave the column out."
+    )
 
 
 def _choice(word: str, array: np.ndarray) -> str | None:
@@ -84,7 +138,8 @@ def _choice(word: str, array: np.ndarray) -> str | None:
         return None
     return (
         f"are whole numbers from {array.min():g} to {array.max():g}, one a step: discrete actions, "
-        f"which nothing here learns. Continuous ones are expected, a vector a step."
+        f"which nothing here learns. If they are amounts, pass action_range=[low,high], what -1 "
+        f"and 1 stand for."
     )
 
 
@@ -157,3 +212,66 @@ def _not_finite(array: np.ndarray) -> str | None:
         f"has {value} first in row {row:,}, and {bad.sum():,} of {len(array):,} rows are not "
         f"finite. Remove these episodes or mend the recording."
     )
+
+
+class Loss(NamedTuple):
+    """A column whose changes are lost in float32."""
+
+    column: int | None  # None: the array has one number a step
+    low: float
+    high: float
+    step: float  # median change between consecutive rows, of those that change
+    resolved: float  # distance between neighboring float32 numbers there
+    distinct: int  # values that are left in float32
+    refused: bool  # too much is lost to learn from
+
+    def told(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
+        """Return a sentence without a period; numbers: names of the array's, where it has them."""
+        where = "" if self.column is None else f"column {self.column} "
+        if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
+            where += f"({numbers[self.column]}) "
+        return (
+            f"{where}between {self.low:.15g} and {self.high:.15g} "
+            f"{'change' if self.column is None else 'changes'} by {self.step:.3g} a step, but "
+            f"float32, in which policies compute, resolves {self.resolved:.3g} there: distinct "
+            f"values left: {self.distinct:,}"
+        )
+
+
+def losses(array: np.ndarray) -> list[Loss]:
+    """Return the columns of an array [N, ...] that lose their resolution in float32."""
+    kind = array.dtype.kind
+    if not array.size or kind not in "fiu" or np.can_cast(array.dtype, np.float32):
+        return []
+    flat = array.reshape(len(array), -1)
+    low, high = flat.min(0).astype(np.float64), flat.max(0).astype(np.float64)
+    size = np.maximum(np.abs(low), np.abs(high))
+    if kind in "iu" and size.max() <= EXACT:
+        return []
+    if not (size <= np.finfo(np.float32).max).all():
+        return []  # infinite or NaN in float32, and refused as such
+    resolved = np.spacing(size.astype(np.float32)).astype(np.float64)
+    error, extent = resolved / 2, high - low  # the largest error that there can be
+    suspected = (error > LOST_NOTED) & (extent > CONSTANT * size)
+    suspected &= (error > LOST_REFUSED) | (error > LOST_SHARE * extent)
+    columns = [int(column) for column in np.flatnonzero(suspected)]
+    found = (_loss(flat[:, column], column, resolved[column]) for column in columns)
+    lost = [loss for loss in found if loss is not None]
+    return lost if array.ndim > 1 else [loss._replace(column=None) for loss in lost]
+
+
+def _loss(values: np.ndarray, column: int, resolved: float) -> Loss | None:
+    exact = values.astype(np.float64)
+    rounded = exact.astype(np.float32)
+    error = float(np.abs(exact - rounded).max())
+    low, high = float(exact.min()), float(exact.max())
+    if error <= LOST_NOTED:
+        return None
+    changes = np.abs(np.diff(exact))
+    step = float(np.median(changes[changes > 0]))
+    coarse = error > LOST_SHARE * (high - low)
+    typical = float(np.median(np.abs(exact - rounded)))  # whatever single outliers do
+    if not coarse and (typical <= LOST_REFUSED or typical <= step):
+        return None
+    refused = coarse and error > LOST_REFUSED
+    return Loss(column, low, high, step, float(resolved), len(np.unique(rounded)), refused)

@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.load import data_folder, known_cards, load
+from offline_rl.data.read import as_list
 from offline_rl.utils.files import checksum
 from policies import channels
 
@@ -48,6 +51,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
             "actions",
             f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",
         ),
+        *([("limits", mapped)] if (mapped := stands_for(data)) else []),
         *([("rate", f"{rate:g} actions a second")] if rate is not None else []),
         ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),
         ("episodes", f"{s.episodes:,}: {s.terminated:,} terminated, {s.truncated:,} truncated"),
@@ -69,6 +73,17 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
         lines.append(("extras", ", ".join(data.extras)))
     lines += [("note", note) for note in data.notes]
     return _aligned([*lines, ("SHA-256", data.sha256 or "-")])
+
+
+def stands_for(data: Dataset) -> str | None:
+    """Return what actions of -1 and 1 stand for in the file's units; None where it is -1 and 1."""
+    spec = data.spec
+    if spec is None or not spec.action_low or {*spec.action_low, *spec.action_high} == {-1, 1}:
+        return None
+    low, high = (as_list(np.array(end)) for end in (spec.action_low, spec.action_high))
+    if len({*low}) == len({*high}) == 1:
+        return f"-1 and 1 stand for {low[0]:g} and {high[0]:g}"
+    return f"-1 and 1 stand for {low} and {high}"
 
 
 def card_of(data: Dataset) -> "Card | None":

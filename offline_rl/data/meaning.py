@@ -1,15 +1,19 @@
-"""What an environment says of its numbers, as a policy's specification."""
+"""The meaning of an environment's numbers as a `Spec`, and the conversion of actions to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from envs import VectorEnv
+from offline_rl.data.dataset import Dataset
+from offline_rl.data.read import REACHED
+from offline_rl.utils.errors import UserError
 from policies import Channel, Spec
-from policies.spec import VECTOR
+from policies.spec import VECTOR, Conversion
 
 
 def spec_of(env: VectorEnv) -> Spec:
@@ -31,3 +35,73 @@ def spec_of(env: VectorEnv) -> Spec:
         action_units=tuple(env.action_units),
         action_offset=env.action_offset,
     )
+
+
+def stated(env: VectorEnv) -> Spec:
+    """Return `spec_of(env)`, its action range empty where the environment states none."""
+    spec = spec_of(env)
+    return spec if env.action_low is not None else replace(spec, action_low=(), action_high=())
+
+
+def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
+    """Return the map of a policy's actions to those of `env`; None if they are the same.
+
+    what: the policy's name in errors. Raises UserError if the ranges cannot be reconciled.
+    """
+    try:
+        return policy.conversion(stated(env))
+    except ValueError as error:
+        raise UserError(
+            f"{what}: {error}. Use an environment whose action space is that range, or train on "
+            "data of this task's range"
+        ) from None
+
+
+def note_on_shares(own: Spec | None, env: VectorEnv, task: str) -> str | None:
+    """Return a sentence if normalized actions become shares of a range that `env` states."""
+    here = stated(env)
+    if (own is not None and not own.is_normalized) or here.is_normalized:
+        return None
+    return f"actions are normalized: -1 and 1 stand for the range of {task}, {here.action_range}"
+
+
+def in_range_of(data: Dataset, env: VectorEnv, task: str, *, by_option: bool) -> Dataset:
+    """Return `data` with its actions in [-1, 1] of the range of `env`, and a note if they change.
+
+    Ranges that both sides state are compared in their units. Normalized actions, those of a file
+    that states no range or [-1, 1], are shares of any range, which a note says.
+    by_option: `action_scale` or `action_range` states the range of the data.
+    Raises UserError, with both ranges, where they cannot be reconciled.
+    """
+    own, here, where = data.spec, stated(env), data.path or data.name
+    if own is None or own.is_normalized:
+        note = None if by_option else note_on_shares(own, env, task)
+        return data if note is None else replace(data, notes=(*data.notes, note))
+    if own.action_dim != here.action_dim or (by_option and here.is_normalized):
+        return data  # the former is refused where both are compared
+    reached = REACHED in data.notes
+    if reached and not here.action_low:
+        raise UserError(
+            f"{where}: its actions reach {own.action_range}, and the range of "
+            f"{task} is not known in these units. Give it with action_range=[low,high], or use "
+            "task=none"
+        )
+    try:
+        convert = own.conversion(here, data.actions)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: {error} ({task}). Give action_range=[low,high], the values in the data of "
+            "the task's -1 and 1, or data in the task's units"
+        ) from None
+    if convert is None:
+        return data
+    if by_option:
+        raise UserError(
+            f"action_range={own.action_range}: the range of {task} is {here.action_range}. Give "
+            "that one if the data has the task's units; else convert the data first, with "
+            "offline-rl convert and your action_range="
+        )
+    notes = [note for note in data.notes if note != REACHED]
+    notes.append(f"actions of {own.action_range} are converted to {here.action_range} of {task}")
+    spec = replace(own, action_low=here.action_low, action_high=here.action_high)
+    return replace(data, actions=convert(data.actions), spec=spec, notes=tuple(notes))

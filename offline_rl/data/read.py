@@ -3,18 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import doubts
-from offline_rl.data.faults import faults
+from offline_rl.data.faults import faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange
+from offline_rl.utils.options import ActionRange, FileFormat
+from offline_rl.utils.words import unknown
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
@@ -32,6 +33,7 @@ def read(
     observation_keys: Sequence[str] | None = None,
     subset: str | None = None,
     infos: bool = False,
+    format: FileFormat | None = None,
     name: str | None = None,
 ) -> Dataset:
     """The data set at `path`.
@@ -50,6 +52,7 @@ def read(
     observation_keys: which of the file's arrays make an observation, side by side in this order.
     subset: a split that the file names, such as train.
     infos: keep the per-step arrays under infos/ in `extras` (costs are kept always).
+    format: layout of the file; by default it is recognized by what only that layout holds.
     Raises UserError, one sentence, on the first thing wrong.
     """
     options = ReadOptions(
@@ -61,13 +64,14 @@ def read(
         observation_keys=None if observation_keys is None else list(observation_keys),
         subset=subset,
         infos=infos,
+        format=format,
     )
     check_options(options)
     path = Path(path)
     with open_raw(path) as raw:
         found = gather(raw, options, _refuse)
     columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
-    for sentence in faults(columns, raw.where, found.keys):
+    for sentence in faults(columns, raw.where, found.keys, bounds, found.observation_names):
         raise UserError(sentence)
     notes = [*found.notes]
     if action_range == "data":
@@ -101,6 +105,8 @@ def read(
 def check_options(options: ReadOptions) -> None:
     """Raises UserError where an option's value cannot be meant."""
     steps, scale = options.max_episode_steps, options.action_scale
+    if options.format is not None and options.format not in get_args(FileFormat):
+        raise UserError(unknown("format", options.format, get_args(FileFormat)))
     if options.terminate_on_end and not options.d4rl_compatible:
         raise UserError("terminate_on_end=true means something with d4rl_compatible=true only.")
     if steps is not None and steps < 1:
@@ -115,7 +121,7 @@ def check_options(options: ReadOptions) -> None:
 
 def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
     """What -1 and 1 stand for, in the file's units, as the options, else the file itself, say."""
-    actions = found.columns.get("actions")
+    actions = amounts(found, options)
     if options.action_scale is not None:
         return -options.action_scale, options.action_scale
     bounds: Bounds | None
@@ -149,10 +155,24 @@ def reaching(found: Found, options: ReadOptions) -> bool:
     return actions.dtype == np.float32 and bool((np.abs(actions) > 1).any())
 
 
+def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:
+    """Return the actions, whole numbers as float32 where their range is stated.
+
+    Without a range whole numbers from 0 on may choose one of several actions.
+    """
+    actions = found.columns.get("actions")
+    stated = (options.action_scale, options.action_range, found.action_range)
+    if actions is None or actions.dtype.kind not in "iu" or stated == (None, None, None):
+        return actions
+    if losses(actions):
+        return actions  # which `faults` will name
+    return actions.astype(np.float32)
+
+
 def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
     """The columns with actions in [-1, 1], which stand for their limits, where any are known."""
     columns, bounds = dict(found.columns), limits(where, found, options)
-    actions = columns.get("actions")
+    actions = amounts(found, options)
     if bounds is None or actions is None or actions.dtype != np.float32 or actions.ndim != 2:
         return columns  # what is wrong with them `faults` will name
     if options.action_scale is not None:

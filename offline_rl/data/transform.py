@@ -6,6 +6,8 @@ every checkpoint. Scores are always computed from raw rewards.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,14 +17,26 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Positive, Range
 from policies import channels
 from policies.channels import Normalisers
-from policies.normaliser import Kind, Normaliser
+from policies.normaliser import Kind, Normaliser, centre_and_extent
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
+    from policies.spec import Spec
 
 
 ActionClip = Annotated[float, Range(1e-3, 1)]
 Normalise = bool | Literal["min_max"]
+
+
+ROWS = 100_000  # of the data are looked at, evenly spaced
+# Standard deviations as the network sees them. Measured with bc and iql, action = sign(column):
+# above these the mean error is below 0.05 of 0.5 (normalized) and 0.2 of 0.5 (raw).
+NORMALIZED = 0.25
+RAW = 0.02
+ACTIONS = 5e-3
+SPAN = 5  # in these units; a rare but large value makes a column visible, whatever its deviation
+REWARDS = 1e-3  # least difference between rewards that critics, whose first errors are 0.1, resolve
+SHOWN = 5  # columns that are named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +163,83 @@ class Transform:
         parts = channels.each(part, values["mean"], values["scale"], values.get("kind", kinds))
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
         return cls(Normalisers(parts) if isinstance(parts, dict) else parts, **rest)
+
+
+def small_columns(
+    transform: Transform, data: Dataset | None, spec: Spec, cfg: Any, *, rewards: bool
+) -> list[str]:
+    """Return a sentence with the remedy for each kind of column that is hardly visible.
+
+    A network starts from inputs of about unit scale. A z-score divides by the standard deviation
+    plus 0.001, so a column with a deviation of 1e-5, as of meters or amperes, reaches it as 1 % of
+    that. Dividing by the deviation alone is no safe default: a sensor that only jitters in the
+    data and moves in the environment would reach the network as 10,000. So the user decides.
+
+    data: raw, if there is any.  cfg: the algorithm's.  rewards: whether it learns from them.
+    """
+    if data is None:
+        return []
+    parts, found = transform.parts, list[str]()
+    for channel in spec.vectors:
+        normalizer = parts.get(channel.name) if isinstance(parts, dict) else parts
+        if normalizer is None or channel.name == channels.BASE_ACTION:
+            continue
+        seen = data.observations if spec.lone else data.observations[channel.name]
+        values = sampled(seen[: data.num_rows]).reshape(-1, channel.size)
+        limit = RAW if normalizer.kind == "identity" else NORMALIZED
+        small = hardly_vary(values, normalizer.scale.reshape(-1), limit)
+        if len(small):
+            names = channel.names or [f"{channel.name}[{k}]" for k in range(channel.size)]
+            least = float(values[:, small].std(0).min())
+            found.append(f"{listed(names, values, small)}; {remedy(normalizer, least)}")
+    scale = np.ones(spec.action_dim)
+    if hasattr(cfg, "action_low"):  # scaled to the data's range
+        ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
+        scale = np.array([centre_and_extent(float(low), float(high))[1] for low, high in ends])
+    actions = sampled(data.actions).astype(np.float64)
+    small = hardly_vary(actions, scale, ACTIONS)
+    if len(small):
+        names = spec.action_names or [f"action[{k}]" for k in range(spec.action_dim)]
+        found.append(
+            f"{listed(names, actions, small)}; "
+            "with task=none, action_range=data scales them to the data's range"
+        )
+    spread = float(np.ptp(data.rewards)) * transform.reward_scale
+    if rewards and 0 < spread < REWARDS:
+        found.append(
+            f"rewards differ by at most {spread:.1e}, hardly learned from: give "
+            f"algorithm.reward_scale={cfg.reward_scale / spread:.0e}, or normalise_returns=true"
+        )
+    return found
+
+
+def sampled(values: np.ndarray) -> np.ndarray:
+    """Return up to ROWS evenly spaced rows as float64."""
+    return values[:: math.ceil(len(values) / ROWS)].astype(np.float64)
+
+
+def hardly_vary(values: np.ndarray, scale: np.ndarray, limit: float) -> np.ndarray:
+    """Return the columns [k] that vary by less than `limit` once divided by `scale`.
+
+    A constant is not one of them, nor rounding noise around it.  values: [N, columns]; scale:
+    [columns].
+    """
+    deviation, half = values.std(0), np.ptp(values, axis=0) / 2
+    rounding = np.finfo(np.float32).eps * np.abs(values).max(0)
+    small = (deviation < limit * scale) & (half < SPAN * limit * scale)
+    return np.flatnonzero(small & (deviation > rounding))
+
+
+def listed(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str:
+    """Return the columns' names with their standard deviations."""
+    shown = [f"{names[k]} {values[:, k].std():.1e}" for k in columns[:SHOWN]]
+    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    return f"small standard deviation, hardly learned from: {', '.join(shown)}{more}"
+
+
+def remedy(normalizer: Normaliser, least: float) -> str:
+    """Return what to set so that a column with standard deviation `least` is visible."""
+    floor = f"algorithm.least_deviation={10.0 ** math.floor(math.log10(least)):g}"
+    if normalizer.kind == "z-score":
+        return f"give {floor} to divide by their own deviation"
+    return f"give algorithm.normalise_observations=true {floor}"

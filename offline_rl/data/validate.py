@@ -1,18 +1,16 @@
 """Everything that is wrong, or looks wrong, with a data set, found in one pass."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.faults import faults
-from offline_rl.data.formats.common import ReadOptions
+from offline_rl.data.formats.common import Bounds, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
-from offline_rl.data.read import check_options, scaled
+from offline_rl.data.read import check_options, limits, scaled
 from offline_rl.utils.errors import UserError
 
 
@@ -31,36 +29,37 @@ def validate(
 
     max_episode_steps: longer episodes are then reported.  options: how the file is to be read.
     """
-    names: Mapping[str, str] = {}
     problems: list[Problem] = []
-    notes: Sequence[str] = ()
+    bounds: Bounds | None = None
     if isinstance(source, Dataset):
-        where, columns, notes = source.path or source.name, columns_of(source), source.notes
+        where = source.path or source.name
+        found = Found("data", columns_of(source), {}, notes=source.notes)
     else:
         where = str(source)
-        columns, names, notes, sentences = _gather(Path(source), options or ReadOptions())
+        found, bounds, sentences = _gather(Path(source), options or ReadOptions())
         problems += [Problem("error", sentence) for sentence in sentences]
-    problems += [Problem("error", sentence) for sentence in faults(columns, where, names)]
+    columns, names = found.columns, found.keys
+    sentences = [*faults(columns, where, names, bounds, found.observation_names)]
+    problems += [Problem("error", sentence) for sentence in sentences]
     if not problems:
-        found = dict.fromkeys([*notes, *doubts(columns, names, max_episode_steps)])
-        problems += [Problem("warning", f"{where}: {doubt}") for doubt in found]
+        said = dict.fromkeys([*found.notes, *doubts(columns, names, max_episode_steps)])
+        problems += [Problem("warning", f"{where}: {doubt}") for doubt in said]
     return problems
 
 
 def unreadable(path: Path) -> list[str]:
     """Why a file is not, or not wholly, a data set: damage, another layout, a missing array."""
-    return _gather(path, ReadOptions())[3]
+    return _gather(path, ReadOptions())[-1]
 
 
-def _gather(
-    path: Path, options: ReadOptions
-) -> tuple[dict[str, np.ndarray], Mapping[str, str], Sequence[str], list[str]]:
-    """The arrays that can be read, the file's names for them, notes, and why others cannot be."""
+def _gather(path: Path, options: ReadOptions) -> tuple[Found, Bounds | None, list[str]]:
+    """Return what can be read, the actions' limits, and why other arrays cannot be read."""
     sentences: list[str] = []
     try:
         check_options(options)
         with open_raw(path) as raw:
             found = gather(raw, options, sentences.append)
-        return scaled(raw.where, found, options), found.keys, found.notes, sentences
+            columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
+        return replace(found, columns=columns), bounds, sentences
     except UserError as error:
-        return {}, {}, (), [*sentences, str(error)]
+        return Found("unknown", {}, {}), None, [*sentences, str(error)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,7 @@ AVX2_BITS = 256  # the width of its registers
 def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
     """Return the Inductor options of one compilation. code: used on a processor alone."""
     options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # calls kernels from C++
+    options["deterministic"] = not on_cpu  # else a GPU's block sizes are chosen by stopwatch
     if not on_cpu:
         return options
     flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
@@ -92,15 +94,16 @@ class Compiled(nn.Module):
 
 
 def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
-    """`run(*arguments)` as a CUDA graph; its result is always the same tensor."""
-    stream = torch.cuda.Stream()
+    """`run(*arguments)` as a CUDA graph of the current device; returns the same tensor always."""
+    stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
         for _ in range(3):
             run(*arguments)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # other threads may allocate pinned memory meanwhile: the next batches of streamed data
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run(*arguments)
 
     def replay(*_: Any) -> Tensor:
@@ -108,3 +111,12 @@ def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tenso
         return result
 
     return replay
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream on which all graphs of the current device `device` are captured.
+
+    cuBLAS keeps a workspace of up to 32 MiB for each stream that it is called on.
+    """
+    return torch.cuda.Stream(device)

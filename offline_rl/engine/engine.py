@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +36,12 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-COUNTS = ("steps", "update")  # the state's leaves that are the same for all stacked seeds
+ELSEWHERE = "elsewhere"  # a counter that no checkpoint holds; see `Engine.done`
+COUNTS = (
+    "steps",
+    "update",
+    ELSEWHERE,
+)  # the state's leaves that are the same for all stacked seeds
 UNROLLED = 4  # places of a period that one program has at most
 APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
 Places = tuple[int, ...]  # of a period
@@ -85,6 +90,7 @@ class Engine:
             hardware.keep_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
+        self.capture = self.device.type == "cuda"  # in a CUDA graph; a profiler sees one call
         self.brief: Collection[str] = ()  # phases that are not, whose updates are few
         self.compile_seconds = 0.0
         self.fallbacks: dict[str, Fallback] = {}  # by program; filled in here, kept by a run
@@ -95,6 +101,7 @@ class Engine:
                 torch.manual_seed(seed)
                 algorithms.append(make(s))
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
+            counters[ELSEWHERE] = torch.tensor(0)
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
         self.sources = sources if isinstance(sources, Sources) else Sources(offline=sources)
@@ -102,7 +109,10 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        self.starts: dict[str, int] = {}  # phase -> updates before it, where there are any
+        # phase -> its updates so far; a checkpoint holds them beside the state. The state's counter
+        # "elsewhere" is how many of all updates were of other phases than the one entered last
+        self.done: dict[str, int] = {}
+        self._entered: str | None = None
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
         self._traced: dict[tuple[str, Places], GraphModule] = {}
         self._programs: dict[tuple[str, Places], Program] = {}
@@ -133,6 +143,7 @@ class Engine:
         if num_updates % period:
             raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
         cycle, ready = self.programs(phase), getattr(self.at(phase)[1], "ready", None)
+        self._enter(phase)
         first = self.updates if ready else 0
         for done in range(0, num_updates, period):
             if ready:
@@ -140,6 +151,14 @@ class Engine:
             for program in cycle:
                 program.total += program.run()
                 program.calls += 1
+            self.done[phase] = self.done.get(phase, 0) + period
+
+    def _enter(self, phase: str) -> None:
+        """Let `State.done` count the updates of `phase`. Waits for the device if it is another."""
+        if phase != self._entered:
+            others = self.updates - self.done.get(phase, 0)
+            self.state["counters"][ELSEWHERE].fill_(others)
+            self._entered = phase
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
         """The mean of each metric since it was last asked for, per seed. Waits for the device."""
@@ -184,24 +203,24 @@ class Engine:
     ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
         """Updates of one seed at `places`: (state, values, data) -> (state, metrics by `names`)."""
         now, source = self.at(phase)
-        start = self.starts.get(phase, 0)
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = now.with_values(values)
             work = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimiser, counters = tree["params"], tree["optimiser"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
+            first = update - counters[ELSEWHERE]
             for done, i in enumerate(places):
                 random = Random(counters["seed"], update + done)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimiser, random, update + done - start)
+                state = State(algorithm, params, optimiser, random, first + done)
                 state, metrics = work(state, batch, i)
                 params, optimiser = state.params, state.optimiser
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
             names[:] = sorted(sums)
             means = [torch.stack(sums[name]).mean() for name in names]
-            counters = {"seed": counters["seed"], "update": update + len(places)}
+            counters = {**counters, "update": update + len(places)}
             tree = {"params": params, "optimiser": optimiser, "counters": counters}
             return tree, torch.stack(means)
 
@@ -248,7 +267,9 @@ class Engine:
     def _build(self, phase: str, places: Places, compile: bool) -> Callable[[], Tensor]:
         graph, leaves, inputs = self._trace(phase, places)
         run: Callable[..., Tensor] = graph
-        with self._untaught(), torch.no_grad():
+        on_gpu = self.device.type == "cuda"  # Inductor and captures use the current device
+        current = torch.cuda.device(self.device) if on_gpu else nullcontext()
+        with self._untaught(), torch.no_grad(), current:
             if compile:
                 self.say(f"compiling: {phase}, about a minute")
                 if ready := getattr(self.at(phase)[1], "ready", None):
@@ -256,7 +277,7 @@ class Engine:
                 whole = len(places) == self.period(phase)
                 name = phase if whole else f"{phase} {places[0]}"
                 run = self._compile(name, graph, leaves, inputs)
-            if self.device.type == "cuda":
+            if self.capture:
                 run = captured(run, leaves, inputs)
 
         def program() -> Tensor:
@@ -321,7 +342,8 @@ class Engine:
         inputs, and what comes back: [S, …] each, of the same names and shapes in every call; or the
         batch that is drawn.
         """
-        now, start = self.at(phase)[0], self.starts.get(phase, 0)
+        now = self.at(phase)[0]
+        self._enter(phase)
         source = self.at(inputs.phase)[1] if isinstance(inputs, Drawn) else None
         given = source.tensors() if source is not None else inputs
         leaves, form = tree_flatten((self.state, self.values, given))
@@ -329,7 +351,7 @@ class Engine:
         def one(tree: Any, values: Any, given: Any) -> Any:
             algorithm, counters = now.with_values(values), tree["counters"]
             random = Random(counters["seed"] + APART, counters["update"])
-            done = counters["update"] - start
+            done = counters["update"] - counters[ELSEWHERE]
             state = State(algorithm, tree["params"], tree["optimiser"], random, done)
             if isinstance(inputs, Drawn):
                 assert source is not None
@@ -378,11 +400,26 @@ class Engine:
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
         """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
-        return flatten(tree_map(lambda x: x[s].detach().cpu().clone(), self.state))
+        return {name: x[s].detach().cpu().clone() for name, x in self._saved().items()}
+
+    def seed_states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the `seed_state` of each seed; every leaf is copied from the device only once."""
+        host = {name: x.detach().cpu() for name, x in self._saved().items()}
+        for s in range(len(self.seeds)):
+            yield {name: x[s].clone() for name, x in host.items()}
+
+    def _saved(self) -> dict[str, Tensor]:
+        """Return the tensors that checkpoints hold, stacked over seeds."""
+        tensors = flatten(self.state)
+        return {name: x for name, x in tensors.items() if name != f"counters/{ELSEWHERE}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
-        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs."""
-        own = flatten(self.state)
+        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs.
+
+        Every phase begins anew, unless `done` is set afterwards.
+        """
+        own = self._saved()
+        self.done, self._entered = {}, None
         if missing := own.keys() ^ flat.keys():
             raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
         for name, value in flat.items():
@@ -394,10 +431,21 @@ class Engine:
             own[name][s] = value.to(self.device)
 
 
+def set_gpu_precision(precision: Precision) -> None:
+    """Set how GPUs compute float32 products and convolutions in this process.
+
+    TF32 only if `precision` is tf32, and always by deterministic algorithms.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # it chooses by stopwatch
+
+
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
     """Matrix products in `precision`; weights, optimiser and everything else stay float32."""
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in algorithm.modules.values():
         set_compute_dtype(module, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 import envs
 import policies
 from envs import Task, VectorEnv
-from offline_rl.data.meaning import spec_of
+from envs.adapters import LoopVectorEnv
+from offline_rl.data.meaning import conversion, note_on_shares, spec_of
 from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.online.with_base import attached
@@ -27,6 +29,11 @@ from policies import Player, bundle, channels
 from policies.channels import BASE_ACTION, Observations
 from policies.policy import BundlePolicy
 
+BEGUN = {  # `LoopVectorEnv.starts` -> where episodes begin
+    "seeded": "begun from seeds {first} to {last}",
+    "random": "begun at random: the environment ignores its seed, so that each evaluation differs",
+    "alike": "all begun alike: the environment has one start, whatever its seed",
+}
 HEADER = ["bundle", "score", "return", "success %", "cost"]
 
 
@@ -34,20 +41,26 @@ def evaluate(**keys: Any) -> str:
     """Plays every bundle of a run: a table, or with `json=True` a JSON object. Raises UserError."""
     options = build(EvaluateOptions, keys)
     paths = bundles(Path(options.run))
-    try:
-        task = task_of(options.task, paths)
-        seeds = starts(task, options.episodes)
-        env = envs.make_vector(task, len(seeds), num_threads=min(cores(), 8))
-        target = options.target_return
-        given = {} if target is None else {"target_return": target}
-        loaded = {path: load(path, task, env, given, options.base) for path in paths}
-        played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
-    except ValueError as error:  # a BundleError or the environments'
-        raise UserError(str(error)) from None
-    env.close()
+    with ExitStack() as stack:
+        try:
+            task = task_of(options.task, paths)
+            seeds = starts(task, options.episodes)
+            count = min(len(seeds), options.eval_envs or len(seeds))
+            env = envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)
+            stack.callback(env.close)
+            begun = env.starts() if isinstance(env, LoopVectorEnv) else "seeded"
+            target = options.target_return
+            given = {} if target is None else {"target_return": target}
+            loaded = {path: load(path, task, env, given, options.base) for path in paths}
+            played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
+        except ValueError as error:  # a BundleError or the environments'
+            raise UserError(str(error)) from None
     if options.json:
         return as_json(task, played)
-    return as_text(task, played, every=options.episodes == "all")
+    notes = {note_on_shares(policy.spec, env, task.name) for policy in loaded.values()} - {None}
+    notes |= {env.limit and f"{env.limit}; episodes ran one after another"} - {None}
+    text = as_text(task, played, every=options.episodes == "all", begun=begun)
+    return "\n".join([text, *(f"Note: {note}." for note in notes)])
 
 
 def bundles(run: Path) -> list[Path]:
@@ -106,20 +119,27 @@ def load(
         raise UserError(
             f"{path} does not fit task {task.name}: {problem}; name the task that it learnt in"
         )
+    conversion(policy.spec, env, str(path))  # refuses a range that cannot be converted
     return policy
 
 
 def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
-    """An episode in every environment; of a chunk of actions the first `executed` are taken.
+    """An episode from every seed; of a chunk of actions the first `executed` are taken.
 
-    seeds: [num_envs]; default: those of every evaluation.
+    seeds: default: as many as there are environments, those of every evaluation. Where there are
+    more than environments, one group of episodes follows another.
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
+    if len(seeds) > env.num_envs:
+        starts = range(0, len(seeds), env.num_envs)
+        return Episodes.joined([play(policy, env, seeds[k : k + env.num_envs]) for k in starts])
     player, rewards = Player(policy), None
+    convert = conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
     def act(observations: Observations) -> np.ndarray:
-        return player.step(observations, rewards)
+        actions = player.step(observations, rewards)
+        return actions if convert is None else convert(actions)
 
     def observe(told: np.ndarray) -> None:
         nonlocal rewards
@@ -129,8 +149,10 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
     return rollout(env, act, raw, seeds, observe)
 
 
-def as_text(task: Task, played: Mapping[Path, Episodes], *, every: bool = False) -> str:
-    """For a terminal.  every: the episodes are all the starts there are."""
+def as_text(
+    task: Task, played: Mapping[Path, Episodes], *, every: bool = False, begun: str = "seeded"
+) -> str:
+    """For a terminal.  every: the episodes are all the starts there are.  begun: a key of BEGUN."""
     body = []
     for path, e in played.items():
         score = mean_std(task.score(e.returns), 1) if task.reference else ""
@@ -143,8 +165,8 @@ def as_text(task: Task, played: Mapping[Path, Episodes], *, every: bool = False)
         body.append([f"mean of {len(means)} ± deviation over them", score, mean_std(means), "", ""])
     seeds = next(iter(played.values())).seeds
     count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
-    begun = "each start once" if every else f"begun from seeds {seeds[0]} to {seeds[-1]}"
-    notes = [f"{count}, {begun}."]
+    how = BEGUN[begun].format(first=seeds[0], last=seeds[-1])
+    notes = [f"{count}, {'each start once' if every else how}."]
     raw = "The task has no score references: these are raw returns."
     notes.append(wrapped(task.reference.in_words()) if task.reference else raw)
     return "\n".join([task.name, "", table(HEADER, body), "", *notes])

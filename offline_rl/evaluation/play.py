@@ -15,6 +15,7 @@ import numpy as np
 
 import envs
 from envs import faults
+from offline_rl.data.meaning import conversion
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
@@ -22,6 +23,7 @@ from offline_rl.utils.modules import needed
 from offline_rl.utils.options import Checked, Count, Number, build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Player, channels
+from policies.spec import Conversion
 
 PACKAGES = {".mp4": "av", ".gif": "PIL"}  # what writes which kind of file
 RATE_HZ = 30.0  # of pictures, where the environment does not say how fast it goes
@@ -55,6 +57,7 @@ def play(**keys: Any) -> list[str]:
         vector = envs.make_vector(task, 1)
         given = {} if options.target_return is None else {"target_return": options.target_return}
         policy = load(bundle, task, vector, given, options.base)
+        convert = conversion(policy.spec, vector, str(bundle))
         rate_hz = min(vector.rate_hz or RATE_HZ, MOST_HZ)
         every = max(1, round((vector.rate_hz or RATE_HZ) / rate_hz))
         vector.close()
@@ -66,8 +69,8 @@ def play(**keys: Any) -> list[str]:
         stack.callback(env.close)
 
         def pictures() -> Iterator[np.ndarray]:
-            for k in range(options.episodes):
-                yield from episode(env, player, int(EVALUATION_SEED + k), every, lines)
+            for seed in range(EVALUATION_SEED, EVALUATION_SEED + options.episodes):
+                yield from episode(env, player, seed, every, lines, convert)
 
         write_atomically(out, lambda temporary: write(temporary, pictures(), rate_hz))
     return [*lines, str(out)]
@@ -88,7 +91,12 @@ def target(out: str | None, bundle: Path) -> Path:
 
 
 def episode(
-    env: Any, player: Player, seed: int, every: int, lines: list[str]
+    env: Any,
+    player: Player,
+    seed: int,
+    every: int,
+    lines: list[str],
+    convert: Conversion | None = None,
 ) -> Iterator[np.ndarray]:
     """Pictures of each `every`-th step; what it came to is added to `lines`."""
     observation, _ = asked(env, "reset", seed=seed)
@@ -97,6 +105,7 @@ def episode(
     yield picture(env)
     while not over:
         action = player.step(channels.each(told, observation), reward)
+        action = action if convert is None else convert(action)
         observation, reward, terminated, truncated, _ = asked(env, "step", action)
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:

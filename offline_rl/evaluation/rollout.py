@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,14 @@ class Episodes(NamedTuple):
         returns = np.asarray(row["returns"], np.float64)
         return cls(returns, np.asarray(row["lengths"]), success, costs, np.asarray(row["seeds"]))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Episodes]) -> Episodes:
+        """Episodes played one group after another."""
+        columns = {k: [getattr(part, k) for part in parts] for k in cls._fields}
+        whole: dict[str, Any]
+        whole = {k: None if v[0] is None else np.concatenate(v) for k, v in columns.items()}
+        return cls(**whole)
+
     def part(self, start: int, stop: int) -> Episodes:
         """The episodes from `start` up to `stop`."""
         kept: dict[str, Any]
@@ -52,9 +61,8 @@ def starts(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray
         return EVALUATION_SEED + np.arange(episodes)
     found = None
     if task.env_id is not None:
-        env = envs.make_vector(task, 1)
-        found = env.every_start(EVALUATION_SEED)
-        env.close()
+        with closing(envs.make_vector(task, 1)) as env:
+            found = env.every_start(EVALUATION_SEED)
     if found is None:
         raise UserError(f"{key}={episodes}: {task.name} has no few starts to count: give a number")
     return np.array(found)
@@ -67,17 +75,19 @@ def rollout(
     seeds: np.ndarray,
     observe: Callable[[np.ndarray], None] | None = None,
 ) -> Episodes:
-    """One episode in each environment from each seed; those that ended wait for the rest.
+    """One episode from each seed, in as many environments; those that ended wait for the rest.
 
-    observe: told each step's raw rewards [B], 0 where the episode is over; for policies with
-    memory. Raises Broken where the environment answers what is no number.
+    seeds: [B], at most `env.num_envs`.  observe: told each step's raw rewards [B], 0 where the
+    episode is over; for policies with memory. Raises Broken where the environment answers what is
+    no number.
     """
-    observations = env.reset([int(seed) for seed in seeds])
+    count = len(seeds)
+    running = np.arange(count)
+    observations = env.reset([int(seed) for seed in seeds], running)
     numbers("reset", observations)
-    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
-    success, costs = np.zeros(env.num_envs, bool), np.zeros(env.num_envs)
+    returns, lengths = np.zeros(count), np.zeros(count, int)
+    success, costs = np.zeros(count, bool), np.zeros(count)
     told = set[str]()
-    running = np.arange(env.num_envs)
     while len(running):
         actions = act(normaliser(observations))
         step = env.step(actions[running], running)
@@ -85,7 +95,7 @@ def rollout(
         returns[running] += step.rewards
         lengths[running] += 1
         if observe is not None:
-            rewards = np.zeros(env.num_envs)
+            rewards = np.zeros(count)
             rewards[running] = step.rewards
             observe(rewards)
         told |= step.infos.keys()

@@ -14,8 +14,8 @@ class GenerateOptions(Checked):
 
     recipe: str  # a file of configs/recipe, or one of yours (.yaml)
     out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
-    runs: str = "runs"  # for the learner's run, which is resumed where it was interrupted
+    runs: str = "agents"  # for the agent's own run, resumed if interrupted; apart from your runs
     format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: a LeRobotDataset v3, of a script's sets
-    video: bool = False  # with format=lerobot: pictures as videos instead of images
+    video: bool = False  # with format=lerobot: pictures as videos, of sets that have pictures
     qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
-    rows: Count | None = None  # steps in each of a script's sets; default: as many as it says
+    rows: Count | None = None  # minimum steps in each of a script's sets, in whole episodes

@@ -31,7 +31,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.generation.options import GenerateOptions
-from offline_rl.generation.scripted import Script, script
+from offline_rl.generation.scripted import Script, check_pictures, environment_of, script
 from offline_rl.generation.store import Act, record, store, there
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.training.train import train
@@ -102,6 +102,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         if not isinstance(plan, Script):
             raise UserError(f"rows= is for demonstrations, and {recipe} trains an agent")
         plan = replace(plan, rows=options.rows, rows_of={})
+    if options.video and isinstance(plan, Script):
+        check_pictures(plan, qualities or list(plan.sets))
     suite = plan.suite if isinstance(plan, Script) else "gym"
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
@@ -111,8 +113,9 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             agent = build(Agent, plan.agent)
             run = learn(agent, recipe, options.runs, show)
             learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
-        lerobot, video = options.format == "lerobot", options.video
-        script(plan, recipe, folder, wanted, show, learnt, lerobot=lerobot, video=video)
+        how = {"lerobot": options.format == "lerobot", "video": options.video}
+        whole = options.rows is not None or how["lerobot"]  # else as many rows as the card says
+        script(plan, recipe, folder, wanted, show, learnt, **how, whole_episodes=whole)
         if learnt is not None:
             curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
@@ -160,8 +163,9 @@ def environments(plan: Recipe | Script, where: str) -> list[str]:
     for each, rows in plan.rows_of.items():
         if each not in plan.sets or coerce(rows, int, f"{where}rows_of.{each}") < 1:
             raise UserError(f"{where}rows_of.{each}={rows}: at least 1, of one of its sets")
-    names = {each: plan.environments.get(each, f"{plan.suite}/{each}") for each in plan.sets}
-    tasks = [coerce(task, str, f"{where}environments.{each}") for each, task in names.items()]
+    for each, task in plan.environments.items():
+        coerce(task, str, f"{where}environments.{each}")
+    tasks = [environment_of(plan, each) for each in plan.sets]
     return tasks + ([build(Agent, plan.agent, f"{where}agent.").task] if plan.agent else [])
 
 

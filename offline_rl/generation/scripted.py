@@ -23,7 +23,7 @@ from offline_rl.generation.store import Act, record, store, store_lerobot, there
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import unknown
-from policies import Policy
+from policies import Policy, channels
 
 CONTROLLERS: dict[str, Any] = {}  # the EXPERTS of every file in envs/experts
 for _file in pkgutil.iter_modules(experts.__path__, f"{experts.__name__}."):
@@ -57,11 +57,12 @@ def script(
     *,
     lerobot: bool = False,
     video: bool = False,
+    whole_episodes: bool = False,
 ) -> None:
     """Makes the sets in `folder`. Raises UserError for a bad recipe.
 
     learnt: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
-    video: with its pictures as videos.
+    video: with its pictures as videos.  whole_episodes: see `record`.
     """
     kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
@@ -73,20 +74,45 @@ def script(
         if each not in wanted:
             continue
         task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
-        environment = plan.environments.get(each, task)
+        environment = environment_of(plan, each)
         rows = int(plan.rows_of.get(each, plan.rows))
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
-        card = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        card: dict[str, Any] = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        card |= {"whole_episodes": True} if whole_episodes else {}
         if learnt is not None:
             card["learning_curve"] = learnt[1]
         path = folder / (each if lerobot else f"{each}.hdf5")
         if there(path, card, show):
             continue
-        data = record(environment, rows, seeds.place("scripted sets", k), actor)
+        first = seeds.place("scripted sets", k)
+        data = record(environment, rows, first, actor, whole_episodes=whole_episodes)
         if lerobot:
             store_lerobot(data, path, f"{plan.suite}: {each}", show, video=video)
         else:
             store(data, path, made_by, card, task, show)
+
+
+def environment_of(plan: Script, name: str) -> str:
+    """Return the task that a set is recorded in."""
+    return str(plan.environments.get(name, f"{plan.suite}/{name}"))
+
+
+def check_pictures(plan: Script, wanted: list[str]) -> None:
+    """Raise UserError if a wanted set has no pictures that could become a video."""
+    without = [name for name in wanted if not has_pictures(environment_of(plan, name))]
+    if not without:
+        return
+    able = [name for name in plan.sets if has_pictures(environment_of(plan, name))]
+    remedy = f"give qualities=[{','.join(able)}], or leave video out" if able else "leave it out"
+    raise UserError(f"video=true: no pictures are observed in {', '.join(without)}; {remedy}.")
+
+
+def has_pictures(task: str) -> bool:
+    """True if pictures are observed in a task's environment."""
+    env = envs.make_vector(task, 1)
+    shapes = channels.parts(env.observation_shape)
+    env.close()
+    return any(map(channels.is_picture, shapes))
 
 
 def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:

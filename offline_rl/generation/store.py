@@ -25,11 +25,17 @@ Act = Callable[[Observations, np.ndarray], np.ndarray]  # see record_episodes
 
 
 def record(
-    task: str, rows: int, first_seed: int, actor: Callable[[envs.VectorEnv, int], Act]
+    task: str,
+    rows: int,
+    first_seed: int,
+    actor: Callable[[envs.VectorEnv, int], Act],
+    *,
+    whole_episodes: bool = False,
 ) -> Dataset:
-    """`rows` rows of whole episodes (the last one cut), episode k from seed first_seed + k.
+    """Return `rows` rows of episodes, episode k from seed first_seed + k.
 
     actor: (environments, seed of their first episode) -> who acts in their next episodes.
+    whole_episodes: ends with the episode that reaches `rows`, instead of cutting it there.
     """
     env = envs.make_vector(task, BATCH, num_threads=hardware.cores())
     parts, seed, done = list[dict[str, Any]](), first_seed, 0
@@ -38,6 +44,8 @@ def record(
         parts += batch
         seed += BATCH
         done += sum(len(episode["rewards"]) for episode in batch)
+    ends = np.cumsum([len(episode["rewards"]) for episode in parts])
+    rows = int(ends[np.searchsorted(ends, rows)]) if whole_episodes else rows
     whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
     columns = {k: channels.take(values, slice(rows)) for k, values in whole.items()}
     return Dataset.from_arrays(**columns, spec=spec_of(env))
@@ -104,7 +112,10 @@ def store(
     held = contents(data, path, task)
     write_json(path.with_suffix(".json"), {**card, **held})
     if show:
-        print(f"{path}: {held['rows']:,} rows, mean return {held['return_mean']:.2f}")
+        print(
+            f"{path}: {held['rows']:,} rows in {held['episodes']:,} episodes, mean return "
+            f"{held['return_mean']:.2f}"
+        )
 
 
 def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bool) -> None:
@@ -114,7 +125,10 @@ def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bo
     write_lerobot(data, path, fps=round(data.spec.rate_hz, 6), task=task, video=video)
     if show:
         mean = data.episode_returns().mean()
-        print(f"{path}: {data.num_rows:,} rows, mean return {mean:.2f}")
+        print(
+            f"{path}: {data.num_rows:,} rows in {data.num_episodes:,} episodes, mean return "
+            f"{mean:.2f}"
+        )
 
 
 def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:

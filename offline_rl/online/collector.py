@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.with_base import BaseFault
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.columns import TOLD
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from policies import channels
@@ -34,6 +35,25 @@ class GivenUp(UserError):
 
 
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
+
+
+def told(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
+    """Return those of a buffer's columns `names` that the environment gives at every step, [B].
+
+    Raises UserError if it gives no such info, Broken if that is not finite.
+    """
+    found = dict[str, np.ndarray]()
+    for name in names:
+        if name not in TOLD:
+            continue
+        if TOLD[name] not in step.infos:
+            raise UserError(
+                f"the environment gives no info {TOLD[name]!r} at its steps, and the algorithm "
+                f"learns from {name}: add it to the environment's info"
+            )
+        found[name] = step.infos[TOLD[name]].astype(np.float32)
+        numbers("step", found[name])
+    return found
 
 
 class Collector:
@@ -116,12 +136,12 @@ class Collector:
     def begin(self) -> None:
         """Chooses each stream's action by its policy as it is; with overlap they step meanwhile."""
         observations = self.transform.normaliser(self._observations)
-        actions, told = self._actions(observations), Future[list[Step | Exception]]()
+        actions, answers = self._actions(observations), Future[list[Step | Exception]]()
         if self._aside is None:
-            told.set_result(self._stepped(actions))
+            answers.set_result(self._stepped(actions))
         else:
-            told = self._aside.submit(self._stepped, actions)
-        self._begun = observations, actions, told
+            answers = self._aside.submit(self._stepped, actions)
+        self._begun = observations, actions, answers
 
     def _stepped(self, actions: np.ndarray) -> list[Step | Exception]:
         """What each environment answers, or how it broke."""
@@ -138,9 +158,9 @@ class Collector:
     def end(self) -> None:
         """Takes what `begin` led to into the buffer."""
         assert self._begun is not None
-        observations, actions, told = self._begun
+        observations, actions, answers = self._begun
         streams, steps, self._begun = list[int](), list[Step](), None
-        for s, answer in enumerate(told.result()):
+        for s, answer in enumerate(answers.result()):
             if isinstance(answer, Exception):
                 self._mishap(s, answer)
             else:
@@ -180,18 +200,20 @@ class Collector:
             "truncated": np.concatenate([step.truncated for step in steps]),
             "next_observations": self.transform.normaliser(after),
         }
+        given = [told(self.buffer.columns, step) for step in steps]
+        rows |= {name: np.concatenate([columns[name] for columns in given]) for name in given[0]}
         self.buffer.append(streams, rows)
 
     def _note(self, s: int, step: Step) -> None:
         """Adds its reward to the episode's return; who succeeds at any step has succeeded."""
         self._returns[s] += step.rewards[0]
-        told = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
-        if told:
-            self._succeeded[s] = any(told) or bool(self._succeeded[s])
+        success = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
+        if success:
+            self._succeeded[s] = any(success) or bool(self._succeeded[s])
 
     def _end(self, s: int) -> None:
         """An episode is whole."""
-        if self.buffer.columns:
+        if self.buffer.awaits_ends:
             self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
         self.finished[s].append(float(self._returns[s]))
         succeeded = self._succeeded[s]
@@ -239,7 +261,7 @@ class Collector:
         The latter where an episode's rows come when it ends. So that no seed waits for another's,
         they may be fewer than a batch; it does wait where another has none, all being broken.
         """
-        longest = self.envs[0].max_episode_steps if self.buffer.columns else 0
+        longest = self.envs[0].max_episode_steps if self.buffer.awaits_ends else 0
         return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
 
     def close(self) -> None:
@@ -259,8 +281,8 @@ class Collector:
 
         Raises ValueError where one is of a group of other streams.
         """
-        for s, told in enumerate(states):
-            state = alone(told, s, len(states))
+        for s, stored in enumerate(states):
+            state = alone(stored, s, len(states))
             self.steps, length = state["steps"], state["lengths"]
             self.episodes[s], self.mishaps[s] = state["episodes"], state.get("mishaps", 0)
             try:

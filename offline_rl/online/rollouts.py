@@ -15,8 +15,9 @@ from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Drawn, Engine
-from offline_rl.online.collector import MISHAPS, Columns
+from offline_rl.online.collector import MISHAPS, Columns, told
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.columns import TOLD
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
@@ -84,6 +85,8 @@ class RolloutCollector:
         self._played = np.zeros((count, longest, self.env.action_dim), np.float32)
         self._paid = np.zeros((count, longest), np.float32)
         self._watched = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
+        names = kept.columns.keys() & TOLD.keys() if kept is not None else ()
+        self._told = {name: np.zeros((count, longest), np.float32) for name in names}
         for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
             own = torch.from_numpy(getattr(self, name))  # the same memory
             rollouts.beside[name.lstrip("_")] = own.unflatten(0, self.shape)
@@ -132,8 +135,10 @@ class RolloutCollector:
         self._paid[rows, place] = self.transform.rewards(step.rewards)
         self._watched[rows, place + 1] = new
         self._returns[rows] += step.rewards
-        for told in (v for k, v in step.infos.items() if k in SUCCESS):
-            self._succeeded[rows] |= np.asarray(told, bool)
+        for name, values in told(self._told, step).items():
+            self._told[name][rows, place] = values
+        for success in (v for k, v in step.infos.items() if k in SUCCESS):
+            self._succeeded[rows] |= np.asarray(success, bool)
         self._seen[rows] = np.concatenate([self._seen[rows, 1:], new[:, None]], 1)
 
     def _stepped(
@@ -186,8 +191,8 @@ class RolloutCollector:
         given = {"observations": seen, "noise": drawn}
         inputs = {k: torch.from_numpy(v).unflatten(0, self.shape) for k, v in given.items()}
         inputs = {k: v.to(self.engine.device) for k, v in inputs.items()}
-        told = self.engine.apply("decide", inputs, ONLINE)
-        actions = told.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, executed, A]
+        decided = self.engine.apply("decide", inputs, ONLINE)
+        actions = decided.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, executed, A]
         if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
             wrong = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
             self.broken.update((wrong // self.each).tolist())
@@ -221,7 +226,7 @@ class RolloutCollector:
             running = running[~ended]
         row |= {"observations": seen, "next_observations": self._seen.copy()}
         rows = {k: v.reshape(*self.shape, *v.shape[1:]) for k, v in row.items()}
-        self.buffer.append(rows | {k: v.cpu().numpy() for k, v in told.items()})
+        self.buffer.append(rows | {k: v.cpu().numpy() for k, v in decided.items()})
         self._decisions += 1
         self.steps += self.each * self.executed
         over = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
@@ -245,8 +250,10 @@ class RolloutCollector:
         rows |= {"next_observations": self._watched[row, 1 : length + 1]}
         rows |= {"rewards": self._paid[row, :length]}
         rows |= {"terminated": last & terminated, "truncated": last & (not terminated)}
+        rows |= {name: values[row, :length] for name, values in self._told.items()}
         self.kept.append(s, rows)
-        self.kept.release(s, self.further(self.kept.newest(s, length)))
+        if self.kept.awaits_ends:
+            self.kept.release(s, self.further(self.kept.newest(s, length)))
 
     def close(self) -> None:
         """The environments."""

@@ -10,6 +10,7 @@ an episode's end begins its queue anew.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from policies import Bundle, Channel, Spec, channels, noise
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
 from policies.player import episodes
-from policies.policy import BundlePolicy
+from policies.policy import BundlePolicy, refuse_rewards
 from policies.residual import Corrected, ResidualPolicy, beside
 from policies.spec import VECTOR
 
@@ -95,7 +96,7 @@ class WithBase(VectorEnv):
         super().__init__(env.num_envs)
         self.env, self.base, self._queue = env, base, base.made()
         self._queue.reset(np.zeros(env.num_envs, np.int64))
-        for name in ("action_dim", "max_episode_steps", "rate_hz"):
+        for name in ("action_dim", "max_episode_steps", "rate_hz", "limit"):
             setattr(self, name, getattr(env, name))
         for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
             setattr(self, name, getattr(env, name))
@@ -209,12 +210,13 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source} is a folder: {remedy}")
     try:
         policy = policies.load(source)
+        refuse_rewards(policy, "a base")
     except policies.BundleError as error:
         raise UserError(f"base={source}: {error}") from None
     if policy.network.remembers:
         raise UserError(
-            f"base={source}: a {policy.bundle.kind} acts on the rewards of its episode, which a "
-            "base is not given; take a policy that acts on what it observes"
+            f"base={source}: a {policy.bundle.kind} keeps a memory of its episode, and a base can "
+            "have none; use a policy that acts on what it observes"
         )
     own, here = policy.spec, spec_of(env)
     if any(channel.name == BASE_ACTION for channel in own.channels):
@@ -250,15 +252,12 @@ def differs(own: Spec, here: Spec) -> str | None:
     """Which field of a base's specification contradicts that of the environment."""
     if (problem := own.mismatch(here)) is not None:
         return problem
-    for name in ("action_names", "each_action_unit", "observation_units"):
-        mine, theirs = getattr(own, name), getattr(here, name)
-        if mine and theirs and mine != theirs:
-            return f"{name.removeprefix('each_')}: the policy has {mine}, here it is {theirs}"
-    for k, name in enumerate(("action_low", "action_high")):
-        mine, theirs = own.action_bounds[k], here.action_bounds[k]
-        if own.action_low and here.action_low and not np.allclose(mine, theirs, rtol=1e-3):
-            return f"{name}: the policy has {mine.tolist()}, here it is {theirs.tolist()}"
-    return None
+    if own.action_names and here.action_names and own.action_names != here.action_names:
+        return f"action_names: the policy has {own.action_names}, here it is {here.action_names}"
+    with contextlib.suppress(ValueError):  # ranges that cannot be reconciled
+        if own.conversion(here) is None:
+            return None
+    return f"action_range: the policy has {own.action_range}, here it is {here.action_range}"
 
 
 def of_code(source: str, env: VectorEnv) -> Base:

@@ -51,6 +51,7 @@ class Source(Protocol):
 class Sources:
     """What an algorithm may learn from; those that a run does not have are None."""
 
-    offline: Source | None = None  # the data
+    offline: Source | None = None  # the data; only rows that the main phase can use
     online: Source | None = None  # each seed's own experience
     rollouts: Source | None = None  # decisions of its present policy
+    every_row: Source | None = None  # the data for imitation, if `offline` leaves rows out

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.columns import COLUMNS
+from offline_rl.replay.columns import COLUMNS, STEPS, TOLD
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
@@ -80,6 +80,11 @@ class ReplayBuffer:
         self.added = np.zeros(streams, int)  # rows appended to each stream and not taken back
         self.sizes = np.zeros(streams, int)  # of these, rows that may be sampled
         self.hidden = np.zeros(streams, int)  # the newest ones, which may not: an episode goes on
+
+    @property
+    def awaits_ends(self) -> bool:
+        """True if rows count once their episode has ended, of which some columns are made."""
+        return any(name not in TOLD for name in self.columns)
 
     @classmethod
     def from_dataset(
@@ -141,15 +146,16 @@ class ReplayBuffer:
     def append(self, streams: int | np.ndarray, rows: Mapping[str, Any]) -> None:
         """Transitions, [T, …] by the names of a batch's columns: T of one stream, or one of each.
 
-        streams: a number, or T different ones. Further columns may be left out: then the rows stay
-        hidden until `release` gives them. Raises ValueError where a column is missing or unknown,
-        or more is appended than fits.
+        streams: a number, or T different ones. Further columns may be left out, but for `TOLD`:
+        then the rows stay hidden until `release` gives them. Raises ValueError where a column is
+        missing or unknown, or more is appended than fits.
         """
         rows = channels.flat(rows)
         names = {"actions", "rewards", "terminated", "truncated"}
         for name in channels.flat({"observations": channels.of(self.data, "observations")}):
             names |= {name, f"next_{name}"}
-        hide = bool(self.columns) and rows.keys() == names
+        names |= self.columns.keys() & TOLD.keys()
+        hide = self.awaits_ends and rows.keys() == names
         if not hide and rows.keys() != names | self.columns.keys():
             expected = sorted(names | self.columns.keys())
             raise ValueError(f"the buffer's columns are {expected}, found {sorted(rows)}")
@@ -222,7 +228,9 @@ class ReplayBuffer:
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
         rows["observations"], after = at(place), at(place + self.capacity)
-        return Dataset.from_arrays(**rows, next_observations=after)
+        told = self.columns.keys() & TOLD.keys()
+        extras = {name: self.data[name][stream, place].cpu().numpy() for name in told}
+        return Dataset.from_arrays(**rows, next_observations=after, extras=extras)
 
     def everything(self, stream: int) -> Dataset:
         """All rows in use of a stream, the oldest first."""
@@ -273,12 +281,10 @@ class ReplayBuffer:
         data: `tensors()` without the leading axis.
         """
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
-        columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
-        rewards, factor, last = n_step(data, rows, self.n_step, discount)
+        columns, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(
             observations=observed(data, rows),
             actions=data["actions"][rows],
-            rewards=rewards,
             discount=factor,
             next_observations=observed(data, data["next_index"][last]),
             **columns,
@@ -292,21 +298,29 @@ def observed(data: Tensors, rows: Tensor) -> Any:
 
 def n_step(
     data: Tensors, rows: Tensor, n: int, discount: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[dict[str, Any], Tensor, Tensor]:
     """From each of `rows` [B] up to n steps on, or to the episode's or the data's last row.
 
-    Returns the discounted sum of the m <= n rewards, discount**m or 0 where the last of these rows
-    terminated, and that last row; [B] each.
+    Returns rewards and further columns of these m <= n steps, as `columns.STEPS` says, discount**m
+    or 0 where the last of these rows terminated, and that last row; [B] each.
     """
+    names = [name for name in ("rewards", *COLUMNS) if name in data]
     if n == 1:
-        return data["rewards"][rows], discount * (1 - data["terminated"][rows]), rows
-    last, total = rows, torch.zeros_like(data["rewards"][rows])
-    factor = torch.ones_like(total)
+        found = {name: data[name][rows] for name in names}
+        return found, discount * (1 - data["terminated"][rows]), rows
+    sums = [name for name in names if STEPS[name] in ("sum", "discounted")]
+    found = {name: torch.zeros_like(data[name][rows]) for name in sums}
+    last, factor = rows, torch.ones_like(found["rewards"])
     for row, inside in steps(data, rows, n):
-        total = total + inside * factor * data["rewards"][row]
+        for name in sums:
+            weight = inside * factor if STEPS[name] == "discounted" else inside
+            found[name] = found[name] + weight * data[name][row]
         factor = torch.where(inside, factor * discount, factor)
         last = torch.where(inside, row, last)
-    return total, factor * (1 - data["terminated"][last]), last
+    for name in names:
+        if name not in sums:
+            found[name] = data[name][last if STEPS[name] == "last" else rows]
+    return found, factor * (1 - data["terminated"][last]), last
 
 
 def steps(data: Tensors, rows: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import Tensors, observed
-from offline_rl.replay.columns import COLUMNS
+from offline_rl.replay.columns import COLUMNS, STEPS
 from offline_rl.utils.random import Random
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ class Chunks:
     Of a batch are observations and next observations [B, history, *obs], actions [B, window, A],
     and `real` [B, window]: which of these are the episode's; before its start its first row is
     repeated, after its end its last. Rewards are the discounted sum over the `executed` actions
-    from the present one on, or over those up to the episode's end; after so many steps it
-    bootstraps, by gamma to their power, or 0 where the last of them terminated.
+    from the present one on, or over those up to the episode's end, and further columns what
+    `columns.STEPS` says; after so many steps it bootstraps, by gamma to their power, or 0 where the
+    last of them terminated.
     """
 
     def __init__(
@@ -62,15 +63,19 @@ class Chunks:
         done, inside = around(data, present, 0, self.executed - 1)
         last, count = done[:, -1], inside.sum(1)
         power = torch.arange(self.executed, device=present.device)
-        rewards = (inside * discount**power * data["rewards"][done]).sum(1)
+        columns: dict[str, Any] = {}
+        for name in ("rewards", *(name for name in COLUMNS if name in data)):
+            if STEPS[name] in ("sum", "discounted"):
+                weight = inside * discount**power if STEPS[name] == "discounted" else inside
+                columns[name] = (weight * data[name][done]).sum(1)
+            else:
+                columns[name] = data[name][last if STEPS[name] == "last" else present]
         before, _ = around(data, last, 2 - self.history, 0) if self.history > 1 else (None, None)
         following = data["next_index"][last][:, None].long()
         after = following if before is None else torch.cat([before, following], 1)
-        columns: dict[str, Any] = {name: data[name][present] for name in COLUMNS if name in data}
         return Batch(
             observations=observed(data, seen),
             actions=data["actions"][rows],
-            rewards=rewards,
             discount=discount**count * (1 - data["terminated"][last]),
             next_observations=observed(data, after),
             real=real,

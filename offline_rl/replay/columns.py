@@ -1,13 +1,13 @@
 """The columns of a batch beyond the usual five: one registry, each name with its maker.
 
-An algorithm says which it `needs`; a new column is a function here, its name among `MAKERS`, and a
-field of `Batch`.
+An algorithm says which it `needs`; a new column is a field of `Batch`, a function here, and an
+entry of `STEPS`, which says what stands for several steps of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
 import numpy as np
@@ -46,6 +46,22 @@ def held_out(data: Dataset) -> np.ndarray:
 _made = (costs, held_out, next_actions, timesteps)
 MAKERS: dict[str, Maker] = {made.__name__: made for made in _made}
 COLUMNS = ("mc_returns", *MAKERS)  # the returns' maker is the algorithm's: what counts differs
+# What a transition of several steps, or a chunk, has of a column: the value of its first or last
+# step, their sum, or their sum discounted by the batch's discount, as of rewards. Costs are
+# discounted so because a cost critic bootstraps by the same `Batch.discount`; one with a discount
+# of its own needs a column and a discount of its own.
+Steps = Literal["first", "last", "sum", "discounted"]
+STEPS: dict[str, Steps] = {
+    "rewards": "discounted",
+    "costs": "discounted",
+    "mc_returns": "first",
+    "timesteps": "first",
+    "held_out": "first",
+    "next_actions": "last",
+}
+# column -> the key of an environment's infos that has it at every step; all other columns are made
+# of whole episodes
+TOLD = {"costs": "cost"}
 OF_ACTIONS = ("next_actions",)  # [N, A]; all others are [N]
 
 

@@ -74,7 +74,8 @@ class Mixture:
         order = np.empty(batch_size, int)
         order[np.flatnonzero(is_first)] = np.arange(count)
         order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
-        index = torch.from_numpy(order).to(parts[0].rewards.device)
+        # a list becomes a constant of the graph; an array would be copied in every update
+        index = torch.tensor(order.tolist(), device=parts[0].rewards.device)
         return columns_of(parts, lambda *columns: torch.cat(columns)[index])
 
     def _in_proportion(

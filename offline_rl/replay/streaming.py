@@ -54,6 +54,7 @@ class Stream:
         self.seeds, self.batch_size = list(seeds), batch_size
         self.thread, self.coming = ThreadPoolExecutor(1), dict[int, Future[dict[str, Tensor]]]()
         self.window = -1  # whose batches are on the device: updates window * ahead and following
+        self.pinned = torch.device(device).type == "cuda"  # for copies beside the updates
         self.data = {k: v.to(device) for k, v in self.gather(0).items()}
 
     def gather(self, window: int) -> dict[str, Tensor]:
@@ -73,7 +74,7 @@ class Stream:
         host["going_on"] = 1 - data.terminated[rows].astype(np.float32)
         kinds = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
         tensors = {k: torch.from_numpy(np.asarray(v, kinds[k])) for k, v in host.items()}
-        return {k: v.pin_memory() if torch.cuda.is_available() else v for k, v in tensors.items()}
+        return {k: v.pin_memory() if self.pinned else v for k, v in tensors.items()}
 
     def ready(self, update: int) -> None:
         """Puts on the device what `update` and those after it in its window will ask for."""

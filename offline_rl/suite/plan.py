@@ -175,7 +175,7 @@ class Cell:
     def ready(self) -> bool:
         """Whether what it goes on from, if anything, is finished."""
         if "base" in self.keys:
-            return all(f.bundle.is_file() for f in self.needed)
+            return all(f.bundle.is_file() and not f.extending for f in self.needed)
         return all(f.finished for f in self.needed)
 
     @property

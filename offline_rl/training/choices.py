@@ -20,6 +20,10 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_object
 
+LOG_EVERY = 1_000  # updates or environment steps between two rows of metrics
+LOG_EVERY_ON_GPU = 10_000  # the same for short updates on a GPU
+LOG_SECONDS = 5.0  # updates on a GPU are short if LOG_EVERY of them take less by rule
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -69,8 +73,10 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
     """For so many updates of `engine`, whose work is counted, on this machine."""
     work, device = engine.work(phase), engine.device.type
     size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} products an update"
-    if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+    if "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()
+    elif device != "cpu":
+        threads = 1  # left to the processor are evaluations, whose products are small
     else:
         threads = work.threads(hardware.cores(), engine.precision)
     seconds = work.seconds(device, engine.precision, threads)
@@ -84,3 +90,16 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
         f"{'repay' if pays else 'do not repay'} a compilation of {COMPILE_SECONDS:.0f} s"
     )
     return Choices(engine.precision, pays, threads, why)
+
+
+def log_interval(engine: Engine, phase: str) -> int:
+    """Return the number of a phase's updates between two rows of metrics.
+
+    A row launches some hundred kernels, waits for the device and writes two files for each seed. A
+    GPU does 1,000 small updates in the same time. The interval follows from counted work: if it
+    followed from a clock, two runs of one command would log at different updates.
+    """
+    if engine.device.type == "cpu":
+        return LOG_EVERY
+    seconds = engine.work(phase).seconds(engine.device.type, engine.precision)
+    return LOG_EVERY_ON_GPU if LOG_EVERY * seconds < LOG_SECONDS else LOG_EVERY

@@ -39,15 +39,15 @@ class Evaluator:
         *,
         beside: bool,
     ) -> None:
-        """env: an environment for each seed and start. starts: the episodes' seeds.
+        """env: an environment for each seed and start, or fewer. starts: the episodes' seeds.
 
         beside: in a thread of its own.
         """
         self.env, self.normaliser, self.starts = env, normaliser, starts
-        self.episodes = episodes = len(starts)
-        self.groups = env.num_envs // episodes
+        self.episodes, self.groups = len(starts), len(engine.seeds)
+        self.width = min(self.episodes, max(1, env.num_envs // self.groups))  # at once, of a seed
         # a small network's steps on a GPU cost more in waiting than on the processor
-        self._policies = engine.stacked_policy(episodes, device=torch.device("cpu"))
+        self._policies = engine.stacked_policy(self.width, device=torch.device("cpu"))
         self.beside = beside
         self._thread = ThreadPoolExecutor(1)  # starts when it is needed
         self._running: tuple[Moment, Callable[[], tuple[Episodes, set[int]]]] | None = None
@@ -84,24 +84,48 @@ class Evaluator:
         self._thread.shutdown(wait=False)
 
     def _play(self) -> tuple[Episodes, set[int]]:
-        """All seeds' episodes, side by side; also which seeds' policies are broken."""
+        """Every seed's episodes, side by side or, with fewer environments, group after group.
+
+        Also which seeds' policies are broken.
+        """
         torch.set_flush_denormal(True)  # a thread's own setting
-        env, count, groups, broken = self.env, self.episodes, self.groups, set[int]()
+        played, broken = dict[int, list[Episodes]](), set[int]()
+        at_once = min(self.groups, self.env.num_envs)
+        for first in range(0, self.groups, at_once):
+            group = range(first, min(first + at_once, self.groups))
+            for start in range(0, self.episodes, self.width):
+                starts = self.starts[start : start + self.width]
+                found = self._play_some(group, starts, broken)
+                for k, s in enumerate(group):
+                    part = found.part(k * len(starts), (k + 1) * len(starts))
+                    played.setdefault(s, []).append(part)
+        parts = [part for s in range(self.groups) for part in played[s]]
+        return (parts[0] if len(parts) == 1 else Episodes.joined(parts)), broken
+
+    def _play_some(self, group: range, starts: np.ndarray, broken: set[int]) -> Episodes:
+        """Episodes of the seeds in `group` from each of `starts`; the other places idle."""
+        shape, count = (self.groups, self.width), len(starts)
+        places = np.s_[group.start : group.stop, :count]
 
         def of_seeds(x: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(x).reshape(groups, count, *x.shape[1:])
+            """[G * B, …] of `group` -> [S, width, …]."""
+            if (len(group), count) == shape:
+                return torch.from_numpy(x).reshape(*shape, *x.shape[1:])
+            whole = np.zeros((*shape, *x.shape[1:]), x.dtype)
+            whole[places] = x.reshape(len(group), count, *x.shape[1:])
+            return torch.from_numpy(whole)
 
         def act(observations: Observations) -> np.ndarray:
             if self._abandoned.is_set():
                 raise InterruptedError("the training has stopped")
-            actions = self._policies(channels.each(of_seeds, observations))
-            broken.update(torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten().tolist())
-            return actions.nan_to_num(0, 0, 0).reshape(groups * count, -1).numpy()
+            actions = self._policies(channels.each(of_seeds, observations))[places]
+            wrong = torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten()
+            broken.update((wrong + group.start).tolist())
+            return actions.nan_to_num(0, 0, 0).reshape(len(group) * count, -1).numpy()
 
         def observe(rewards: np.ndarray) -> None:
-            told = torch.from_numpy(rewards.astype(np.float32)).reshape(groups, count)
-            self._policies.observe(told)
+            self._policies.observe(of_seeds(rewards.astype(np.float32)))
 
-        seeds = np.tile(self.starts, groups)
-        self._policies.reset(seeds)
-        return rollout(env, act, self.normaliser, seeds, observe), broken
+        seeds = np.tile(starts, len(group))
+        self._policies.reset(of_seeds(seeds).numpy().ravel())
+        return rollout(self.env, act, self.normaliser, seeds, observe)

@@ -31,7 +31,7 @@ from offline_rl.utils.trees import plain
 
 KEPT = (  # of the other run's options
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
-    *("episodes", "max_episode_steps"),
+    *("episodes", "max_episode_steps", "format"),
     *("d4rl_compatible", "terminate_on_end", "expert_dataset"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offline_rl.utils.options import ActionRange, Amount, Checked, Count, Positive
+from offline_rl.utils.options import ActionRange, Amount, Checked, Count, FileFormat, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class TrainOptions(Checked):
     action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
     observation_keys: list[str] | None = None  # what is seen of a file's arrays, or of env:…
     subset: str | None = None  # a split that the file names, such as train
+    format: FileFormat | None = None  # layout of the data file; default: recognized by its content
     episodes: Count | None = None  # of the data, the first so many; default: all
     max_episode_steps: Count | None = None  # ends episodes of a file without time-outs, or of env:…
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
@@ -37,6 +38,7 @@ class TrainOptions(Checked):
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count | Literal["all"] = 10  # for each seed; all: each start, of tasks with few
+    eval_envs: Count | None = None  # open at once in an evaluation; default: one for each episode
     checkpoint_every: Count = 10_000  # updates (online: environment steps)
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products

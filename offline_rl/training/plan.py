@@ -13,20 +13,23 @@ import torch
 import envs
 from envs import Task
 from envs.adapters import LoopVectorEnv
+from envs.tasks import NATIVE
 from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
     origin,
     prepared,
+    table_of,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
+from offline_rl.replay.columns import TOLD
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
@@ -45,6 +48,7 @@ READING = (
     "action_range",
     "observation_keys",
     "subset",
+    "format",
     "d4rl_compatible",
     "terminate_on_end",
     "max_episode_steps",
@@ -52,7 +56,7 @@ READING = (
 # those that may differ when a run is resumed: where things lie, how they are computed
 FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
-    *("keep_data", "stretch"),
+    *("keep_data", "stretch", "eval_envs"),
 )
 # options that may be others when a run goes on: what is read is known by its checksum
 CHANGING = (
@@ -73,10 +77,12 @@ class Plan(Resolved):
     stackable: bool  # its seeds train side by side
     starts: np.ndarray  # the seeds of an evaluation's episodes
     base: Base | None = None  # the frozen policy that it corrects
+    actions: Spec | None = None  # of its environment; an action range only where it states one
+    limit: str | None = None  # why only one environment may be open; None: as many as are wanted
 
-    def world(self, count: int, threads: int = 1) -> envs.VectorEnv:
-        """So many environments of its task, as the learner sees them."""
-        env = envs.make_vector(self.task, count, num_threads=threads)
+    def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
+        """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
+        env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
         return env if self.base is None else WithBase(env, self.base)
 
 
@@ -111,7 +117,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
         )
     try:
-        env = envs.make_vector(chosen.task, 1) if chosen.task.env_id else None
+        env = tried_out(chosen.task) if chosen.task.env_id else None
         if isinstance(env, LoopVectorEnv):
             env.attempt()
     except ValueError as error:  # a package that is missing, actions that are no vector
@@ -134,7 +140,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
                 + (f", or {alone} to learn online alone" if options.num_env_steps else "")
             )
-        dataset = dataset_of(chosen, given.get("dataset"))
+        dataset = converted(dataset_of(chosen, given.get("dataset")), env, options)
         settings = completed(chosen, dataset)
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if "mc_returns" in algorithm.needs and options.num_env_steps:
@@ -154,6 +160,7 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
             dataset = beside(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
+            expert = converted(expert, env, options)
     spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
     if env is not None:
         env.close()
@@ -191,10 +198,58 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
                 f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
                 f"give a multiple of {period}"
             )
+    limit = limit_of(env, options, how.cfg)
+    check_policy_learns(learner, schedule)
     device = hardware.device(options.device).type
     known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
-    known |= {"stackable": learner.stacks(device), "starts": begun}
+    known |= {"stackable": learner.stacks(device) and limit is None, "starts": begun}
+    known |= {"actions": None if env is None else stated(env), "limit": limit}
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+
+
+def tried_out(task: Task) -> envs.VectorEnv:
+    """Return environments of the task; two of a user's, to try if both may be open."""
+    return envs.make_vector(task, 1 if task.env_id in NATIVE else 2, fewer=True)
+
+
+def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str | None:
+    """Return why a run that learns online has one environment; None if it may have several.
+
+    Raises UserError if it needs several.
+    """
+    if env is None or env.limit is None or not options.num_env_steps:
+        return None
+    if (count := getattr(cfg, "environments", 1)) > 1:
+        raise UserError(
+            f"{env.limit}, and {options.algorithm} collects in algorithm.environments={count} at "
+            "once. Use algorithm.environments=1"
+        )
+    return env.limit
+
+
+def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
+    """Raise UserError if a phase ends before its first update that changes the policy."""
+    for phase in dict.fromkeys(piece.phase for piece in schedule):
+        alone, key = learner.at(phase).policy_begins(phase)
+        total = phase_updates(learner, schedule, phase)
+        if 0 < total <= alone:
+            given = "num_env_steps" if phase == ONLINE else "num_updates"
+            raise UserError(
+                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
+                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+            )
+
+
+def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
+    """Number of updates of `phase` in the whole schedule."""
+    now, total = learner.at(phase), 0
+    for piece in schedule:
+        if piece.phase == phase and isinstance(piece, Learn):
+            total += piece.updates
+        if piece.phase == phase and isinstance(piece, Interact):
+            online = now.interaction.online
+            total += online.due(piece.env_steps, learner.cfg.batch_size, now.period)
+    return total
 
 
 def brings_data(chosen: Resolved) -> bool:
@@ -216,6 +271,14 @@ def dataset_of(chosen: Resolved, given: Dataset | None = None) -> Dataset:
     return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
 
 
+def converted(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) -> Dataset:
+    """Return `data` with its actions in [-1, 1] of the range of `env`. Raises UserError."""
+    if env is None:
+        return data
+    by_option = options.action_scale is not None or options.action_range is not None
+    return in_range_of(data, env, f"task {options.task}", by_option=by_option)
+
+
 def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
     """The settings with what the data say. Raises UserError where data do not allow them."""
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
@@ -224,7 +287,8 @@ def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
             "from: give data with a column `costs`, as DSRL's"
         )
-    if not dataset.usable.any() or dataset.num_rows < 2:
+    unusable = algorithm.unusable_rows(dataset)
+    if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
             f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
@@ -376,6 +440,12 @@ def specification(
                 "policy learnt from the one is not at home in the other; give data of that rate, "
                 "or task=none to train only"
             )
+        if (problem := spec.contradiction(own)) is not None:
+            field, mine, theirs = problem
+            raise UserError(
+                f"{first} has {field} {list(mine)}, {name} has {list(theirs)}: bring the data into "
+                "the same units and order, or use task=none to train only"
+            )
         spec = own.over(spec)
     return spec
 
@@ -409,6 +479,15 @@ def apart(one: Spec, other: Spec) -> str:
         if channel.kind == "picture" and own.shape != channel.shape:
             height, width, colours = channel.shape
             return f"its {channel.name} is to be {height} x {width} of {colours} colours; resize it"
+    vector, parts = (one, other) if one.lone is not None else (other, one)
+    vectors_alone = parts.lone is None and parts.vectors == parts.channels
+    if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
+        keys = [channel.name for channel in parts.channels]
+        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.lone.shape):
+            remedy = "store those of the data so, as observations"
+            if parts is other:
+                remedy = f"observation_keys=[{','.join(keys)}] observes {' and '.join(keys)} so"
+            return f"one has a vector where the other has its parts by name; {remedy}"
     return "data of another task? Use its own task, or task=none to train only"
 
 
@@ -485,18 +564,43 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of the table's row {plan.pattern}" if plan.pattern else ""
+    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    where += idle(plan)
+    where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for each in (data, plan.expert):
+        notes += rows_left_out(plan, each) if each is not None else ""
     if plan.base is not None and plan.base.bundle is None:
         notes += (
             f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
             "correction alone, and evaluate and play are to be given base= as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
+
+
+def row_of(algorithm: str, pattern: str | None) -> str:
+    """Return which row of which per-task table gives an algorithm's settings."""
+    owner = table_of(algorithm)
+    file = f"configs/algorithm/{owner}.yaml"
+    if owner is None or pattern is None:
+        return "no per-task table" if owner is None else f"no row of {file}"
+    return f"row {pattern} of {file}"
+
+
+def rows_left_out(plan: Plan, data: Dataset) -> str:
+    """Return a sentence with the number of rows that critics cannot use, if there are any."""
+    count = plan.algorithm.unusable_rows(data)
+    if not count:
+        return ""
+    scheduled = {piece.phase for piece in plan.schedule}
+    used = [name for name in plan.algorithm.imitation_phases if name in scheduled]
+    except_in = f" except in {' and '.join(used)}" if used else ""
+    return (
+        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
+        f"and are left out{except_in}"
+    )
 
 
 def idle(plan: Plan) -> str:
@@ -506,12 +610,33 @@ def idle(plan: Plan) -> str:
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
     period = learner.at(ONLINE).period
+    episode = plan.task.max_episode_steps or 0
+    if steps < episode and any(
+        name != "expert" and name not in TOLD for name in plan.algorithm.needs
+    ):
+        return (
+            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
+            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
+            "steps"
+        )
     if online.due(steps, batch, period):
         return ""
     return (
         f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
         f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
         f"{batch}), {online.utd:g} a step and {period} at a time"
+    )
+
+
+def still_rising(plan: Plan) -> str:
+    """A sentence if the learning rate never reaches its full value; else nothing."""
+    rising: int = getattr(plan.cfg, "warm_up_updates", 0)
+    if not 0 < plan.options.num_updates < rising:
+        return ""
+    return (
+        f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
+        f"rate rises over the first algorithm.warm_up_updates={rising} and does not reach its full "
+        "value"
     )
 
 

@@ -63,7 +63,10 @@ def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
 
 
 def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Choices) -> None:
-    """The policy bundle, then result.json, which marks the seed as finished."""
+    """Write the policy bundle, then result.json, which marks the seed as finished.
+
+    Each replaces its predecessor, if any. A diverged seed has no policy: an earlier one is removed.
+    """
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None
     score = None if last is None or reference is None else plan.task.score(last.returns)
@@ -124,3 +127,5 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         policy = policy if plan.base is None else replace(policy, base=plan.base.bundle)
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)
+    if progress.diverged[s] is not None:
+        folder.bundle.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ environment.json  versions, hardware, commit, data checksum, how it computes (tr
 metrics.jsonl     means of the algorithm's metrics    evaluations.jsonl  every episode's return
 checkpoints/updates_<n>[-env_steps_<n>].safetensors   whole state, with a checksum; two are kept
 tensorboard/      wandb.json and wandb/ (the run's id there)      result.json      policy.bundle
+                  (of a run that is being extended: its shorter self, until both are replaced)
 failed.json       why it stopped, where that was a mistake; gone when it goes on
 """
 
@@ -80,7 +81,20 @@ class SeedFolder:
 
     @property
     def finished(self) -> bool:
-        return self.result.is_file()
+        """True if there is a result of as many updates as config.json asks for."""
+        return self.result.is_file() and not self.extending
+
+    @property
+    def extending(self) -> bool:
+        """True if result.json and the policy are those of a shorter run that is being extended.
+
+        Both stay until the longer run replaces them.
+        """
+        try:
+            done, wanted = (read_object(f)["num_updates"] for f in (self.result, self.config))
+            return bool(done < wanted)
+        except (UserError, KeyError, TypeError):  # whoever needs such a file says what is wrong
+            return False
 
     def algorithm(self, config: Mapping[str, Any]) -> str:
         """Its name in `config`; of a file that lies elsewhere from here, with its whole path."""
@@ -263,11 +277,13 @@ class SeedFolder:
                 )
 
     def renew(self, config: dict[str, Any]) -> None:
-        """It goes on with `config`, which `agree`s: what it had come to no longer holds."""
-        for path in (self.failed, self.result, self.bundle):
-            path.unlink(missing_ok=True)
+        """Store `config`, with which the run continues and which `agree` has accepted.
+
+        An earlier result and policy stay until `finish` replaces them.
+        """
         if read_object(self.config) != plain(config):
             write_json(self.config, plain(config))
+        self.failed.unlink(missing_ok=True)
 
     def fail(self, why: str) -> None:
         """Keeps the reason, where a disk still takes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,17 +37,26 @@ def sources_of(
     data: what is learnt from of the plan's, raw.
     """
     offline: ReplayBuffer | WithExpert | Stream | None = None
-    if data is not None and streams(plan, data, device):
-        offline = streamed(plan, data, transform, seeds, device)
-    elif data is not None:
+    every_row: ReplayBuffer | WithExpert | Stream | None = None
+
+    def source(data: Dataset) -> ReplayBuffer | WithExpert | Stream:
+        if streams(plan, data, device):
+            return streamed(plan, data, transform, seeds, device)
         learnt, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
-        offline = offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
+        return offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
+
+    if data is not None:
+        offline = source(data)
+        imitates = {piece.phase for piece in plan.schedule} & {*plan.algorithm.imitation_phases}
+        if imitates and plan.algorithm.unusable_rows(data):
+            every_row = source(with_every_row(data))
     collects = [piece for piece in plan.schedule if isinstance(piece, Collect)]
     steps = plan.options.num_env_steps
     if collects:
         steps = sum(piece.size for piece in collects if piece.adds)
     online = experience(plan, steps, seeds, device) if steps else None
-    return Sources(offline, online, rollouts(plan, seeds, device) if collects else None)
+    decisions = rollouts(plan, seeds, device) if collects else None
+    return Sources(offline, online, decisions, every_row)
 
 
 def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts:
@@ -81,11 +91,28 @@ def offline_source(
     device: torch.device | str = "cpu",
 ) -> ReplayBuffer | WithExpert:
     """Where offline batches come from; data and the expert's as they are learnt from."""
+    data = rows_for(algorithm, data)
     made = further_columns(algorithm, cfg, data)
     buffer = ReplayBuffer.from_dataset(data, columns=made, device=device)
     if expert is None:
         return buffer
     return WithExpert(buffer, ReplayBuffer.from_dataset(expert, device=device))
+
+
+def rows_for(algorithm: type[Algorithm], data: Dataset) -> Dataset:
+    """Return the data with every row usable if no phase of the algorithm reads successors."""
+    return with_every_row(data) if not algorithm.unusable_rows(data) else data
+
+
+def with_every_row(data: Dataset) -> Dataset:
+    """Return the data with every row usable, for imitation.
+
+    An unknown next observation is replaced by the row's own observation, which nothing reads.
+    """
+    if data.usable.all():
+        return data
+    own = np.arange(data.num_rows)
+    return replace(data, next_index=np.where(data.usable, data.next_index, own))
 
 
 def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
@@ -118,7 +145,7 @@ def streamed(
     plan: Plan, data: Dataset, transform: Transform, seeds: Sequence[int], device: torch.device
 ) -> Stream:
     """The data where it lies, for `plan`'s batches."""
-    raw = transform.all_but_observations(data)
+    raw = rows_for(plan.algorithm, transform.all_but_observations(data))
     return Stream(
         raw,
         seeds,

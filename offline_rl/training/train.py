@@ -22,7 +22,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import as_it_learnt, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
-from offline_rl.data.transform import Transform
+from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
 from offline_rl.online.collector import Collector
@@ -79,7 +79,9 @@ def train(
     """
     plan = prepare(keys, start)
     if start is not None:
-        begun_with(start, plan.seeds, plan.spec)  # refuses observations of another kind
+        begun_with(
+            start, plan.seeds, plan.spec, plan.actions
+        )  # refuses observations of another kind
     o, members = plan.options, members_of(plan)
     runs = list(dict.fromkeys(m.folder.path.parent for m in members))
     path = runs[0] if len(runs) == 1 else runs[0].parent
@@ -107,7 +109,8 @@ def train(
             begun, new = [], [m for m in left if m not in done]
         groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
         if not plan.stackable and len(left) > 1:
-            say(f"{o.algorithm}: networks too large to gain by it, so one seed after another")
+            why = plan.limit or f"{o.algorithm}: networks too large to gain by it"
+            say(f"{why}, so one seed after another")
             groups = [[m] for group in groups for m in group]
         for group in groups:
             if group:
@@ -195,11 +198,18 @@ def train_group(
     engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
-        print(choices)
+        rewards = plan.algorithm.uses_rewards(plan.cfg)
+        said = small_columns(transform, plan.dataset, plan.spec, plan.cfg, rewards=rewards)
+        print(*said, choices, sep="\n")
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation = plan.world(len(seeds) * len(plan.starts), threads) if plan.task.env_id else None
+    evaluation: envs.VectorEnv | None = None
+    if plan.task.env_id:
+        count = len(seeds) * len(plan.starts)
+        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        if show and evaluation.limit is not None and count > 1:
+            print(f"{evaluation.limit}: evaluations play their episodes one after another")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
@@ -295,7 +305,7 @@ def engine_of(
     if plan.start is None:
         transform = Transform.fit(plan.cfg, data, plan.spec.seen)
     else:
-        transform = begun_with(plan.start, seeds, plan.spec)
+        transform = begun_with(plan.start, seeds, plan.spec, plan.actions)
     sources = sources_of(plan, data, transform, seeds, device)
     engine = Engine(
         lambda s: plan.algorithm(plan.spec, own[s], horizon, plan.interaction.of(own[s])),
@@ -306,10 +316,6 @@ def engine_of(
         precision=begun.precision if begun else precision(o, device),
         values=stacked(own),
     )
-    before = plan.start.updates if plan.start is not None else 0
-    for piece in plan.schedule:  # before anything is traced, which has them in it
-        engine.starts.setdefault(piece.phase, before)
-        before += piece.updates if isinstance(piece, Learn) else 0
     return engine, sources, transform
 
 
@@ -349,8 +355,13 @@ def sizes(plan: Plan) -> dict[str, int]:
     return found
 
 
-def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
-    """The transform of the run that is gone on from. Raises UserError where it does not fit."""
+def begun_with(
+    start: Start, seeds: Sequence[int], spec: Spec, actions: Spec | None = None
+) -> Transform:
+    """The transform of the run that is gone on from. Raises UserError where it does not fit.
+
+    actions: with the action range of the environment, if it states one. Default: spec.
+    """
     _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
     transform = Transform.from_json(progress["transform"])
     if not fits(transform, spec):
@@ -365,6 +376,17 @@ def begun_with(start: Start, seeds: Sequence[int], spec: Spec) -> Transform:
             f"{start.run} cannot go on with this data or task: {problem}; give it what its own are "
             "like"
         )
+    try:
+        here = spec if actions is None else actions
+        if own.conversion(here) is not None:
+            raise ValueError(
+                f"its actions are {own.action_range}, here they are {here.action_range}"
+            )
+    except ValueError as error:
+        raise UserError(
+            f"{start.run} cannot go on with this data or task: {error}. Train it with task= from "
+            "the start: data is converted to the task's range, a policy is not"
+        ) from None
     return transform
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +27,7 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.collector import MISHAPS, Collector, GivenUp
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.online.with_base import BaseFault
+from offline_rl.training.choices import LOG_EVERY, log_interval
 from offline_rl.training.evaluator import Evaluator, Moment
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -39,7 +41,6 @@ from policies import Bundle
 
 TELL_EVERY_S = 60.0  # lines of progress, without a terminal
 PIECE_S = 1.0  # of updates, after which the bar moves and Ctrl-C is heard
-LOG_EVERY = 1_000  # updates or environment steps between lines of metrics
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Trainer:
         watch: Callable[[Trainer], None] | None = None,
         show: bool = True,
     ) -> None:
-        """schedule: what is done, in order. evaluation: S * episodes environments.
+        """schedule: what is done, in order. evaluation: S * episodes environments, or fewer.
 
         starts: the seeds of an evaluation's episodes.
         choices: how it computes (`training/choices.py`); kept. watch: called after each
@@ -83,6 +84,7 @@ class Trainer:
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
         self.folders, self.trackers, self.collector = folders, trackers, collector
         self.schedule = schedule
+        self._log_interval = cache(partial(log_interval, engine))
         self.progress, self.clock = Progress(diverged=[None] * len(folders)), 0
         self.last: list[Episodes] = []
         self._told = (0.0, 0)  # when the last line was told, and at which clock
@@ -91,7 +93,7 @@ class Trainer:
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
-            beside = hardware.cores() > busy and watch is None
+            beside = hardware.cores() > busy and watch is None and evaluation.limit is None
             self.evaluator = Evaluator(
                 engine, evaluation, transform.normaliser, starts, beside=beside
             )
@@ -114,8 +116,7 @@ class Trainer:
         learn = [work for work in self.schedule if isinstance(work, Learn)]
         if kind == "pretrain":
             return sum(work.updates for work in learn if work.phase not in ("update", ONLINE))
-        start = self.engine.starts.get(ONLINE)
-        return 0 if start is None else max(self.engine.updates - start, 0)
+        return self.engine.done.get(ONLINE, 0)
 
     def run(self) -> None:
         """Everything that is left to do.
@@ -167,12 +168,13 @@ class Trainer:
     def _stops(self) -> Iterator[int]:
         """The clock's next moments at which something besides learning happens."""
         marks = list(accumulate(work.size for work in self.schedule))
-        every = (LOG_EVERY, self.options.eval_every, self.options.checkpoint_every)
         if self._behind:
             yield self.clock
         while (now := self.clock) < self.total:
             assert self.work is not None
-            period = self._period(self.work[0])
+            work, period = self.work[0], self._period(self.work[0])
+            log_every = self._log_interval(work.phase) if isinstance(work, Learn) else LOG_EVERY
+            every = (log_every, self.options.eval_every, self.options.checkpoint_every)
             end = next(mark for mark in marks if mark > now)
             stop = min((now // e + 1) * e for e in every)
             yield min(now + -(-(stop - now) // period) * period, end)
@@ -246,7 +248,7 @@ class Trainer:
         assert isinstance(self.collector, Collector)
         if not self.collector.ready(self.engine.batch_size):
             return 0
-        learnt = self.engine.updates - self.engine.starts[phase]
+        learnt = self.engine.done.get(phase, 0)
         return max(self._brought(phase, self.env_steps) - learnt, 0)
 
     def _brought(self, phase: str, env_steps: int) -> int:
@@ -288,12 +290,12 @@ class Trainer:
             elif done < number:
                 self._tell(self.clock, f"{done:,} of {number:,} updates before the next step")
         if self.engine.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.engine.device)
         self.progress.seconds += time.perf_counter() - started
         return done
 
     def _record_fallbacks(self) -> None:
-        """Store which compiled programs failed their check, so that a resumed run does the same."""
+        """Store which compiled programs failed their check; a resumed run repeats the choice."""
         if self.engine.fallbacks == self.choices.get("fallbacks", {}):
             return
         self.choices["fallbacks"] = dict(self.engine.fallbacks)
@@ -443,11 +445,13 @@ class Trainer:
         moment = self.evaluator.moment if self.evaluator is not None else None
         if moment is not None and moment["clock"] != self.clock:
             self._finish_evaluation()
-        for s, folder in enumerate(self.folders):
-            tensors, progress = self.engine.seed_state(s), vars(self.progress).copy()
+        both = zip(self.folders, self.engine.seed_states(), strict=True)
+        for s, (folder, tensors) in enumerate(both):
+            progress = vars(self.progress).copy()
             progress["diverged"], progress["clock"] = self.progress.diverged[s], self.clock
             progress["transform"], progress["choices"] = self.transform.to_json(), self.choices
             progress["spec"] = self.engine.algorithm.spec.to_json()
+            progress["phases"] = dict(self.engine.done)
             if self.collector is not None:
                 progress["collector"] = self.collector.state(s)
                 for name, value in self.collector.buffer.filled(s).items():
@@ -490,8 +494,27 @@ class Trainer:
             self.collector.restore(streams)
         learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
         self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
+        self.engine.done = progress.get("phases") or self._phases_before(done)
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
+
+    def _phases_before(self, done: Done) -> dict[str, int]:
+        """Updates of each phase at `done`, for older checkpoints, which do not hold them.
+
+        In their schedules one phase at most interacts; its updates are those that remain.
+        """
+        found, clock = dict[str, int](), self.clock
+        left = done.updates - self.folders[0].began
+        for work in self.schedule:
+            now = min(work.size, clock)
+            clock -= now
+            if isinstance(work, Learn):
+                found[work.phase] = found.get(work.phase, 0) + now
+                left -= now
+        for work in self.schedule:
+            if isinstance(work, Interact):
+                found[work.phase] = left
+        return found
 
 
 def bundled(

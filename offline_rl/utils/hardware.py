@@ -126,7 +126,8 @@ def has_bf16(on: torch.device) -> bool:
     import torch
 
     if on.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        with torch.cuda.device(on):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
 
 

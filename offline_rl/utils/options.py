@@ -75,6 +75,20 @@ Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
 Amount = Annotated[int, Range(0)]
 ActionRange = list[float] | list[list[float]] | Literal["data"]  # [low, high]
+FileFormat = Literal[  # the first five: arrays at the root of an HDF5 or NPZ file
+    "d4rl",
+    "kitchen",
+    "maze",
+    "neorl2",
+    "plain",
+    "ogbench",
+    "minari",
+    "robomimic",
+    "d3rlpy",
+    "diffusion_policy",
+    "lerobot",
+    "recording",
+]
 
 
 class Checked:

@@ -26,7 +26,8 @@ class Recurrent(Protocol):
     """A policy that acts on more than the present observation: history, returns, a running chunk.
 
     Its memory is a dict of tensors that goes in and out, so that it lies on the device, is stacked
-    over seeds, and belongs to no one.
+    over seeds, and belongs to no one. A head whose memory reads no rewards may say so with
+    `needs_rewards = False`; then it can act where there are none, as on a robot.
     """
 
     def reset(self, batch: int) -> Context:

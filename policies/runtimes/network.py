@@ -20,6 +20,7 @@ class Network(Protocol):
     name: str  # of the runtime
     noise_shape: tuple[int, ...]  # of what one decision takes; () for none
     remembers: bool  # it has a memory of episodes, `step` and `reset`
+    needs_rewards: bool  # that memory reads the rewards of the episode
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         """The chunk [B, horizon, A]; of what remembers, that of an episode's first step.

@@ -51,7 +51,7 @@ class NumpyNetwork:
     See `Network`.
     """
 
-    name, remembers = "numpy", False
+    name, remembers, needs_rewards = "numpy", False, False
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self, bundle: Bundle) -> None:

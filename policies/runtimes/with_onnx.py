@@ -79,7 +79,7 @@ def fed(observations: Seen) -> dict[str, np.ndarray]:
 class OnnxNetwork:
     """A graph of one decision; see `Network`."""
 
-    name, remembers = "onnx", False
+    name, remembers, needs_rewards = "onnx", False, False
 
     def __init__(self, bundle: Bundle) -> None:
         self._graph = Graph(bundle.graphs[POLICY])

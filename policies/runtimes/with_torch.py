@@ -47,6 +47,7 @@ class TorchNetwork:
         self.module.eval()
         self.noise_shape = tuple(getattr(self.module, "noise_shape", ()))
         self.remembers = hasattr(self.module, "step")
+        self.needs_rewards = self.remembers and getattr(self.module, "needs_rewards", True)
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         import torch

@@ -16,6 +16,7 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
 from policies.player import queue
+from policies.policy import refuse_rewards
 from real_robot.control.observing import goals, observer, sees_channels
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import Session, chunk_type, main_folder, pin, told_as_error
@@ -33,7 +34,7 @@ class Acts(Protocol):
 
     spec: Spec
 
-    def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any: ...
+    def act(self, observation: Any, state: Any = None) -> Any: ...
 
 
 class Inference:
@@ -53,6 +54,10 @@ class Inference:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Raises UserError where policy and robot do not fit."""
+        try:
+            refuse_rewards(policy, "a robot")
+        except BundleError as error:
+            raise UserError(str(error)) from None
         spec = policy.spec
         self.policy, self._chunks, self._words, self._now_ns = policy, chunks, words, now_ns
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
@@ -105,8 +110,7 @@ class Inference:
         if self._queue is not None:
             chunk = self._queue.decide(np.array([0]))[0]
         else:
-            reward = None if self._state is None else float(row["reward"])
-            chunk, self._state = self.policy.act(observation, self._state, reward)
+            chunk, self._state = self.policy.act(observation, self._state)
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(np.asarray(chunk))

@@ -47,7 +47,6 @@ def row_type(spec: RobotSpec) -> np.dtype:
             ("chunk_index", "<i4"),  # of the action that is being gone towards
             ("observed_ns", "<i8"),  # what that chunk was inferred from
             ("inference_ns", "<i8"),  # and how long that took
-            ("reward", "<f4"),
             ("q", "<f8", joints),
             ("dq", "<f8", joints),
             ("current_a", "<f8", joints),

@@ -10,6 +10,7 @@ from offline_rl.utils.errors import UserError
 from policies import Bundle, Normaliser, Spec, load
 from policies import Channel as PolicyChannel
 from policies.bundle import write
+from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from real_robot import check as module
 from real_robot.check import check
@@ -73,6 +74,16 @@ def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
     ]
     assert machine.calls == ["connect", "close"]
     assert machine.arrived == []
+
+
+def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_rewards(tmp_path):
+    head = DecisionTransformer(6, 2, target_return=1.0, window=2, size=8, layers=1, episode_steps=4)
+    weights = {name: value.numpy() for name, value in head.state_dict().items()}
+    same = Normaliser.identity(FITTING.observation_shape)
+    made = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
+    write(tmp_path / "b", made)
+    with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
+        check(robot(), tmp_path / "b", connect=False)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from desk_bundle import write_desk_bundle
 from robots_in_memory import spec as robot_spec
+from torch import nn
 
+from offline_rl.utils.errors import UserError
 from policies import Bundle, Channel, Normaliser, Spec, load
 from policies.bundle import write
 from policies.heads.seeing import Seeing
@@ -128,6 +131,50 @@ def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episod
     ]
 
 
+class Counter(nn.Module):
+    """A head with memory: each action is a tenth of the observations seen so far."""
+
+    needs_rewards = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: dict[str, Any] = {}
+
+    def reset(self, batch: int) -> dict[str, torch.Tensor]:
+        return {"seen": torch.zeros(batch)}
+
+    def step(self, observations: Any, rewards: Any, context: Any) -> Any:
+        seen = context["seen"] + 1
+        return 0.1 * seen[:, None].expand(-1, 2), {"seen": seen}
+
+
+@pytest.mark.parametrize("needs_rewards", [False, True])
+def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, needs_rewards: bool
+) -> None:
+    monkeypatch.setattr("policies.heads.head.kinds", lambda: {"Counter": Counter})
+    monkeypatch.setattr(Counter, "needs_rewards", needs_rewards)
+    robot, spec = robot_spec(), replace(Planner(1).spec, history=1, horizon=1, executed=1)
+    write(tmp_path / "b", Bundle(spec, "Counter", {}, {}, Normaliser.identity((2,))))
+    policy = load(tmp_path / "b")
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(1, 2), 16)
+    words = Words(tmp_path / "words", create=True)
+    if needs_rewards:
+        with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
+            Inference(policy, robot, ticks, chunks, words)
+        return
+    inference = Inference(policy, robot, ticks, chunks, words)
+    reader = Reader(chunks, from_start=True)
+    for episode, count in ((1, 1), (1, 2), (1, 3), (2, 1)):
+        row = ticks.record
+        row["state"], row["episode"] = State.RUNNING, episode
+        ticks.push()
+        assert inference.look(10**9 + inference.seq * PERIOD_NS)
+        assert reader.following()
+        np.testing.assert_allclose(chunk_of(reader.record).actions, 0.1 * count, rtol=1e-6)
+
+
 def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_none(
     tmp_path,
 ) -> None:
@@ -137,7 +184,7 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
     asked, chosen = list[list[float]](), replace(Planner(1).spec, history=1)
     seen = Channel("observation", (3,), names=names, units=("rad", "rad", "m"))
 
-    def act(observation: Any, state: Any, reward: Any) -> Any:
+    def act(observation: Any, state: Any) -> Any:
         asked.append(observation.tolist())
         return np.zeros((6, 2), np.float32), None
 

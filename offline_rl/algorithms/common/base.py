@@ -72,7 +72,7 @@ class State:
     params: dict[str, Params]
     optimiser: dict[str, Mapping[str, Params]]
     random: Random
-    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase before it
+    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase so far
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:
@@ -108,6 +108,9 @@ class Algorithm:
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: str = "policy"  # the network that acts
     unseen: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
+    # phases that never read `next_observations`: they use every row of the data, the last of an
+    # episode included; "update" among them means that no phase reads it
+    imitation_phases: ClassVar[tuple[str, ...]] = ()
     corrects: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
     settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
@@ -194,6 +197,11 @@ class Algorithm:
         """Whether it learns from single steps of one set of data, which may lie in its file."""
         return cls.source is Algorithm.source
 
+    @classmethod
+    def unusable_rows(cls, dataset: Dataset) -> int:
+        """Return how many rows its main phase cannot use: their next observation is unknown."""
+        return 0 if "update" in cls.imitation_phases else int((~dataset.usable).sum())
+
     def prepare(self, dataset: Dataset) -> Dataset:
         """The part of the raw data to learn from, before any statistics are taken."""
         return dataset
@@ -219,11 +227,23 @@ class Algorithm:
     def source(self, phase: str, sources: Sources) -> Source:
         """Where a phase's batches come from: one of `sources`, a view of it, or a mixture."""
         if phase != ONLINE:
-            return wanted(sources.offline)
+            return self.offline_source(phase, sources)
         how, online = self.interaction.online, wanted(sources.online)
         ratio = None if how.mixing == "rows" else float(how.mixing)
         parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
+
+    def policy_begins(self, phase: str) -> tuple[int, str]:
+        """Updates at the start of `phase` that leave the policy as it is, and the key behind them.
+
+        A run with no more updates than these is refused.
+        """
+        return 0, ""
+
+    def offline_source(self, phase: str, sources: Sources) -> Source:
+        """Return the data of a phase: every row for imitation, else rows with a successor."""
+        every = sources.every_row if phase in self.imitation_phases else None
+        return wanted(sources.offline) if every is None else every
 
     def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raises UserError where a phase came to nothing; metrics: means of late, per seed."""

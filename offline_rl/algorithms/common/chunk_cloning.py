@@ -145,6 +145,7 @@ class ChunkCloning(Algorithm):
 
     targets = {"policy": "model"}
     follows_card = False  # it clones
+    imitation_phases: ClassVar[tuple[str, ...]] = ("update",)
     vector_only = False
     beside: ClassVar[Literal["oldest", "present"]] = "oldest"  # where a window's first action lies
 
@@ -156,10 +157,6 @@ class ChunkCloning(Algorithm):
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         """Each action's range."""
         return completed(cfg, dataset)
-
-    def prepare(self, dataset: Dataset) -> Dataset:
-        """All rows, also those whose next observation is unknown: nobody looks at it."""
-        return replace(dataset, next_index=dataset.next_index.clip(min=0))
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)

@@ -89,9 +89,16 @@ def different(state: State, ensemble: int, count: int) -> Tensor:
 
 
 def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
-    """Values of `some` critics, [E, ...] -> [K, ...]; of all where count is None."""
+    """Values of `some` critics, [E, ...] -> [K, ...]; of all where count is None.
+
+    Gradients of a critic that is drawn twice are summed in a fixed order, which an index would not
+    do on a GPU.
+    """
     members = some(state, len(q), count)
-    return q if members is None else q.index_select(0, members)
+    if members is None:
+        return q
+    is_drawn = members[:, None] == torch.arange(len(q), device=q.device)  # [K, E]
+    return torch.where(is_drawn.reshape(*is_drawn.shape, *[1] * (q.dim() - 1)), q, 0).sum(1)
 
 
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:

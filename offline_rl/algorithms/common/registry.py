@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from policies import Spec
 
 
+ALGORITHMS = "offline_rl.algorithms"
 TABLES = ("tuned", "online", "parity")  # of configs/algorithm/<name>.yaml
 
 
@@ -58,7 +59,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
         return checked(name, *found(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))
-    (own,) = found(name, importlib.import_module(f"offline_rl.algorithms.{name}"), "")
+    (own,) = found(name, importlib.import_module(f"{ALGORITHMS}.{name}"), "")
     return own
 
 
@@ -144,11 +145,39 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
 
 
 def algorithm_yaml(name: str) -> dict[str, Any]:
-    """configs/algorithm/<name>.yaml; empty where it has none, or is not ours. Raises UserError."""
-    path = table(name)
-    if name not in algorithm_names() or not path.is_file():
+    """Return the settings file of `table_of(name)`; empty if there is none. Raises UserError."""
+    owner = table_of(name)
+    if owner is None or not (path := table(owner)).is_file():
         return {}
     return checked_yaml(path, path.stat().st_mtime_ns)
+
+
+def table_of(name: str) -> str | None:
+    """Return the built-in algorithm whose per-task table holds for the algorithm `name`.
+
+    That is a built-in algorithm itself, and the nearest built-in parent of one of the user's.
+    """
+    if name in algorithm_names():
+        return name
+    modules = (cls.__module__.rpartition(".") for cls in algorithm_class(name).__mro__)
+    built_in = (stem for package, _, stem in modules if package == ALGORITHMS)
+    return next((stem for stem in built_in if stem in algorithm_names()), None)
+
+
+def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's values less those that the user's algorithm decides itself.
+
+    These are fields that its Config defines anew or lacks. A built-in algorithm takes all values.
+    """
+    owner = table_of(name)
+    if name == owner or owner is None:
+        return dict(values)
+    cls = algorithm_class(name)
+    inherited = algorithm_class(owner).Config.__mro__
+    layers = [layer for layer in cls.Config.__mro__ if layer not in inherited]
+    own = {field for layer in layers for field in vars(layer).get("__annotations__", {})}
+    known = {f.name for config in (cls.Config, cls.Online) for f in fields(config)}
+    return {key: value for key, value in values.items() if key in known - own}
 
 
 @cache
@@ -168,7 +197,7 @@ def checked_yaml(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def table(name: str) -> Path:
-    """Where the algorithm's per-task table is, if it has one."""
+    """Return where the per-task table of a built-in algorithm is, if it has one."""
     return share("configs") / "algorithm" / f"{name}.yaml"
 
 
@@ -188,7 +217,7 @@ def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[
         names.append(f"{task[4:]}-v2")
     for pattern, values in (algorithm_yaml(name).get(table) or {}).items():
         if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
-            return pattern, dict(values)
+            return pattern, without_own_defaults(name, values)
     return None, {}
 
 
@@ -215,7 +244,10 @@ def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[An
     """The algorithm's config for `task`, and the pattern of its table that was used."""
     config, card = algorithm_class(name).Config, prepared(name, task)
     pattern, values = tuned(name, task)
-    for where, own in ((f"the card of {task}", card), (f"{table(name)}: {pattern}", values)):
+    for where, own in (
+        (f"the card of {task}", card),
+        (f"{table(table_of(name) or name)}: {pattern}", values),
+    ):
         build(config, own, f"{where}: ")  # whose mistake it is, if it is one
     return build(config, {**card, **values, **given}, "algorithm."), pattern
 

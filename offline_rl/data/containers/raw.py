@@ -7,6 +7,7 @@ becomes a `UserError` with the file and the array in it.
 """
 
 import hashlib
+import re
 import tokenize
 import zipfile
 import zlib
@@ -27,11 +28,16 @@ DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeErro
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
 RECORDING = b"RRTICKS\n"  # which a robot's recording begins with
+EPISODE = re.compile(r"[^.]*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
 AGAIN = "Copy or download it again."
 PICKLE = (
     "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "
     "load it yourself and save its arrays: numpy.savez('data.npz', observations=…, actions=…, "
     "rewards=…, terminals=…, timeouts=…)."
+)
+JOIN = (
+    "Join the episodes into one NPZ file of observations, actions, rewards, terminals and "
+    "timeouts, with timeouts 1 in each episode's last row; without rewards give format=plain."
 )
 TABLE = (
     "Which columns make an observation and an action only you know: read it with "
@@ -118,6 +124,14 @@ def _folder(path: Path) -> AbstractContextManager[Raw]:
                 f"{inner}: has metadata.json but no main_data.hdf5; of Minari's data formats hdf5 "
                 f"is read. Make the data set again with data_format='hdf5'."
             )
+    numbered = sorted(p for p in path.iterdir() if EPISODE.fullmatch(p.name))
+    if len(numbered) > 1:
+        shown = ", ".join(p.name for p in numbered[:2])
+        raise UserError(
+            f"{path}: a folder of {len(numbered):,} files or folders ({shown}, ...), and no data "
+            f"set of LeRobot's, Minari's or Zarr's. Name the data file in it. Where each is one "
+            f"episode: {JOIN}"
+        )
     raise UserError(
         f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "
         f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup or zarr.json. "

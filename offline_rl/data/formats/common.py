@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.containers.raw import Raw
+from offline_rl.data.faults import Bounds as Bounds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
-from offline_rl.utils.options import ActionRange
+from offline_rl.utils.options import ActionRange, FileFormat
 from policies import channels
 
 Columns = dict[str, np.ndarray]
-Bounds = tuple[np.ndarray | float, np.ndarray | float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """How a file is to be read."""
+class Reading:
+    """How a file is to be read, but for its layout."""
 
     max_episode_steps: int | None = None  # where a file has no time-outs, episodes end after these
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
@@ -32,6 +32,13 @@ class ReadOptions:
     observation_keys: list[str] | None = None  # which arrays make an observation, in this order
     subset: str | None = None  # a split that the file names, e.g. train
     infos: bool = False  # keep what a step has besides, in `extras`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(Reading):
+    """How a file is to be read."""
+
+    format: FileFormat | None = None  # layout of the file; default: recognized by its content
 
 
 @dataclass(frozen=True)
@@ -105,12 +112,13 @@ def choose(
     if asked is None:
         flat = [key for key in shapes if not is_picture(shapes[key])]
         asked = list(shapes if len(shapes) == 1 else flat if default is None else default)
+    if not shapes:
+        raise UserError(f"{where}: it holds no array of numbers to observe.")
     unknown = [key for key in asked if key not in shapes]
     if unknown or not asked:
         what = f"no {', '.join(unknown)} to observe" if unknown else "what is observed is not said"
         raise UserError(
-            f"{where}: {what}. Choose among {', '.join(shapes) or 'nothing'} with "
-            f"observation_keys=[...]."
+            f"{where}: {what}. Choose among {', '.join(shapes)} with observation_keys=[...]."
         )
     left = [key for key in shapes if key not in asked]
     return asked, [f"not observed: {', '.join(left)}"] if left else []

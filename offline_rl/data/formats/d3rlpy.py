@@ -8,13 +8,14 @@ stored: of one that was cut that row is no transition. Version 1 is D4RL's layou
 `episode_terminals`, and read there.
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
-from offline_rl.data.formats.common import Found, ReadOptions, same_lengths, stacked
+from offline_rl.data.formats.common import Found, ReadOptions, counted, same_lengths, stacked
 from offline_rl.utils.errors import UserError
 
 NAME = "d3rlpy"
@@ -42,6 +43,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     count = int(raw.get("num_episodes"))
     if count < 1:
         raise UserError(f"{raw.where}: num_episodes is {count}; there is nothing to learn from.")
+    stored = sum(bool(re.fullmatch(r"actions_\d+", key)) for key in raw.keys)
+    counted(raw.where, "episodes", stored, count)
     if "observations_0_0" in raw.keys:
         raise UserError(
             f"{raw.where}: an observation is of several arrays (observations_0_0, …). Write it "

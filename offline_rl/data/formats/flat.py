@@ -16,6 +16,9 @@ do not mean what they say, and are read for what they are:
               terminates where the last reward counts all four subtasks, and else is truncated.
     antmaze   terminals say "at the goal", whether or not the time-out is set in the same row; both
               together count as terminated.
+
+Kitchen is recognized by its widths together with rewards that count subtasks, and NeoRL-2 by `done`
+beside `truncated` or `index`: `done` alone may include time limits.
 """
 
 import difflib
@@ -24,7 +27,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.dataset import as_columns
+from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import Columns, Found, ReadOptions, flag
 from offline_rl.utils.errors import UserError
 from policies import channels
@@ -41,10 +44,18 @@ WORDS = {  # ours -> what files call it, the first one found is meant
     "costs": ("costs",),
 }
 REQUIRED = ("observations", "actions", "rewards", "terminated")
+OGBENCH = ("observations", "actions", "terminals")
 KITCHEN = (60, 9, 4)  # numbers in an observation and an action, subtasks
 JUMP = 1e-6  # a next observation further than this from the next row's is another episode's
 TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
+SUITES = {"d4rl": "D4RL", "kitchen": "kitchen", "maze": "maze", "neorl2": "NeoRL-2"}
+SUITES["plain"] = "plain"
+FORMAT_NAMES = tuple(SUITES)  # values of `format=`
+READ_AS_KITCHEN = (
+    "read as D4RL's kitchen: terminals are the ends of demonstrations, which terminate where the "
+    "reward is 4; format=plain reads them as terminals"
+)
 
 
 def missed(raw: Raw) -> str | None:
@@ -58,7 +69,7 @@ def missed(raw: Raw) -> str | None:
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """The file's arrays. complain: told of each array that is missing or cannot be read."""
-    layout, keys, sentences = recognise(raw)
+    layout, keys, sentences = recognise(raw, options.format)
     for sentence in sentences:
         complain(sentence)
     found: Columns = {}
@@ -71,6 +82,12 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     if "truncated" not in columns and "episode_terminals" in raw.keys and "terminated" in columns:
         ends = flag(raw.where, "episode_terminals", raw.get("episode_terminals"))
         columns["truncated"] = ends & (columns["terminated"] == 0)
+    notes = [READ_AS_KITCHEN] if layout == "kitchen" else []
+    if options.format is not None or options.d4rl_compatible:
+        notes = []
+    if options.format == "plain" and "rewards" not in keys and "actions" in columns:
+        columns["rewards"] = np.zeros(len(columns["actions"]), np.float32)
+        notes.append(NO_REWARDS)
     index = raw.get("index") if layout == "NeoRL-2" and "index" in raw.keys else None
     extras = {key: raw.get(key) for key in raw.keys if options.infos and key.startswith("infos")}
     timeouts = columns.get("truncated")
@@ -91,14 +108,17 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
             return np.arange(len(terminals)) < len(terminals) - 1
         return qlearning_rows(terminals, timeouts, options.max_episode_steps)
 
-    return Found(layout, columns, keys, extras, finish=finish, qlearning_rows=qlearning)
+    return Found(layout, columns, keys, extras, notes, finish=finish, qlearning_rows=qlearning)
 
 
-def recognise(raw: Raw) -> tuple[str, dict[str, str], list[str]]:
+def recognise(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
     """The suite, its keys for our words, and a sentence for each required one it lacks."""
     words = dict(WORDS)
     sentences = []
-    neorl2 = {"obs", "next_obs", "done"} <= set(raw.keys)
+    present = set(raw.keys)
+    neorl2 = {"obs", "next_obs", "done"} <= present and bool({"truncated", "index"} & present)
+    if format is not None:
+        neorl2 = format == "neorl2"
     if neorl2:
         words["terminated"] = ("done",)
     keys = {}
@@ -109,8 +129,10 @@ def recognise(raw: Raw) -> tuple[str, dict[str, str], list[str]]:
             keys[word] = found[0]
         elif groups and word.endswith("observations"):
             keys |= {key: key for key in groups}
-        elif word in REQUIRED:
+        elif word in REQUIRED and not (word == "rewards" and format == "plain"):
             sentences.append(f"{raw.where}: {_missing(candidates, raw)}")
+    if format is not None:
+        return SUITES[format], keys, sentences
     name = "NeoRL-2" if neorl2 else "unknown" if sentences else _suite(raw, keys)
     return name, keys, sentences
 
@@ -186,6 +208,8 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
             f"no array {wanted}, but {' and '.join(map(repr, close))}, which may tell the task's "
             f"end or the recording's. Where all are the task's, rename it 'terminals'; where time "
             f"limits are among them, name these 'timeouts' and take them out of the other."
+            + " format=neorl2 reads 'done' as NeoRL-2's, the task's end."
+            * ("done" in close)
         )
     if close:
         return (
@@ -193,6 +217,16 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
             f"{candidates[0]!r}."
         )
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
+    if "rewards" in candidates and {*raw.keys} >= {*OGBENCH}:
+        other = ""
+        if raw.kind == "NPZ":
+            other = (
+                " or format=ogbench, if the last row of each episode is only a state and no step"
+            )
+        return (
+            f"no array {wanted} in this {raw.kind} file, which holds {shown}. Give "
+            f"format=plain to read each row as a step of a demonstration without rewards{other}."
+        )
     return (
         f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}. A data set "
         f"needs observations, actions, rewards and terminals."
@@ -205,7 +239,9 @@ def _suite(raw: Raw, keys: Mapping[str, str]) -> str:
     if keys.keys() & {"truncated", "next_observations"} == set() and "observations" in keys:
         widths = tuple(raw.shape(keys[word])[-1:] for word in ("observations", "actions"))
         if widths == ((KITCHEN[0],), (KITCHEN[1],)):
-            return "kitchen"
+            rewards = raw.get(keys["rewards"])
+            if np.isin(rewards, np.arange(KITCHEN[2] + 1)).all():
+                return "kitchen"
     if "costs" in keys:
         return "DSRL"
     return "D4RL" if keys["terminated"] == "terminals" else "plain"

@@ -46,6 +46,10 @@ OBSERVED = "observation."
 VIDEO_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 VIDEO_3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 INDICES = ("index", "episode_index", "frame_index")
+TIMES = (*INDICES, "timestamp", "task_index")
+ACTIONS = ("action", "actions")  # the second is of converters outside LeRobot
+NOT_OBSERVED = ("action", "next.")
+STATED_WITHIN = 1e-4  # of its range, or of 1: how closely statistics must match the data
 ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
 
@@ -61,19 +65,20 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     version = str(info.get("codebase_version", "unknown"))
     if not version.startswith(("v2.", "v3.")):
         raise UserError(f"{raw.where}: codebase_version is {version}; v2 and v3 are read.")
-    shapes, videos = _observable(raw, features)
-    keys, notes = choose(raw.where, shapes, options)
+    action = _action(raw)
+    shapes, videos, default = _observable(raw, features, options.observation_keys)
+    keys, notes = choose(raw.where, shapes, options, default)
     filmed = [key for key in keys if key in videos]
     present = [key for key in ENDS if key in raw.keys]
     stored = [key for key in keys if key not in videos]
-    arrays = {key: raw.get(key) for key in (*INDICES, *stored, "action", *present)}
+    arrays = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
     rows = len(arrays["index"])
     same_lengths(raw.where, arrays, rows)
     counted(raw.where, "frames", rows, info.get("total_frames"))
     order = np.argsort(arrays["index"].reshape(rows), kind="stable")
     arrays = {key: array[order] for key, array in arrays.items()}
     arrays |= {key: arrays[key].reshape(rows) for key in INDICES}
-    lengths = _episodes(raw, arrays)
+    numbers, lengths = _episodes(raw, arrays)
     counted(raw.where, "episodes", len(lengths), info.get("total_episodes"))
     kept = np.ones(rows, bool)
     if options.subset is not None:
@@ -81,22 +86,25 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         arrays = {key: array[kept] for key, array in arrays.items()}
     files = list[Path]()
     for key in filmed:
-        arrays[key], own = _filmed(raw, info, key, lengths, kept)
+        arrays[key], own = _filmed(raw, info, key, numbers, lengths, kept)
         files += own
     for key in keys:
         _of_size(raw.where, key, arrays[key].shape[1:], shapes[key])
     if "next.reward" not in present:
         notes.append(NO_REWARDS)
+    arrays["action"] = arrays[action].reshape(len(arrays["index"]), -1)
+    extremes, outdated = _extremes(raw, action, arrays["action"], options)
+    notes += outdated
     columns = _columns(raw.where, arrays, keys)
     return Found(
         f"LeRobot {version}",
         as_columns(columns),
         called("observations", columns, {_channel(key): key for key in keys})
-        | {"actions": "action", "rewards": "next.reward"},
+        | {"actions": action, "rewards": "next.reward"},
         notes=[*notes, f"observed: {', '.join(keys)}"],
-        action_extremes=_extremes(raw),
+        action_extremes=extremes,
         observation_names=_names(features, keys),
-        action_names=_names(features, ["action"]),
+        action_names=_names(features, [action]),
         rate_hz=_rate(raw.where, info.get("fps")),
         files=tuple(files),
     )
@@ -108,13 +116,21 @@ def _channel(key: str) -> str:
 
 
 def _filmed(
-    raw: Raw, info: Mapping[str, Any], key: str, lengths: np.ndarray, kept: np.ndarray
+    raw: Raw,
+    info: Mapping[str, Any],
+    key: str,
+    numbers: np.ndarray,
+    lengths: np.ndarray,
+    kept: np.ndarray,
 ) -> tuple[np.ndarray, list[Path]]:
-    """The pictures [N, H, W, C] of the frames `kept`, out of all episodes', and their files."""
+    """The pictures [N, H, W, C] of the frames `kept`, out of all episodes', and their files.
+
+    numbers, lengths: [E], the episode_index and the frames of each episode.
+    """
     fps = _rate(raw.where, info.get("fps"))
     if fps is None:
         raise UserError(f"{raw.where}: no fps in meta/info.json, by which {key} is to be read.")
-    numbers, at = np.arange(len(lengths)), (np.cumsum(lengths) - lengths)
+    at = np.cumsum(lengths) - lengths
     template = info.get("video_path") or (VIDEO_3 if _whole_files(info) else VIDEO_2)
     if _whole_files(info):
         table = Table(raw.where, sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet")))
@@ -136,10 +152,10 @@ def _filmed(
             f"{raw.where}: video_path in meta/info.json is {template!r}, which names no file."
         ) from None
     wanted: dict[str, list[np.ndarray]] = {}
-    for number in numbers:
-        if kept[at[number]]:
-            frames = first[number] + np.arange(lengths[number])
-            wanted.setdefault(paths[number], []).append(frames)
+    for episode, path in enumerate(paths):
+        if kept[at[episode]]:
+            frames = first[episode] + np.arange(lengths[episode])
+            wanted.setdefault(path, []).append(frames)
     parts = [
         film.pictures(raw.folder / path, np.concatenate(frames), fps)
         for path, frames in wanted.items()
@@ -181,12 +197,18 @@ def _names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _extremes(raw: Raw) -> Bounds | None:
-    """The least and the greatest of each action; one that never moves is 1 from both."""
+def _extremes(
+    raw: Raw, action: str, actions: np.ndarray, options: ReadOptions
+) -> tuple[Bounds | None, list[str]]:
+    """Minimum and maximum of each action by meta/stats.json, and a note if the data's differ.
+
+    An action that never changes is 1 from both. Raises UserError where actions in other units than
+    [-1, 1] go beyond them, unless an option says what -1 and 1 stand for.
+    """
     path = raw.folder / "meta" / "stats.json"
     if not path.is_file():
-        return None
-    told: Any = metadata_in(path).get("action")
+        return None, []
+    told: Any = metadata_in(path).get(action)
     try:
         low, high = (np.asarray(told[end], np.float64).reshape(-1) for end in ("min", "max"))
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
@@ -194,7 +216,28 @@ def _extremes(raw: Raw) -> Bounds | None:
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: min and max of the actions are no lists of numbers.") from None
     still = high - low < 1e-4
-    return low - still, high + still
+    bounds = low - still, high + still
+    if len(low) != actions.shape[1] or not actions.size:
+        return bounds, []
+    least, most = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
+    slack = STATED_WITHIN * np.maximum(high - low, 1)
+    beyond = (least < low - slack) | (most > high + slack)
+    short = (least > low + slack) | (most < high - slack)
+    if not beyond.any() and (options.subset is not None or not short.any()):
+        return bounds, []
+    worst = int((beyond if beyond.any() else short).argmax())
+    sentence = (
+        f"meta/stats.json was not computed from these data: it says that {action} {worst} reaches "
+        f"from {low[worst]:.4g} to {high[worst]:.4g}, the data reach from {least[worst]:.4g} to "
+        f"{most[worst]:.4g}"
+    )
+    stated = options.action_scale is not None or options.action_range is not None
+    if beyond.any() and not stated and (np.abs(actions) > 1).any():
+        raise UserError(
+            f"{raw.where}: {sentence}. Compute the statistics again, or give action_range=[low,"
+            f"high], what -1 and 1 stand for."
+        )
+    return bounds, [sentence]
 
 
 def _rate(where: str, fps: Any) -> float | None:
@@ -223,16 +266,43 @@ def _columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
         over = done & (rewards.reshape(rows, -1)[:, 0] > 0)
     over = over & ~cut
     return observed("observations", {_channel(key): arrays[key] for key in keys}) | {
-        "actions": arrays["action"].reshape(rows, -1),
+        "actions": arrays["action"],
         "rewards": rewards,
         "terminated": over,
         "truncated": (done | last | cut) & ~over,
     }
 
 
-def _observable(raw: Raw, features: Mapping[str, Any]) -> tuple[dict[str, list[int]], list[str]]:
-    """Shapes of what the tables hold of an observation, and the videos outside them."""
-    observed = {key: f for key, f in sorted(features.items()) if key.startswith(OBSERVED)}
+def _action(raw: Raw) -> str:
+    """Return the name of the actions' column. Raises UserError that lists the columns."""
+    for key in ACTIONS:
+        if key in raw.keys:
+            return key
+    near = [key for key in raw.keys if key.startswith("action")]
+    remedy = "Join these columns into one" if near else "Rename the one that is meant"
+    raise UserError(
+        f"{raw.where}: no array 'action' in the tables, which hold {', '.join(near or raw.keys)}. "
+        f"{remedy}, 'action'."
+    )
+
+
+def _observable(
+    raw: Raw, features: Mapping[str, Any], asked: Sequence[str] | None
+) -> tuple[dict[str, list[int]], list[str], list[str] | None]:
+    """Shapes of what can be observed, the videos among it, and what is observed by default.
+
+    By default LeRobot's names, which begin with observation., are observed. Any other feature can
+    be asked for; where none has such a name, all others are offered.
+    """
+    own = [key for key in features if key.startswith(OBSERVED)]
+    others = [
+        key
+        for key in features
+        if key not in own and not key.startswith(NOT_OBSERVED) and key not in TIMES
+    ]
+    offered = own + [key for key in others if not own or key in (asked or ())]
+    default: list[str] | None = None if own else []
+    observed = {key: features[key] for key in sorted(offered)}
     try:
         kinds = {key: (str(f["dtype"]), list(f["shape"])) for key, f in observed.items()}
     except (TypeError, KeyError):
@@ -245,13 +315,17 @@ def _observable(raw: Raw, features: Mapping[str, Any]) -> tuple[dict[str, list[i
         for key, (kind, shape) in kinds.items()
         if kind == "video" or (key in raw.keys and kind != "string")
     }
-    return shapes, videos
+    return shapes, videos, default
 
 
-def _episodes(raw: Raw, arrays: Columns) -> np.ndarray:
-    """[E] lengths. Raises UserError where frames are missing or not those that meta/ lists."""
+def _episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """[E] episode_index and length of each episode.
+
+    Raises UserError where frames are missing or not those that meta/ lists.
+    """
     starts = np.flatnonzero(np.append(True, np.diff(arrays["episode_index"]) != 0))
     lengths = np.diff(np.append(starts, len(arrays["index"])))
+    numbers = arrays["episode_index"][starts]
     frame = np.arange(len(arrays["index"])) - np.repeat(starts, lengths)
     if (odd := arrays["frame_index"] != frame).any() or len(
         np.unique(arrays["episode_index"])
@@ -263,14 +337,23 @@ def _episodes(raw: Raw, arrays: Columns) -> np.ndarray:
         )
     files = sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet"))
     if files:
+        table = Table(raw.where, files)
         with _listed(files[0].parent):
-            listed = Table(raw.where, files).get("length")
+            listed = table.get("length")
+            columns = table.keys()
+            named = table.get("episode_index") if "episode_index" in columns else numbers
         if not np.array_equal(listed, lengths):
             raise UserError(
                 f"{raw.where}: meta/episodes lists {len(listed):,} episodes of {listed.sum():,} "
                 f"frames, data holds {len(lengths):,} of {lengths.sum():,}. Copy it again."
             )
-    return lengths
+        if not np.array_equal(named, numbers):
+            row = int((named != numbers).argmax())
+            raise UserError(
+                f"{raw.where}: episode_index is {named[row]} in meta/episodes where data has "
+                f"{numbers[row]}. Copy it again."
+            )
+    return numbers, lengths
 
 
 @contextmanager

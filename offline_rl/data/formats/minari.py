@@ -47,7 +47,13 @@ def missed(raw: Raw) -> str | None:
     """Why `raw` is not of this layout; None where it is."""
     if raw.kind != "HDF5":
         return f"no HDF5 file, but {raw.kind}"
-    return None if numbered(raw, "episode_") else "no group episode_<number>"
+    episodes = numbered(raw, "episode_").values()
+    if not episodes:
+        return "no group episode_<number>"
+    ends = {f"{episode}/{flag}" for episode in episodes for flag in SCALARS[1:]}
+    if ends & {*raw.keys} or (raw.folder / "metadata.json").is_file():
+        return None
+    return "no array 'terminations' in the groups episode_<number>"
 
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:

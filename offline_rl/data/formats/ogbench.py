@@ -5,6 +5,8 @@
     terminals       0   0   0   0   1       not of the task
     kept            x   x   x   x           row 3 is followed by row 4 and truncated
 
+An array of terminals means that in this layout alone, so a file is recognized by the states of the
+simulator, which OGBench's scripts (data_gen_scripts/generate_*.py) store with continuous actions.
 `seohongpark/ogbench:ogbench/utils.py` (load_dataset, compact_dataset=False) keeps the same rows.
 Park et al., arXiv:2410.20092. The validation set is a file of the same layout.
 """
@@ -21,7 +23,12 @@ from offline_rl.utils.errors import UserError
 NAME = "OGBench"
 TAKES = ("infos",)
 ARRAYS = ("observations", "actions", "terminals")
-STATES = ("qpos", "qvel", "button_states")  # of the simulator, in some files
+MARKS = ("qpos", "qvel")  # states of the simulator, in every file with continuous actions
+STATES = (*MARKS, "button_states")
+READ_AS = (
+    "read as OGBench: the last row of each episode is only the state after the row before, and no "
+    "step; format=plain reads every row as a step"
+)
 
 
 def missed(raw: Raw) -> str | None:
@@ -62,5 +69,5 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         columns,
         {},
         extras={f"infos/{key}": raw.get(key)[kept] for key in states},
-        notes=(NO_REWARDS, "no row terminates: trajectories are cut"),
+        notes=(NO_REWARDS, READ_AS, "no row terminates: trajectories are cut"),
     )

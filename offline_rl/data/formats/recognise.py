@@ -1,15 +1,17 @@
 """Which layout a container is in, and what that layout makes of it."""
 
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from offline_rl.data.containers.raw import Raw
+from offline_rl.data.containers.raw import JOIN, Raw
+from offline_rl.data.dataset import narrowed
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import Found, ReadOptions
+from offline_rl.data.formats.common import Found, ReadOptions, below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
@@ -29,21 +31,66 @@ FORMATS = layouts()
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
-    layout = recognise(raw)
+    layout = recognise(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
             raise UserError(
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
-    return replace(found, notes=(*raw.notes, *found.notes))
+    columns, lost = narrowed(found.columns, found.keys, found.observation_names)
+    return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
 
 
-def recognise(raw: Raw) -> ModuleType:
-    """The first layout that fits. Raises UserError that says what each one missed."""
+def formats(layout: ModuleType) -> tuple[str, ...]:
+    """Return the values of `format=` that select a layout."""
+    return getattr(layout, "FORMAT_NAMES", (layout.__name__.rpartition(".")[2],))
+
+
+def unmarked(layout: ModuleType, raw: Raw) -> str | None:
+    """Return which of the arrays that tell a layout from all others `raw` lacks, if any."""
+    lacking = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
+    return f"no array {' nor '.join(map(repr, lacking))}" if lacking else None
+
+
+def foreign(raw: Raw) -> str | None:
+    """Return what a file is that holds one episode, or groups of them, in no layout known here.
+
+    ACT's files are those of `tonyzhaozh/act:record_sim_episodes.py`.
+    """
+    present = set(raw.keys)
+    if {"action", "observations/qpos"} <= present and not {"rewards", "terminals"} & present:
+        return "an episode in ACT's layout, action and observations/qpos, which is not read."
+    groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
+    if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
+        return None
+    if any(layout.missed(raw) is None for layout in FORMATS if layout is not flat):
+        return None
+    first = min(groups, key=lambda name: (len(name), name))
+    return (
+        f"episodes in groups, {first} and so on, of {', '.join(below(raw, first))}. Minari's "
+        f"groups would hold observations, actions, rewards, terminations and truncations."
+    )
+
+
+def recognise(raw: Raw, format: str | None = None) -> ModuleType:
+    """The first layout that fits, or that of `format`.
+
+    Raises UserError that says what each one missed, or what the one of `format` misses.
+    """
+    if format is not None:
+        chosen: ModuleType = next(layout for layout in FORMATS if format in formats(layout))
+        if reason := chosen.missed(raw):
+            raise UserError(
+                f"{raw.where}: format={format} does not fit: {reason}. Leave format out, and the "
+                f"layout is recognized by what the file holds."
+            )
+        return chosen
+    if sentence := foreign(raw):
+        raise UserError(f"{raw.where}: {sentence} {JOIN}")
     reasons = []
     for layout in FORMATS:
-        reason = layout.missed(raw)
+        reason = layout.missed(raw) or unmarked(layout, raw)
         if reason is None:
             return layout
         reasons.append(f"{layout.NAME} ({reason})")

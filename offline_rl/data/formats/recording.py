@@ -2,7 +2,9 @@
 
     q dq current_a [J], channel.<name>   measured: observed, with the names and units of the file
     sent [J]                             the joints' goals as they left the host: the actions
-    mode episode tick reward code        who moved, in which episode, when; how the reading went
+    mode episode tick code               who moved, in which episode, when; how the reading went
+
+A robot is given no rewards, so all are 0.
 
 A step is a tick in which a policy or a person moved the robot. Where nobody ever did, as while a
 person guides the limp arm by hand, every tick is one, and its action is where the joints were a
@@ -57,11 +59,9 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         notes.append("nothing was sent: actions are where the joints were a tick later")
     else:
         goals = goals[rows]
-    rewards = raw.get("reward")[rows]
     if left := int(steps.sum()) - len(rows):
         notes.append(f"{left:,} ticks left out, whose reading failed or lacked a number")
-    if not rewards.any():
-        notes.append(NO_REWARDS)
+    notes.append(NO_REWARDS)
     low, high = np.array(about["position"], np.float64)
     told = (
         f"{joint} {a:g} to {b:g} {unit}"
@@ -71,15 +71,15 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     columns = {
         "observations": np.concatenate([_flat(measured[key][rows]) for key in asked], 1),
         "actions": goals,
-        "rewards": rewards,
+        "rewards": np.zeros(len(rows), np.float32),
         "terminated": np.zeros(len(rows), bool),
         "truncated": ends,
     }
     numbers = [number for key in asked for number in about["measured"][key]]
     return Found(
         "recording",
-        as_columns({key: _single(values) for key, values in columns.items()}),
-        {"actions": "sent", "rewards": "reward"},
+        as_columns(columns),
+        {"actions": "sent"},
         notes=notes,
         action_range=(low, high),
         observation_names=tuple(name for name, _ in numbers),
@@ -93,7 +93,3 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
 
 def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1)
-
-
-def _single(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32) if values.dtype.kind == "f" else values

@@ -123,7 +123,7 @@ def test_the_kitchen_pays_each_thing_once_and_shows_the_goal():
     goal[[17, 18]], goal[19], goal[22] = (-0.69, -0.05), 0.37, -0.75
     goal[23:] = (-0.23, 0.75, 1.62, 0.99, 0, 0, -0.06)
     np.testing.assert_allclose(first[30:], goal, atol=1e-6)
-    qpos = env._envs[0]._env.data.qpos
+    qpos = env._envs[0].unwrapped._env.data.qpos
     np.testing.assert_allclose(first[:30], qpos, atol=0.05)  # but for noise
     assert abs(first[:9] - qpos[:9]).max() > 1e-5
     qpos[22], qpos[19] = -0.75, 0.37  # microwave and slide cabinet

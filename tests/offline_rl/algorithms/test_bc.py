@@ -47,6 +47,21 @@ def test_answers_the_mean_of_two_demonstrated_actions():
     assert action(state) == pytest.approx(0, abs=0.05)
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_the_last_action_of_an_episode_is_learned_without_a_next_observation(window: int):
+    seen, actions = np.tile([[0.0], [1.0]], (20, 1)), np.tile([[-0.5], [0.5]], (20, 1))
+    last = seen[:, 0] == 1
+    data = Dataset.from_arrays(seen, actions, seen[:, 0], ~last & last, last)
+    assert not data.usable[last].any()
+    state = taught(BC, data, num_updates=150, window=window, lr=1e-2, hidden=(16,))
+    observations = torch.tensor([[0.0], [1.0]])
+    if window == 1:
+        answer = state.policy.act(observations)
+    else:
+        answer = state.policy.plan(observations[:, None], None)[:, 0]
+    assert answer[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=0.02)
+
+
 def five_episodes() -> Dataset:
     """Returns 0, 10, 20, 30, 40 in lengths 2, 2, 2, 4, 10; actions carry the episode's number."""
     lengths = np.array([2, 2, 2, 4, 10])

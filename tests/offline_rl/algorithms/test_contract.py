@@ -5,6 +5,8 @@ and what has been traced is kept for the next.
 """
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, get_args, get_type_hints
@@ -12,7 +14,9 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map
+from torch.fx import Graph, GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.config import stackable
@@ -20,7 +24,8 @@ from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
-from offline_rl.engine.engine import Engine
+from offline_rl.engine import engine as engine_module
+from offline_rl.engine.engine import UNROLLED, Engine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
@@ -102,18 +107,20 @@ def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     return made
 
 
-def sources(cls: type[Algorithm], cfg: object) -> Sources:
-    made = source(cls, cfg)
+def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
+    made = source(cls, cfg, device)
     if not issubclass(cls, DenoisingRL):
         return Sources(offline=made)
-    data = offline_source(cls, cfg, dataset()) if cls.phases is not Algorithm.phases else None
+    phases = cls.phases is not Algorithm.phases
+    data = offline_source(cls, cfg, dataset(), device=device) if phases else None
     return Sources(offline=data, rollouts=made)
 
 
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    made, how = sources(cls, cfg), Interaction(online(cls), cfg)  # of a small cycle
+    made = sources(cls, cfg, str(options.get("device", "cpu")))
+    how = Interaction(online(cls), cfg)  # of a small cycle
     return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, made, batch_size=32, **options)
 
 
@@ -136,7 +143,7 @@ def restore(e: Engine, states: list[dict[str, torch.Tensor]]) -> None:
 
 
 def states(e: Engine) -> list[dict[str, torch.Tensor]]:
-    return [e.seed_state(s) for s in range(len(e.seeds))]
+    return list(e.seed_states())
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -190,6 +197,24 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     assert largest_difference(columns, leaves(batch)) == 0
     assert largest_difference(before, flatten(tree)) == 0
     assert new.params.keys() == tree["params"].keys()
+
+
+@every_algorithm
+def test_imitation_phases_are_those_that_never_read_next_observations(name: str):
+    """An update with NaN for every next observation stays finite in these phases alone."""
+    cls = algorithm_class(name)
+    algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
+    tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
+    state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
+    for phase in [*algorithm.phases, "update"]:
+        _, made = e.at(phase)
+        batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
+        if not isinstance(batch, Batch):  # decisions of the policy itself
+            continue
+        unknown = replace(batch, next_observations=torch.full_like(batch.next_observations, np.nan))
+        new, _ = getattr(algorithm, phase)(state, unknown, algorithm.period - 1)
+        finite = all(x.isfinite().all() for x in flatten(new.params).values())
+        assert finite == (phase in cls.imitation_phases), phase
 
 
 @every_algorithm
@@ -313,6 +338,7 @@ def test_twenty_updates_equal_ten_saved_loaded_and_ten_more_to_the_bit(name: str
     e = engine(name, [8, 9, 10])  # other seeds, so that whatever is not restored shows
     e.run(4)
     restore(e, saved)
+    e.done = {"update": 10}
     e.run(10)
     assert e.updates == 20
     for first, second in zip(whole, states(e), strict=True):
@@ -387,6 +413,84 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     assert 0 < largest_difference(a, b) < 10 * 2 * 1e-3  # ten Adam steps apart at the very most
 
 
+class DeviceFaults(TorchDispatchMode):
+    """Records operations that a CUDA graph cannot capture or that are not deterministic.
+
+    It observes functions of tensors on `meta`, which stands in for the GPU.
+    """
+
+    WAITS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"})
+    ATOMIC_SUMS = frozenset(
+        {"index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward", "histc"}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = Counter[str]()
+
+    def trace(self, function: Callable[..., Any], *arguments: Any) -> GraphModule:
+        """Run `function` as `engine.trace.traced` does. Return an empty graph."""
+        with self:
+            function(*arguments)
+        return GraphModule(torch.nn.Module(), Graph())
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        hosts = [x for x in inputs if x.device.type == "cpu"]
+        if torch.Tag.pointwise in function.tags:
+            hosts = [x for x in hosts if x.dim()]  # a number is passed as a kernel argument
+        name = function.overloadpacket.__name__.removesuffix("_")
+        self.faults[f"{name} waits for the device"] += name in self.WAITS
+        self.faults[f"{name} sums in any order"] += name in self.ATOMIC_SUMS
+        if name == "index_put":
+            self.faults[f"{name} sums in any order"] += bool([*args[3:], False][0])
+        result = function(*args, **kwargs)
+        if hosts:  # else nothing can be copied
+            outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+            mixed = any(x.device.type != "cpu" for x in inputs + outputs)
+            self.faults[f"{name} copies from the host"] += mixed
+        return result
+
+
+def device_faults(
+    name: str, *, mixing: float | str | None = None, **values: object
+) -> dict[str, dict[str, int]]:
+    """Return the faults of each program of each phase, for two stacked seeds."""
+    cls = algorithm_class(name)
+    cfg, how = small_config(cls, **values), cls.Online()
+    if mixing is not None:
+        how = replace(how, mixing=mixing)
+    both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.changes)
+    if cls.online and not both.rollouts:
+        experience = offline_source(cls, then, dataset(seed=2), device="meta")
+        both = replace(both, online=experience)
+    interaction = Interaction(how, then, 10)
+    e = Engine(
+        lambda _: cls(SPEC, cfg, 100, interaction), [0, 1], both, batch_size=32, device="meta"
+    )
+    found: dict[str, dict[str, int]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_tensor", new_tensor)
+        for phase in [*e.algorithm.phases, "update"] + ["online"] * bool(both.online):
+            algorithm, period = e.at(phase)[0], e.period(phase)
+            kinds = tuple(sorted({algorithm.alike(i) for i in range(period)}))
+            for places in [(i,) for i in kinds] if period > UNROLLED else [kinds]:
+                recorder = DeviceFaults()
+                patch.setattr(engine_module, "traced", recorder.trace)
+                e._trace(phase, places)
+                if faults := dict(+recorder.faults):
+                    found[f"{phase} {places}"] = faults
+    return found
+
+
+def new_tensor(like: torch.Tensor, data: Any, *, dtype: Any = None) -> torch.Tensor:
+    """Tensor.new_tensor, which torch.vmap does not support on `meta`."""
+    return torch.tensor(data, dtype=dtype or like.dtype, device=like.device)
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [(name, {}) for name in algorithm_names()]
@@ -399,20 +503,46 @@ def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
     + [("diffusion_policy", {"network": "unet", "levels": 2, "mask_ends": True})]
     + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
 )
-def test_all_that_an_update_makes_is_on_the_engines_device(name: str, values: dict[str, object]):
-    """Run on one that is not the CPU, and has no memory: what meets a stray one is refused.
+def test_an_update_can_be_captured_on_a_gpu(name: str, values: dict[str, object]):
+    """It copies nothing from the host, does not wait for the device and sums in a fixed order."""
+    assert device_faults(name, **values) == {}
 
-    Of what meets elementwise, that is; a matrix or an index from the CPU is only found on a GPU.
-    """
-    cls = algorithm_class(name)
-    cfg = small_config(cls, **values)
-    made = source(cls, cfg, "meta")
-    both = Sources(rollouts=made) if issubclass(cls, DenoisingRL) else Sources(made)
-    e = Engine(lambda _: cls(SPEC, cfg, 100), [0], both, batch_size=32, device="meta")
-    places, data = tuple(range(e.period())), e.at("update")[1].tensors()
-    tree, data = tree_map(lambda x: x[0], (e.state, data))
-    new, metrics = e._one_seed("update", places, [])(tree, {}, data)
-    assert all(x.device.type == "meta" for x in [*flatten(new).values(), metrics])
+
+@pytest.mark.parametrize("mixing", [0.0, 0.1, 0.5, 0.9, 1.0, "rows"])
+def test_an_online_update_can_be_captured_with_every_mixing(mixing: float | str):
+    assert device_faults("sac", mixing=mixing) == {}
+
+
+def test_what_a_gpu_cannot_capture_is_recorded():
+    rows = torch.zeros(4, device="meta")
+    place, numbers = torch.arange(4), [0, 1, 2, 3]
+
+    def faults(function: Callable[[], object]) -> set[str]:
+        recorder = DeviceFaults()
+        recorder.trace(function)
+        return {fault for fault, count in recorder.faults.items() if count}
+
+    copies = {"_to_copy copies from the host"}
+    assert faults(lambda: place.to("meta")) == copies
+    assert faults(lambda: torch.tensor(np.arange(4), device="meta")) == copies
+    assert faults(lambda: torch.tensor(2.0).to("meta")) == copies
+    assert faults(lambda: rows[place]) == {"index copies from the host"}
+    order = torch.tensor(numbers, device="meta")
+    assert faults(lambda: rows.index_add(0, order, rows)) == {"index_add sums in any order"}
+    added = faults(lambda: rows.index_put_((order,), rows, accumulate=True))
+    assert added == {"index_put sums in any order"}
+    assert faults(lambda: torch.tensor(numbers, device="meta")) == set()  # a constant
+    assert faults(lambda: rows[numbers]) == set()
+    assert faults(lambda: rows[order] * torch.tensor(2.0)) == set()
+
+
+@pytest.mark.parametrize("name", ["bc", "dppo", "rl100"])
+def test_the_data_of_these_tests_lies_on_the_engines_device(name: str):
+    both = new_engine(name, [0], device="meta").sources
+    made = [source for source in vars(both).values() if source is not None]
+    assert made
+    for tensor in tree_leaves([source.tensors() for source in made]):
+        assert tensor.device.type == "meta"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -15,8 +15,7 @@ from offline_rl.algorithms.decision_transformer import DT
 from offline_rl.data import Dataset
 from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.replay.batch import Sources
-from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training.sources import further_columns
+from offline_rl.training.sources import offline_source
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
@@ -42,8 +41,7 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
     data = learner.prepare(data or episodes())
-    columns = further_columns(DT, learner.cfg, data)
-    source = learner.source("update", Sources(ReplayBuffer.from_dataset(data, columns=columns)))
+    source = learner.source("update", Sources(offline_source(DT, learner.cfg, data)))
     tensors = {k: v[0] for k, v in source.tensors().items()}
     return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
 

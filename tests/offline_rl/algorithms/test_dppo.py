@@ -254,7 +254,6 @@ def test_in_a_warm_up_the_critic_alone_learns():
 def test_a_warm_up_counts_from_where_the_clone_ended():
     e, store = engine(value_warm_up=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
-    e.starts[ONLINE] = 3000
     store.put({}, e.updates)
     before = e.seed_state(0)
     e.run(6, ONLINE)
@@ -349,6 +348,11 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         ({"algorithm.batch_size": 100}, "batch_size=100 does not divide decisions x tuned, 72; 72"),
         ({"algorithm.batch_size": 25}, "batch_size=25 does not divide decisions x tuned, 72; 24"),
         ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
+        (  # 96 steps are two iterations of 2 x 72 / 24 updates each
+            {"algorithm.value_warm_up": 2},
+            r"num_env_steps brings 12 updates of online, and algorithm.value_warm_up keeps the "
+            r"policy as it is for the first 12",
+        ),
         ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
     ],
 )

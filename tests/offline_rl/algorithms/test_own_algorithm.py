@@ -10,11 +10,17 @@ from small_data import save_small
 
 import offline_rl
 import policies
-from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.registry import (
+    algorithm_config,
+    algorithm_yaml,
+    interaction,
+    label,
+)
 from offline_rl.cli.main import main
 from offline_rl.report import compact
 from offline_rl.suite.plan import Cell, kept
 from offline_rl.training.finetune import start_of
+from offline_rl.training.plan import headline, prepare
 
 OWN = '''
 """Imitation by the absolute error."""
@@ -129,6 +135,52 @@ def test_a_file_that_changed_is_read_again(
         (folder / "methods" / "mine.py").write_text(OWN.replace("1e-3", rate))
         main(["train", "algorithm=methods/mine.py", "--help"])
         assert f"algorithm.lr={rate} " in capsys.readouterr().out
+
+
+CHILD = """
+from dataclasses import dataclass
+
+from offline_rl.algorithms import iql
+
+
+@dataclass(frozen=True)
+class Config(iql.Config):
+    expectile: float = 0.8
+
+
+class Mine(iql.IQL):
+    Config = Config
+"""
+
+
+def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(folder: Path) -> None:
+    """IQL's row for AntMaze: expectile 0.9, beta 10, rewards less 1."""
+    (folder / "child.py").write_text(CHILD)
+    cfg, pattern = algorithm_config("child.py", "antmaze-umaze-v2", {})
+    assert pattern == "antmaze-*"
+    assert (cfg.expectile, cfg.beta, cfg.reward_shift) == (0.8, 10.0, -1.0)
+    assert algorithm_config("child.py", "antmaze-umaze-v2", {"beta": 2.0})[0].beta == 2.0
+    online = interaction("child.py", "pen-human-v1", cfg, {})
+    assert (online.cfg.expectile, online.cfg.beta) == (0.8, 3.0)
+    assert "bf16" in algorithm_yaml("child.py")["parity"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("iql", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
+        ("child.py", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
+        ("awac", "; settings of no row of configs/algorithm/awac.yaml"),
+        ("methods/mine.py", "; settings of no per-task table"),
+    ],
+)
+def test_the_headline_says_which_row_of_which_table_is_used(
+    algorithm: str, said: str, folder: Path
+) -> None:
+    (folder / "child.py").write_text(CHILD)
+    data = str(save_small(folder / "small.npz"))
+    keys = {"algorithm": algorithm, "task": "neorl2/DMSD", "dataset": data, "num_updates": 20}
+    assert said in headline(prepare(keys))
 
 
 TWO = OWN + "\n\nclass Other(Mine):\n    pass\n"

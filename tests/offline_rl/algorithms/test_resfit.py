@@ -702,6 +702,10 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ({"algorithm.scale": 0.0}, "scale"),
         ({"num_updates": 10}, "learns in an environment alone"),
         ({"task": None}, "say where the base is corrected, with task="),
+        (  # the one step after the warm-up brings half an update beside the critics' three
+            {"online.warm_up": 19, "online.critic_updates": 3, "online.utd": 0.5},
+            "brings 3 updates of online, and online.critic_updates keeps the policy as it is",
+        ),
         ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
     ],
 )
@@ -829,15 +833,15 @@ def test_a_base_is_not_asked_where_an_episode_is_over(line: str, own: Callable[[
         ("action_dim", {"action_dim": 2}, {}),
         ("rate_hz", {"rate_hz": 50.0}, {"rate_hz": 20.0}),
         ("action_names", {"action_names": ("left",)}, {"action_names": ("right",)}),
-        ("action_unit", {"action_units": ("rad",)}, {"action_units": ("m",)}),
+        ("action_units", {"action_units": ("rad",)}, {"action_units": ("m",)}),
         (
             "observation_units",
             {"channels": (Channel("observation", (2,), units=("rad",)),)},
             {"channels": (Channel("observation", (2,), units=("deg",)),)},
         ),
-        ("action_low", {"action_low": (-2.0,)}, {"action_low": (-1.0,)}),
+        ("action_range", {"action_low": (-2.0,)}, {"action_low": (-1.0,)}),
         (
-            "action_high",
+            "action_range",
             {"action_low": (-1.0,), "action_high": (2.0,)},
             {"action_low": (-1.0,), "action_high": (1.0,)},
         ),

@@ -17,6 +17,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.convert import convert, following
 from offline_rl.data.formats.minari import NAME
+from offline_rl.data.info import info
 from offline_rl.data.read import read
 from offline_rl.data.writers.minari import write_minari
 from offline_rl.utils.errors import UserError
@@ -230,3 +231,17 @@ def test_info_and_check_read_as_they_are_told(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["data", "info", path, "action_range=[[0,0],[512,512]]"]) == 0
     assert "[2] from -1 to 1\n" in capsys.readouterr().out
+
+
+def test_a_change_of_the_actions_units_is_said(tmp_path: Path):
+    made = episodes([3, 2])
+    for episode in made:
+        episode["actions"] *= 3
+    source = minari(tmp_path / "a-v0", made, action_space=box([2], -3, 3))
+    told = convert(source, tmp_path / "a.npz")
+    assert "actions are written in [-1, 1]: -1 and 1 stand for -3 and 3" in told
+    assert "-1 and 1 stand for -3 and 3" in info(source)
+    assert "stand for" not in convert(tmp_path / "a.npz", tmp_path / "b.npz")
+    source = minari(tmp_path / "b-v0", made, action_space=box([2], -1, 1))
+    with pytest.raises(UserError, match=r"leave their limits.* limits are -1 and 1"):
+        convert(source, tmp_path / "c.npz")

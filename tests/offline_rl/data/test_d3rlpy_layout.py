@@ -38,7 +38,8 @@ def test_version_1_marks_ends_of_both_kinds(tmp_path: Path) -> None:
         ({"rewards_1": np.ones((3, 1))}, "observations_1 has 2 rows where 3"),
         ({"num_episodes": 0}, "num_episodes is 0"),
         ({"observations_0_0": np.ones((3, 1))}, "of several arrays"),
-        ({"num_episodes": 3}, "observations_2"),
+        ({"num_episodes": 3}, "2 episodes where its metadata state 3"),
+        ({"num_episodes": 1}, "2 episodes where its metadata state 1"),
     ],
 )
 def test_what_is_wrong_with_them_is_named(tmp_path: Path, others: dict, match: str) -> None:

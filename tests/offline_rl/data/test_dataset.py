@@ -209,3 +209,42 @@ def test_arrays_may_have_d4rls_words_and_actions_in_other_units(units: dict) -> 
     assert (data.truncated == ends[1]).all()
     assert data.spec is not None
     assert (data.spec.action_low, data.spec.action_high) == ((-4, -4), (4, 4))
+
+
+def of_actions(actions: np.ndarray, **units: object) -> Dataset:
+    count = len(actions)
+    rewards, ends = np.zeros(count), np.arange(count) == count - 1
+    return Dataset.from_arrays(np.zeros((count, 1)), actions, rewards, ends, **units)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float64])
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ({"action_scale": 2}, [0, 0.5, 1]),
+        ({"action_scale": 4}, [0, 0.25, 0.5]),
+        ({"action_range": [0, 2]}, [-1, 0, 1]),
+        ({"action_range": "data"}, [-1, 0, 1]),
+    ],
+)
+def test_whole_numbers_with_a_range_are_amounts_in_its_units(dtype, units, expected):
+    data = of_actions(np.array([[0], [1], [2]], dtype), **units)
+    assert data.actions.dtype == np.float32
+    assert data.actions[:, 0].tolist() == expected
+
+
+def test_whole_numbers_below_0_are_amounts():
+    data = of_actions(np.array([[-1], [0], [1]]))
+    assert data.actions.dtype == np.float32
+    assert data.actions[:, 0].tolist() == [-1, 0, 1]
+
+
+def test_actions_outside_a_range_that_was_given_are_refused_in_its_units():
+    with pytest.raises(UserError, match=r"column 1 reaches from 0 to 5, .* limits are -4 and 4"):
+        of_actions(np.array([[0.0, 5], [1, 0]]), action_scale=4)
+
+
+def test_actions_beyond_1_by_rounding_are_clipped():
+    assert of_actions(np.array([[-0.98], [1 + 2e-6]])).actions.max() == 1
+    with pytest.raises(UserError, match=r"from -0\.98 to 1\.0001; they must lie in \[-1, 1\]"):
+        of_actions(np.array([[-0.98], [1.0001]]))

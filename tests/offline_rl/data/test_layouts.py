@@ -1,6 +1,7 @@
 """Which layout a file is in is told by what it holds; what is in none is refused with reasons."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from test_zarr_layout import pusht
 
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.formats.common import ReadOptions
-from offline_rl.data.formats.recognise import FORMATS, gather, recognise
+from offline_rl.data.formats.recognise import FORMATS, formats, gather, recognise
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import FileFormat
 
 
 def kitchen() -> dict[str, np.ndarray]:
-    arrays = steps(5, obs=60, act=9)
+    arrays = steps(5, obs=60, act=9) | {"rewards": np.arange(5, dtype=np.float32)}
     del arrays["timeouts"]
     return arrays
 
@@ -56,6 +58,68 @@ def test_a_file_is_recognised_under_a_misleading_name(tmp_path: Path, layout: st
         complaints: list[str] = []
         assert gather(raw, ReadOptions(), complaints.append).layout == layout
     assert not complaints
+
+
+def test_widths_alone_do_not_make_a_file_kitchens(tmp_path: Path):
+    arrays = kitchen() | {"rewards": np.linspace(0, 1, 5), "terminals": np.arange(5) % 2 == 1}
+    data = read(save(tmp_path / "a.hdf5", arrays))
+    assert data.terminated.tolist() == [False, True, False, True, False]
+
+
+def test_kitchens_reading_is_said_and_can_be_overridden(tmp_path: Path):
+    path = save(tmp_path / "a.hdf5", kitchen() | {"terminals": np.arange(5) % 2 == 1})
+    data, plain = read(path), read(path, format="plain")
+    assert any(note.startswith("read as D4RL's kitchen") for note in data.notes)
+    assert not data.terminated.any()
+    assert plain.terminated.tolist() == [False, True, False, True, False]
+
+
+def test_done_alone_may_be_a_time_limit_unless_the_layout_is_named(tmp_path: Path):
+    arrays = in_neorl2_words(with_next(two_episodes()))
+    del arrays["truncated"]
+    path = save(tmp_path / "buffer.npz", arrays)
+    with pytest.raises(UserError, match=r"'done', which may tell .* format=neorl2"):
+        read(path)
+    assert np.flatnonzero(read(path, format="neorl2").terminated).tolist() == [2]
+
+
+def test_a_format_that_does_not_fit_or_exist_is_refused(tmp_path: Path):
+    path = save(tmp_path / "a.npz", two_episodes())
+    with pytest.raises(UserError, match="format=minari does not fit: no HDF5 file, but NPZ"):
+        read(path, format="minari")
+    with pytest.raises(UserError, match="unknown format 'ogbensh'; did you mean ogbench"):
+        read(path, format="ogbensh")
+
+
+@pytest.mark.parametrize("format", get_args(FileFormat))
+def test_every_format_selects_one_layout(format: str):
+    assert sum(format in formats(layout) for layout in FORMATS) == 1
+
+
+def one_of_acts(path: Path) -> Path:
+    """An episode as ACT's record_sim_episodes.py writes it."""
+    qpos = np.zeros((5, 3), np.float32)
+    images = np.zeros((5, 8, 8, 3), np.uint8)
+    arrays = {"action": qpos, "observations/qpos": qpos, "observations/images/top": images}
+    return save(path, arrays)
+
+
+def test_acts_episodes_are_called_so(tmp_path: Path):
+    path = one_of_acts(tmp_path / "episode_0.hdf5")
+    with pytest.raises(UserError, match=r"an episode in ACT's layout.* Join the episodes"):
+        read(path)
+    one_of_acts(tmp_path / "episode_1.hdf5")
+    with pytest.raises(UserError, match=r"a folder of 2 files .*one episode: Join the episodes"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("held", [("obs", "action"), ("observations", "actions", "terminals")])
+def test_episodes_in_groups_of_no_known_layout_are_called_so(tmp_path: Path, held: tuple):
+    arrays = {f"episode_{n}/{key}": np.zeros((5, 2)) for n in range(2) for key in held}
+    with pytest.raises(UserError) as caught:
+        read(save(tmp_path / "a.hdf5", arrays))
+    assert "episodes in groups, episode_0 and so on" in str(caught.value)
+    assert "saved completely" not in str(caught.value)
 
 
 def test_what_is_in_no_layout_is_told_what_each_one_missed(tmp_path: Path):

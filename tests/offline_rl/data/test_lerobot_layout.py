@@ -131,11 +131,13 @@ def seen_by(camera: int, side: int = 16) -> np.ndarray:
 TOP, SIDE = "observation.images.top", "observation.images.side"
 
 
-def with_videos(folder: Path, version: str = "v3.0") -> Path:
+def with_videos(folder: Path, version: str = "v3.0", split_at: tuple[int, ...] = ()) -> Path:
     """Two cameras' videos; in version 3 of all episodes in one, but the last of the second's."""
     pytest.importorskip("av", reason="videos need the extra lerobot")
     described = {key: {"dtype": "video", "shape": [16, 20, 3]} for key in (TOP, SIDE)}
-    path = lerobot(folder, frames(), LENGTHS, version=version, features=described)
+    path = lerobot(
+        folder, frames(), LENGTHS, version=version, features=described, split_at=split_at
+    )
     starts = np.cumsum(LENGTHS) - LENGTHS
     listed: dict[str, list[float]] = {}
     for camera, key in enumerate((TOP, SIDE)):
@@ -186,6 +188,48 @@ def test_videos_are_read_frame_by_frame_for_every_episode_and_camera(tmp_path: P
     part = read(with_split(path), subset="val", observation_keys=CAMERAS)
     np.testing.assert_array_equal(part.observations["side"], data.observations["side"][3:])
     assert part.sha256 != data.sha256 or version == "v2.1"
+
+
+@pytest.mark.parametrize("video_is_there", [True, False])
+def test_an_episode_without_its_table_leaves_the_others_with_their_videos(
+    tmp_path: Path, video_is_there: bool
+):
+    path = with_videos(tmp_path / "a", "v2.1", split_at=(3, 8))
+    (path / "data" / "chunk-000" / "file-001.parquet").unlink()
+    rewrite_info(path, total_episodes=2, total_frames=5)
+    if not video_is_there:
+        (path / "videos" / "chunk-000" / TOP / "episode_000001.mp4").unlink()
+    data = read(path, observation_keys=["observation.state", TOP])
+    left = [0, 1, 2, 8, 9]  # episode 1 is frames 3 to 7
+    np.testing.assert_array_equal(data.observations["state"], frames()["observation.state"][left])
+    shown = data.observations["top"].astype(int)
+    assert abs(shown - seen_by(0)[left]).max() <= 4  # frames differ by 20
+
+
+def test_version_3_episodes_must_be_those_of_meta_by_their_number(tmp_path: Path):
+    path = lerobot(tmp_path / "a", frames(), [5, 5])
+    file = path / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file).set_column(0, "episode_index", pa.array([0, 2]))
+    pq.write_table(table, file)
+    with pytest.raises(UserError, match="episode_index is 2 in meta/episodes where data has 1"):
+        read(path)
+
+
+def test_names_outside_lerobots_are_offered_or_listed(tmp_path: Path):
+    numbers = frames()["observation.state"]
+    made = {"state": numbers, "force": numbers, "actions": frames()["action"]}
+    path = lerobot(tmp_path / "a", made, LENGTHS)
+    with pytest.raises(UserError, match="Choose among force, state with observation_keys"):
+        read(path)
+    data = read(path, observation_keys=["state"])
+    np.testing.assert_array_equal(data.observations, numbers)
+    np.testing.assert_array_equal(data.actions, made["actions"])
+    parts = {"observation.state": numbers, "action.arm": numbers, "action.gripper": numbers}
+    with pytest.raises(UserError, match=r"no array 'action' .* hold action\.arm, action\.gripper"):
+        read(lerobot(tmp_path / "b", parts, LENGTHS))
 
 
 def with_split(path: Path) -> Path:
@@ -403,6 +447,22 @@ def test_names_rate_and_what_actions_reach_are_told(tmp_path: Path):
     (path / "meta" / "stats.json").write_text(json.dumps(stats))
     with pytest.raises(UserError, match=r"stats\.json: min and max of the actions"):
         read(path)
+
+
+def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
+    angles = np.linspace([0, 0], [5, 3], ROWS).astype(np.float32)
+    path = lerobot(tmp_path / "a", frames(action=angles), LENGTHS)
+    file = path / "meta" / "stats.json"
+    file.write_text(json.dumps({"action": {"min": [0, 0], "max": [3, 3]}}))
+    sentence = r"stats\.json was not computed .* action 0 reaches from 0 to 3, .* from 0 to 5"
+    with pytest.raises(UserError, match=sentence):
+        read(path)
+    assert read(path, action_range=[0, 5]).actions.max() == 1
+    file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 9]}}))
+    notes = " ".join(read(path).notes)
+    assert "action 1 reaches from 0 to 9, the data reach from 0 to 3" in notes
+    file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 3]}}))
+    assert "was not computed" not in " ".join(read(path).notes)
 
 
 def test_actions_within_one_stay_as_they_are_whatever_they_reach(tmp_path: Path):

@@ -22,6 +22,7 @@ def trajectories() -> Arrays:
         "actions": rng.uniform(-1, 1, (rows, 2)).astype(np.float32),
         "terminals": np.isin(np.arange(rows), np.cumsum(STATES) - 1),
         "qpos": rng.normal(size=(rows, 3)),
+        "qvel": rng.normal(size=(rows, 2)),
     }
 
 
@@ -47,6 +48,7 @@ def test_every_step_is_a_transition_and_no_state_is_one(tmp_path: Path):
     assert not data.rewards.any()
     assert not data.has_rewards
     assert not data.extras
+    assert any(note.startswith("read as OGBench: the last row of each") for note in data.notes)
 
 
 def test_states_of_the_simulator_are_kept_when_asked_for(tmp_path: Path):
@@ -106,9 +108,21 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
     assert [p.severity for p in validate(path)] == ["error"]
 
 
+def test_demonstrations_without_rewards_are_not_taken_for_this_layout(tmp_path: Path):
+    arrays = {key: trajectories()[key] for key in ("observations", "actions", "terminals")}
+    path = save(tmp_path / "a.npz", arrays)
+    with pytest.raises(UserError, match=r"format=plain .* or format=ogbench"):
+        read(path)
+    plain, ogbench = read(path, format="plain"), read(path, format="ogbench")
+    np.testing.assert_array_equal(plain.actions, arrays["actions"])
+    assert plain.episode_lengths().tolist() == STATES
+    assert not plain.has_rewards
+    assert ogbench.episode_lengths().tolist() == [states - 1 for states in STATES]
+
+
 def test_rewards_make_it_another_layout(tmp_path: Path):
     arrays = trajectories()
-    del arrays["qpos"]
+    del arrays["qpos"], arrays["qvel"]
     data = read(save(tmp_path / "a.npz", arrays | {"rewards": np.zeros(sum(STATES))}))
     assert data.num_rows == sum(STATES)
     assert data.terminated.sum() == len(STATES)

@@ -256,7 +256,10 @@ BAD = {
         r"next_observations have \[4\] numbers a step and observations \[3\]",
     ),
     "empty": ({key: a[:0] for key, a in two_episodes().items()}, "there are no rows"),
-    "minari": ({"episode_0/actions": np.zeros(3)}, "no array 'episode_0/observations'"),
+    "minari": (
+        {"episode_0/actions": np.zeros(3)},
+        "episodes in groups, episode_0 and so on",
+    ),
     "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "data/demo_0 has no obs"),
 }
 

@@ -198,3 +198,52 @@ def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, dmsd: Path)
         evaluate(run=str(dmsd), episode=3)
     with pytest.raises(UserError, match="at least 1"):
         evaluate(run=str(dmsd), episodes=0)
+
+
+class Drift(Pay):
+    """Three steps that pay the place of a start drawn by the seed."""
+
+    place = 0.0
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        gymnasium.Env.reset(self, seed=seed)
+        self.place = self.np_random.normal()
+        return np.float32([self.place]), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        return np.float32([self.place]), np.array([self.place]), False, False, {}
+
+
+class Careless(Drift):
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        return Drift.reset(self)
+
+
+def test_episodes_in_fewer_environments_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_registered", {})
+    envs.register("drift", Drift, max_episode_steps=3)
+    path = constant_policy(tmp_path / "policy.bundle", (0.5,), observations=1, task="none")
+    told = {"run": str(path), "task": "drift", "episodes": 5, "json": True}
+    (whole,) = json.loads(evaluate(**told))["bundles"]
+    for count in (1, 2, 5):
+        assert json.loads(evaluate(**told, eval_envs=count))["bundles"] == [whole]
+    starts = [np.random.default_rng(EVALUATION_SEED + k).normal() for k in range(5)]
+    np.testing.assert_allclose(whole["returns"], 3 * np.array(starts))
+
+
+def test_where_episodes_begin_is_not_called_a_seed_where_it_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_registered", {})
+    path = constant_policy(tmp_path / "policy.bundle", (0.5,), observations=1, task="none")
+    first = EVALUATION_SEED
+    says = {
+        Drift: f"begun from seeds {first} to {first + 1}.",
+        Careless: "begun at random: the environment ignores its seed",
+        Pay: "all begun alike: the environment has one start",
+    }
+    for kind, words in says.items():
+        envs.register(kind.__name__, kind, max_episode_steps=3)
+        assert words in evaluate(run=str(path), task=kind.__name__, episodes=2)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from offline_rl.generation import recipes
+from offline_rl.generation.options import GenerateOptions
+from offline_rl.training.options import TrainOptions
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.paths import share
 
@@ -46,6 +48,10 @@ def test_a_damaged_recipe_is_named(
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_agents_run_lies_apart_from_those_that_report_lists() -> None:
+    assert GenerateOptions(recipe="hopper").runs != TrainOptions.out
 
 
 SMALL = """task: env:Pendulum-v1

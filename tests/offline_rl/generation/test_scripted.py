@@ -81,23 +81,30 @@ def test_demonstrations_leave_as_lerobots_and_are_read_back(
     keys = {"recipe": recipe, "out": str(tmp_path), "qualities": [name], "show": False}
     generate(**keys, format="lerobot")
     data = load(tmp_path / name)
-    assert data.num_rows == 60
+    rows = data.num_rows
+    assert rows >= 60
+    assert rows - data.episode_lengths()[-1] < 60  # it ends with the episode that reaches 60
     assert data.spec.rate_hz == {"push": 20, "fetch": 25}[recipe]
     if recipe == "push":
         seen = ["observation.images.picture", "observation.state"]
         shown = load(tmp_path / name, observation_keys=seen).observations
-        assert shown["picture"].shape == (60, 96, 96, 3)
+        assert shown["picture"].shape == (rows, 96, 96, 3)
         np.testing.assert_array_equal(shown["state"], data.observations)
 
 
-def test_a_script_makes_as_many_rows_as_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_script_ends_with_the_whole_episode_that_reaches_the_rows_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(roll, "BATCH", 2)
     names = ["standard-expert", "standard-pixels-expert"]
     out = tmp_path / "push"
-    generate(recipe="push", out=str(out), qualities=names, rows=40, show=False)
-    assert [load(f"push/{name}", tmp_path).num_rows for name in names] == [40, 40]
+    generate(recipe="push", out=str(out), qualities=names, rows=40)
+    printed = capsys.readouterr().out
+    for data in (load(f"push/{name}", tmp_path) for name in names):
+        before, last = data.num_rows - data.episode_lengths()[-1], data.episode_lengths()[-1]
+        assert before < 40 <= data.num_rows
+        assert data.terminated[-1] or last == 150  # the task's end, not a cut
+        assert f"{data.num_rows} rows in {data.num_episodes} episodes" in printed
     with pytest.raises(UserError, match="rows= is for demonstrations, and hopper trains an agent"):
         generate(recipe="hopper", out=str(tmp_path), rows=40)
 
@@ -107,6 +114,14 @@ def test_lerobots_layout_is_for_demonstrations_alone(tmp_path: Path):
         generate(recipe="hopper", out=str(tmp_path), format="lerobot")
     with pytest.raises(UserError, match="video=true means something with format=lerobot"):
         generate(recipe="push", out=str(tmp_path), video=True)
+
+
+def test_a_video_of_sets_without_pictures_is_refused_with_the_sets_that_have_them(tmp_path: Path):
+    keys = {"recipe": "push", "out": str(tmp_path / "sets"), "format": "lerobot", "video": True}
+    remedy = r"in standard-expert; give qualities=\[standard-pixels-expert\]"
+    with pytest.raises(UserError, match=remedy):
+        generate(**keys, qualities=["standard-pixels-expert", "standard-expert"])
+    assert not (tmp_path / "sets").exists()
 
 
 def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):

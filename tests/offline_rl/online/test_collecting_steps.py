@@ -1,6 +1,7 @@
 """Steps of each seed's environment: who acts, what the buffer gets, what a broken episode costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -18,6 +19,7 @@ from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector, GivenUp
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training
 from policies import Normaliser, Spec
 
@@ -31,6 +33,7 @@ class Walk(gymnasium.Env):
     """Along a line, to an end at 0.9 of either side; `faults`: an episode's steps, by its seed."""
 
     faults: ClassVar[Callable[[int, int], str]]
+    info: ClassVar[Callable[[float], dict[str, Any]]] = staticmethod(lambda x: {})
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
 
@@ -48,7 +51,7 @@ class Walk(gymnasium.Env):
             raise OSError("the cable is out")
         self.x, self.t = self.x + 0.3 * float(action[0]), self.t + 1
         seen = np.array([np.nan if fault == "nan" else self.x, self.t], np.float32)
-        return seen, self.x, abs(self.x) > 0.9, False, {}
+        return seen, self.x, abs(self.x) > 0.9, False, type(self).info(self.x)
 
 
 def whole(seed: int, step: int) -> str:
@@ -61,21 +64,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=LIMIT)
 
-    def collector(faults: Callable[[int, int], str] = whole) -> tuple[Collector, list[str]]:
+    def collector(
+        faults: Callable[[int, int], str] = whole, needs: Mapping[str, Any] = NEEDS
+    ) -> tuple[Collector, list[str]]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
-        buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=NEEDS)
+        buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=needs)
         cfg, spec = Config(hidden=(8,), exploration_noise=0.0), Spec((2,), 1)
         engine = Engine(lambda _: TD3(spec, cfg), SEEDS, buffer)
         said = list[str]()
         online, walk = Online(warm_up=WARM_UP), lambda: envs.make_vector("walk", 1)
-        own = (TRANSFORM, online, returns_and_next, said.append)
+        own = (TRANSFORM, online, partial(made_of, needs), said.append)
         return Collector(engine, walk, buffer, *own), said
 
     return collector
 
 
-def returns_and_next(episode: Dataset) -> dict[str, np.ndarray]:
-    return columns(NEEDS, episode, lambda data: data.monte_carlo_returns(GAMMA))
+def made_of(needs: Mapping[str, Any], episode: Dataset) -> dict[str, np.ndarray]:
+    return columns(needs, episode, lambda data: data.monte_carlo_returns(GAMMA))
 
 
 def walked(
@@ -256,6 +261,29 @@ def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbours_step_w
     one, two = (collector.buffer.everything(1) for collector in (sound, again))
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+@pytest.mark.parametrize("more", [{}, {"mc_returns": ()}])
+def test_what_each_step_costs_is_kept_online(
+    made: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A step costs the distance from 0 that it leads to. Beside returns it waits for the end."""
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
+    collector, _ = made(needs={"costs": (), **more})
+    walk(collector, 21)
+    for s, seed in enumerate(SEEDS):
+        found = collector.buffer.everything(s)
+        after = np.concatenate([e["next_observations"] for e in walked(found.actions, seed)])
+        place = after[:, 0] * SCALE[0] + MEAN[0]
+        np.testing.assert_allclose(found.extras["costs"], np.abs(place), atol=1e-5)
+    assert (collector.buffer.hidden > 0).any() == bool(more)
+    assert (collector.buffer.sizes == 21).all() == (not more)
+
+
+def test_an_environment_without_costs_is_named_where_they_are_learned_from(made: Any) -> None:
+    collector, _ = made(needs={"costs": ()})
+    with pytest.raises(UserError, match="the environment gives no info 'cost' at its steps"):
+        collector.step()
 
 
 def walk(collector: Collector, steps: int) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer, n_step
+from offline_rl.replay.columns import COLUMNS, STEPS
 from offline_rl.replay.mixtures import Mixture, WithExpert
 from offline_rl.replay.sequences import Windows, windows
 from offline_rl.utils.errors import UserError
@@ -83,7 +84,8 @@ def test_a_timed_out_row_without_a_next_observation_is_never_drawn_but_serves_as
 def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_taken():
     data = stream(ReplayBuffer.from_dataset(two_episodes()))
     rows = torch.arange(7)
-    total, factor, last = n_step(data, rows, 3, GAMMA)
+    found, factor, last = n_step(data, rows, 3, GAMMA)
+    total = found["rewards"]
     for t in range(7):
         end = 2 if t <= 2 else 6
         taken = min(3, end - t + 1)
@@ -94,6 +96,20 @@ def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_taken():
         assert factor[t].item() == pytest.approx(0 if terminates else GAMMA**taken)
 
 
+def test_costs_add_up_over_n_steps_as_rewards_and_each_column_as_it_says():
+    """Costs 1, 2, 4, 8, … discounted by a half: 1 + 1 + 1 over three steps, times 2 ** row."""
+    rows = np.arange(7)
+    further = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
+    buffer = ReplayBuffer.from_dataset(two_episodes(), columns=further).after(3)
+    batch = buffer.sample(stream(buffer), random(), 500, 0.5)
+    for row, cost, last in ((0, 3, 2), (1, 4, 2), (2, 4, 2), (3, 24, 5), (5, 64, 6), (6, 64, 6)):
+        k = batch.observations[:, 0].tolist().index(row)
+        assert batch.costs[k] == cost
+        assert batch.timesteps[k] == row
+        assert batch.next_actions[k] == last + 1  # that which follows the last of the steps
+    assert STEPS.keys() == {"rewards", *COLUMNS}
+
+
 def test_n_step_does_not_cross_a_dropped_time_out_row():
     """Two timed-out episodes without stored next observations: rows 3 and 7 are dropped."""
     ends = np.arange(8) % 4 == 3
@@ -101,8 +117,8 @@ def test_n_step_does_not_cross_a_dropped_time_out_row():
         np.arange(8)[:, None], np.zeros((8, 1)), np.ones(8), np.zeros(8, bool), ends
     )
     buffer = ReplayBuffer.from_dataset(data)
-    total, factor, last = n_step(stream(buffer), torch.arange(6), 5, 1.0)
-    assert total.tolist() == [3, 2, 1, 3, 2, 1]
+    found, factor, last = n_step(stream(buffer), torch.arange(6), 5, 1.0)
+    assert found["rewards"].tolist() == [3, 2, 1, 3, 2, 1]
     assert last.tolist() == [2, 2, 2, 5, 5, 5]
     assert factor.tolist() == [1] * 6
 
@@ -207,8 +223,8 @@ def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
     for t in (5, 6):
         append(buffer, t)
     assert seen(buffer, 0) == {2, 3, 4}
-    total, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
-    assert total.tolist() == [4]  # what is hidden belongs to no return
+    found, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
+    assert found["rewards"].tolist() == [4]  # what is hidden belongs to no return
     again = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
     again.load(0, buffer.filled(0))
     for one in (buffer, again):
@@ -290,8 +306,8 @@ def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
     for t in range(7):  # places 0..4 hold 5 6 2 3 4
         append(buffer, t)
     data = stream(buffer)
-    total, _, _ = n_step(data, torch.tensor([0, 1, 4]), 3, 1.0)
-    assert total.tolist() == [5 + 6, 6, 4 + 5 + 6]
+    found, _, _ = n_step(data, torch.tensor([0, 1, 4]), 3, 1.0)
+    assert found["rewards"].tolist() == [5 + 6, 6, 4 + 5 + 6]
     past, _, _ = windows(data, torch.tensor([2, 3]), 3, 1)
     assert past.tolist() == [[2, 2, 2], [2, 2, 3]]
 

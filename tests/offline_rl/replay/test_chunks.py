@@ -27,10 +27,11 @@ def episodes() -> Dataset:
     )
 
 
-def batch_of(beside: str = "oldest", **sizes):
+def batch_of(beside: str = "oldest", columns: dict | None = None, **sizes):
     """500 chunks, by their present row."""
     sizes = {"history": 3, "window": 5, "executed": 2} | sizes
-    source = Chunks(ReplayBuffer.from_dataset(episodes()), beside=beside, **sizes)
+    buffer = ReplayBuffer.from_dataset(episodes(), columns=columns)
+    source = Chunks(buffer, beside=beside, **sizes)
     data = {k: v[0] for k, v in source.tensors().items()}
     batch = source.sample(data, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
     present = batch.observations[:, -1, 0].int().tolist()
@@ -70,6 +71,18 @@ def test_a_chunk_is_paid_its_executed_steps_and_bootstraps_behind_them_unless_te
         first, _ = first_and_last(row)
         before = [max(done[-1] + k, first) for k in (-1, 0)]
         assert batch.next_observations[place, :-1, 0].tolist() == before
+
+
+def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
+    """Costs 1, 2, 4, 8, … discounted by a half: as much for each executed step as for the first."""
+    rows = np.arange(10)
+    columns = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
+    batch, places = batch_of(executed=3, columns=columns)
+    for row, place in places.items():
+        last = min(row + 2, first_and_last(row)[1])
+        assert batch.costs[place] == (last - row + 1) * 2**row
+        assert batch.timesteps[place] == row
+        assert batch.next_actions[place] == last + 1
 
 
 def test_one_step_without_history_is_a_transition():

@@ -1,18 +1,22 @@
 """A run goes on: with more updates, other intervals, moved data, after being asked to end."""
 
+import errno
+import os
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from small_data import save_small
 
+import policies
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
 from offline_rl.report.report import report
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.run_folder import BUNDLE, SeedFolder
 from offline_rl.utils.files import locked, read_json
 
 KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "device": "cpu"}
@@ -44,6 +48,46 @@ def test_more_updates_go_on_and_end_as_if_they_had_been_asked_for_at_once(keys) 
     assert read_json(first.path / "seed_0" / "config.json") == before | {"num_updates": 60}
     with pytest.raises(UserError, match="was begun with num_updates=60, now it is 20"):
         train(**keys, seeds=2)
+
+
+def test_a_run_that_cannot_be_extended_keeps_its_policy_and_result(
+    keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at one file after the other. Then the run continues to its end."""
+    keys |= {"algorithm": "bc"}
+    longer = keys | {"num_updates": 40}
+    folder = SeedFolder(train(**keys).path, 0)
+    kept = {path: path.read_bytes() for path in (folder.bundle, folder.result)}
+    replace_file = Path.replace
+    for refused in (folder.config.name, "0000000030", BUNDLE, folder.result.name):
+
+        def replaced(self: Path, target: Path, refused: str = refused) -> Path:
+            if refused in target.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return replace_file(self, target)
+
+        monkeypatch.setattr(Path, "replace", replaced)
+        with pytest.raises(UserError, match="No space left"):
+            train(**longer)
+        if refused == folder.result.name:  # by then the new policy is complete
+            assert kept.pop(folder.bundle) != folder.bundle.read_bytes()
+        assert {path: path.read_bytes() for path in kept} == kept
+        assert folder.finished == (refused == folder.config.name)  # still the shorter run
+    monkeypatch.setattr(Path, "replace", replace_file)
+    assert train(**longer).results[0]["num_updates"] == 40
+    assert folder.finished
+    assert policies.load(folder.bundle).bundle.provenance["num_updates"] == 40
+
+
+def test_a_longer_run_that_diverges_leaves_no_policy_of_the_shorter_one(
+    keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys |= {"algorithm": "bc"}
+    folder = SeedFolder(train(**keys).path, 0)
+    assert folder.bundle.is_file()
+    monkeypatch.setattr(Engine, "finite", lambda self: np.zeros(1, bool))
+    assert train(**keys | {"num_updates": 40}).results[0]["diverged_at"] is not None
+    assert not folder.bundle.exists()
 
 
 def test_all_seeds_of_a_run_grow_together(keys) -> None:

@@ -8,7 +8,11 @@ import pytest
 
 import envs
 from offline_rl import Dataset, UserError, train
+from offline_rl.training.plan import Member, apart, headline, prepare
+from offline_rl.training.run_folder import SeedFolder
+from offline_rl.training.train import engine_of
 from offline_rl.utils.files import read_json
+from policies import Channel, Spec
 
 QUICK = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "compile": "never"}
 QUICK |= {"algorithm.hidden": [8], "show": False, "tracker": "none"}
@@ -67,3 +71,48 @@ def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="action_scale= says how a file is read"):
         train(**QUICK, dataset=made(), action_scale=2.0, out=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
+    parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
+    vector = Spec((5,), 2)
+    assert "observation_keys=[position,velocity] observes position and vel" in apart(vector, parts)
+    assert "store those of the data so" in apart(parts, vector)
+    for other in (Spec((6,), 2), Spec((5,), 3)):
+        assert apart(other, parts).startswith("data of another task?")
+    assert apart(vector, Spec((5,), 3)).startswith("data of another task?")
+
+
+def without_successors(episodes: int = 30) -> Dataset:
+    """Episodes of two steps; the observation after the second is unknown."""
+    seen = np.tile([[0.0], [1.0]], (episodes, 1))
+    last = seen[:, 0] == 1
+    return Dataset.from_arrays(seen, seen - 0.5, seen[:, 0], ~last & last, last, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kept", "said"),
+    [
+        ("bc", {"update": 60}, ""),
+        ("td3_bc", {"update": 30}, "30 of 60 rows have no next observation and are left out\n"),
+        ("spot", {"fit_vae": 60, "update": 30}, "and are left out except in fit_vae\n"),
+    ],
+)
+def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
+    algorithm: str, kept: dict[str, int], said: str
+) -> None:
+    keys = {"algorithm": algorithm, "task": "none", "num_updates": 20, "algorithm.hidden": [8]}
+    plan = prepare(keys | {"dataset": without_successors(), "seeds": 1})
+    engine, _, _ = engine_of(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
+    sizes = {phase: int(engine.at(phase)[1].tensors()["size"]) for phase in kept}
+    assert sizes == kept
+    assert (said in headline(plan) + "\n") if said else "left out" not in headline(plan)
+
+
+def test_data_of_single_steps_teach_imitation_and_no_critic() -> None:
+    draw, keys = np.random.default_rng(0), {"task": "none", "num_updates": 20, "seeds": 1}
+    rows, never = draw.uniform(-1, 1, (9, 1)), np.zeros(9, bool)
+    alone = Dataset.from_arrays(rows, rows, rows[:, 0], never, ~never)
+    assert prepare(keys | {"algorithm": "bc", "dataset": alone}).dataset is not None
+    with pytest.raises(UserError, match="9 rows, of which 0 have a next observation"):
+        prepare(keys | {"algorithm": "td3_bc", "dataset": alone})

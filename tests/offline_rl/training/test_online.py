@@ -705,7 +705,6 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
     engine.run(6)  # metrics are means since they were last asked for
     assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
-    engine.starts["update"] = 100
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)
     assert len(short._programs) == 1
@@ -745,6 +744,18 @@ def test_steps_that_bring_no_update_are_told(
     result = train(**keys | {"num_updates": 0, "num_env_steps": 30, "online.warm_up": warm_up})
     assert ("nothing will be learnt" in capsys.readouterr().out) == said
     assert (result.results[0]["online_updates"] == 0) == said
+
+
+def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
+    line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cal-QL needs the returns of whole episodes, here of 10 steps."""
+    keys = small("cal_ql", task=line, dataset=str(data), out=str(tmp_path), num_updates=4)
+    keys |= {"show": True, "algorithm.weight": 1.0}
+    for steps in (9, 10):
+        result = train(**keys, num_env_steps=steps, name=str(steps))
+        assert ("learns from whole episodes" in capsys.readouterr().out) == (steps == 9)
+        assert (result.results[0]["online_updates"] == 0) == (steps == 9)
 
 
 def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(

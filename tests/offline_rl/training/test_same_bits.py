@@ -162,8 +162,8 @@ def test_torch_settings_of_the_caller_change_no_number_and_stay_as_they_are(
 
 
 def test_training_leaves_denormal_numbers_to_the_caller(threads: None, tmp_path: Path) -> None:
+    torch.set_flush_denormal(False)
     tiny = torch.tensor([1e-39])
-    assert (tiny * 1).item() > 0
     keys: dict[str, Any] = {"algorithm": "bc", "task": "none", "num_updates": 1, "show": False}
     keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "tracker": "none"}
     train(**keys, out=str(tmp_path / "runs"))

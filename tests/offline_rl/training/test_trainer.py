@@ -17,6 +17,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
 from offline_rl.generation.store import record
+from offline_rl.training import trainer as trainer_module
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer, next_piece
 from offline_rl.utils.errors import UserError
@@ -189,6 +190,17 @@ def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(
     assert [row["updates"] for row in rows] == expected
     assert all(row["seeds"] == rows[0]["seeds"] for row in rows)
     assert all(row["seeds"][0] >= EVALUATION_SEED for row in rows)
+
+
+def test_metrics_are_logged_at_the_interval_that_follows_from_counted_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where something is evaluated or saved, and at the end; never by a clock."""
+    monkeypatch.setattr(trainer_module, "log_interval", lambda engine, phase: 4)
+    keys = {"eval_every": 6, "checkpoint_every": 20}
+    result = small_run(tmp_path, algorithm="bc", num_updates=14, **keys)
+    lines = (result.path / "seed_0" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["updates"] for line in lines] == [4, 6, 8, 12, 14]
 
 
 def test_preliminary_phases_come_first(tmp_path: Path):

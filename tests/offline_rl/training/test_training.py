@@ -99,6 +99,13 @@ def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str
         prepare({**keys, "algorithm": "bc", "algorithm.top_fraction": 0.5})
 
 
+def test_a_run_that_ends_while_the_learning_rate_rises_says_so(given) -> None:
+    small = {"algorithm.network": "mlp", "algorithm.widths": [8], "algorithm.warm_up_updates": 10}
+    for updates, said in ((9, True), (10, False)):
+        plan = prepare({**given, "algorithm": "diffusion_policy", **small, "num_updates": updates})
+        assert ("does not reach its full value" in headline(plan)) == said
+
+
 def test_the_headline_names_the_card_whose_settings_hold() -> None:
     """With task=none too, where the data is a card's."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):

@@ -306,9 +306,13 @@ class DenoisingRL(Algorithm):
         state, loss = minimise(state, "value", value_loss)
         return state, {"value_loss": loss, "returns": batch.returns.mean()}
 
+    def policy_begins(self, phase: str) -> tuple[int, str]:
+        iterations = self.cfg.value_warm_up if phase == schedule.ONLINE else 0
+        return iterations * self.updates, "algorithm.value_warm_up"
+
     def warming_up(self, state: State) -> Tensor:
         """Whether what the policy learns is not kept yet; 0-d."""
-        return state.done < self.cfg.value_warm_up * self.updates
+        return state.done < self.policy_begins(schedule.ONLINE)[0]
 
     def acting(self, state: State) -> State:
         """With the model's weights in the policy."""

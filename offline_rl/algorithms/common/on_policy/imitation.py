@@ -49,6 +49,7 @@ class Imitating(DenoisingRL):
     """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
 
     clones = ("model", "policy", "behaviour", "student", "student_before")
+    imitation_phases = ("imitate", "settle", "compare", "distil")
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
@@ -68,7 +69,7 @@ class Imitating(DenoisingRL):
     def source(self, phase: str, sources: Sources) -> Source:
         if phase in ("improve", "update", ONLINE):
             return wanted(sources.rollouts)
-        cfg, both = self.cfg, (wanted(sources.offline), sources.online)
+        cfg, both = self.cfg, (self.offline_source(phase, sources), sources.online)
         sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
         parts: list[Any] = [Chunks(x, **sizes) for x in both if x is not None]
         return Mixture(parts[0], parts[1], None) if len(parts) == 2 else parts[0]

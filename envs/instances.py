@@ -1,0 +1,138 @@
+"""Open environments of one task in this process, shared where no more can be opened."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Instance:
+    """An open environment. One episode uses it at a time; its last view closes it."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self.env, self.views = env, 0
+        self.user: object = None  # the mark of the view whose episode is under way
+        self.lock = threading.RLock()
+
+
+class View:
+    """One place for an episode in an instance, which other views may use in between.
+
+    If one did, `step` first repeats the episode: its seed, then its actions. Raises RuntimeError
+    if that leads to another observation.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance, self._mark = instance, object()
+        instance.views += 1
+        self._seed: int | None = None
+        self._closed = False
+        self._actions = list[np.ndarray]()
+        self._last: Any = None  # observation
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.instance.env.unwrapped
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        with self.instance.lock:
+            self.instance.user = self._mark
+            answer: tuple[Any, dict[str, Any]] = self.instance.env.reset(seed=seed)
+            self._seed, self._actions, self._last = seed, [], copied(answer[0])
+            return answer
+
+    def step(self, action: np.ndarray) -> tuple[Any, ...]:
+        with self.instance.lock:
+            if self.instance.user is not self._mark:
+                self._repeat()
+            answer = self.instance.env.step(action)
+            self._actions.append(np.array(action))
+            self._last = copied(answer[0])
+            return answer
+
+    def _repeat(self) -> None:
+        self.instance.user = self._mark
+        observation = self.instance.env.reset(seed=self._seed)[0]
+        for action in self._actions:
+            observation = self.instance.env.step(action)[0]
+        if not same(observation, self._last):
+            raise RuntimeError(
+                "its only instance was used for another episode, and this one cannot be repeated: "
+                "the same seed and actions lead to another observation"
+            )
+
+    def render(self) -> Any:
+        return self.instance.env.render()
+
+    def close(self) -> None:
+        """Leave the instance; the last view closes it."""
+        if self._closed:
+            return
+        self._closed = True
+        self.instance.views -= 1
+        if not self.instance.views:
+            self.instance.env.close()
+
+
+class Instances:
+    """All open instances of one task."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
+        self.make = make
+        self.limit: str | None = None  # why no more instances may be used at once
+        self.tried = False  # whether two instances were compared
+        self._open = weakref.WeakSet[Instance]()
+
+    @property
+    def open(self) -> list[Instance]:
+        """Those that are not closed."""
+        return [instance for instance in self._open if instance.views]
+
+    def new(self) -> View | None:
+        """Return a view of a new instance; None, and the limit is known, if it cannot be opened.
+
+        Raises whatever the constructor raises if no other instance is open.
+        """
+        if self.limit is not None and self.open:
+            return None
+        try:
+            env = self.make()
+        except Exception as error:
+            if not self.open:
+                raise
+            self.limit = f"no second instance can be opened ({' '.join(str(error).split())})"
+            return None
+        instance = Instance(env)
+        self._open.add(instance)
+        return View(instance)
+
+    def shared(self) -> View:
+        """Return a view of an instance that is open."""
+        return View(self.open[0])
+
+
+_known: dict[Hashable, Instances] = {}
+
+
+def instances_of(key: Hashable, make: Callable[[], gymnasium.Env]) -> Instances:
+    """Return the instances of the task that `key` identifies in this process."""
+    return _known.setdefault(key, Instances(make))
+
+
+def copied(observation: Any) -> Any:
+    """Return the observation, which environments may change in place, as new arrays."""
+    if isinstance(observation, Mapping):
+        return {name: np.array(part) for name, part in observation.items()}
+    return np.array(observation)
+
+
+def same(one: Any, other: Any) -> bool:
+    """True if two observations are equal to the bit."""
+    if isinstance(one, Mapping):
+        return all(np.array_equal(one[name], other[name]) for name in other)
+    return np.array_equal(one, other)

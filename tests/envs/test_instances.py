@@ -1,0 +1,212 @@
+"""Simulators of which one may be open, instances that share state, and strict environments."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+import envs
+from envs import Broken, tasks
+from envs.adapters import LoopVectorEnv
+from offline_rl.evaluation.rollout import rollout
+
+STEPS = 6
+
+
+class Walk(gymnasium.Env):
+    """A seeded random walk, moved by the action; the reward is the place."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(0, 2, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        super().reset(seed=seed)
+        self.place = self.np_random.normal()
+        return np.float32([self.place]), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.place += float(action[0]) + 0.1 * self.np_random.normal()
+        return np.float32([self.place]), self.place, False, False, {}
+
+
+class Single(Walk):
+    """One may be open in a process."""
+
+    open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        if Single.open:
+            raise RuntimeError("the simulator runs already")
+        Single.open += 1
+
+    def close(self) -> None:
+        Single.open -= 1
+
+
+class Shared(Walk):
+    """All instances move one point."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(Shared, name, value) if name == "place" else super().__setattr__(name, value)
+
+
+class Unseeded(Walk):
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        return Walk.reset(self)
+
+
+class Fixed(Walk):
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        super().reset(seed=seed)
+        self.place = 0.0
+        return np.float32([0]), {}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tasks, "_registered", {})
+    for kind in (Walk, Single, Shared, Unseeded, Fixed):
+        envs.register(kind.__name__.lower(), kind, max_episode_steps=STEPS)
+    yield
+    assert Single.open == 0
+
+
+def returns(env: envs.VectorEnv, seeds: list[int]) -> list[float]:
+    """Of episodes by one action, in turn where the environments are fewer."""
+    found = list[float]()
+    for k in range(0, len(seeds), env.num_envs):
+        some = np.array(seeds[k : k + env.num_envs])
+        act = np.full((len(some), 1), 0.5, np.float32)
+        found += rollout(env, lambda _, act=act: act, lambda x: x, some).returns.tolist()
+    return found
+
+
+def test_a_simulator_of_which_one_may_be_open_plays_one_episode_after_another() -> None:
+    many, one = envs.make_vector("walk", 3), envs.make_vector("single", 3, fewer=True)
+    assert (one.num_envs, Single.open) == (1, 1)
+    assert one.limit == ("single: no second instance can be opened (the simulator runs already)")
+    assert returns(one, [4, 5, 6]) == returns(many, [4, 5, 6])
+    one.close()
+    with pytest.raises(ValueError, match=r"single: no second .*, and 2 are needed at once"):
+        envs.make_vector("single", 2)
+
+
+def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> None:
+    """As the running episode of a collector does after an evaluation."""
+    alone, mine = envs.make_vector("walk", 1), envs.make_vector("single", 1)
+    other = envs.make_vector("single", 1)  # where Single.open is 1
+    actions = np.linspace(-1, 1, STEPS, dtype=np.float32)[:, None, None]
+    alone.reset([7]), mine.reset([7])
+    for t, action in enumerate(actions):
+        if t in (2, 3, 5):
+            returns(other, [8])
+        expected, found = alone.step(action), mine.step(action)
+        np.testing.assert_array_equal(found.observations, expected.observations)
+        assert found.rewards == expected.rewards
+    assert found.truncated[0]
+    other.close()
+    other.close()
+    assert Single.open == 1
+    mine.close()
+
+
+def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Single, "reset", Unseeded.reset)
+    mine, other = envs.make_vector("single", 1), envs.make_vector("single", 1)
+    mine.reset([7])
+    mine.step(np.zeros((1, 1)))
+    other.reset([8])
+    with pytest.raises(Broken, match="only instance was used for another episode"):
+        mine.step(np.zeros((1, 1)))
+    mine.reset([9])
+    mine.step(np.zeros((1, 1)))
+    mine.close(), other.close()
+
+
+def test_instances_that_share_state_are_found_and_play_in_turn() -> None:
+    shared = envs.make_vector("shared", 3, fewer=True)
+    assert (shared.num_envs, shared.limit) == (1, "shared: its instances share state")
+    assert returns(shared, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
+    sound = envs.make_vector("walk", 3, fewer=True)
+    assert (sound.num_envs, sound.limit) == (3, None)
+
+
+def test_a_second_instance_that_breaks_in_use_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = list[object]()
+
+    def reset(self: Walk, **keys: Any) -> tuple:
+        users.append(self)
+        if users[0] is not self:
+            raise RuntimeError("connected elsewhere")
+        return Walk.reset(self, **keys)
+
+    monkeypatch.setattr(Unseeded, "reset", reset)
+    env = envs.make_vector("unseeded", 2, fewer=True)
+    assert env.num_envs == 1
+    assert "does not work beside the first" in str(env.limit)
+    assert "connected elsewhere" in str(env.limit)
+
+
+@pytest.mark.parametrize(
+    ("task", "starts"), [("walk", "seeded"), ("unseeded", "random"), ("fixed", "alike")]
+)
+def test_where_episodes_begin_is_known(task: str, starts: str) -> None:
+    env = envs.make_vector(task, 2, fewer=True)
+    assert isinstance(env, LoopVectorEnv)
+    assert env.starts() == starts
+
+
+class Strict(Walk):
+    """Asserts its action space, and answers arrays of one number."""
+
+    action_space = Box(np.float32(0.1), np.float32(0.7), (2,), np.float64)
+    observation_space = Dict({"place": Box(-9, 9, ()), "goal": Box(-9, 9, (2,))})
+
+    def seen(self, place: Any) -> dict[str, Any]:
+        return {"place": np.float32(place), "goal": np.zeros(2, np.float32)}
+
+    def reset(self, **keys: Any) -> tuple:
+        super().reset(**keys)
+        return self.seen(self.place), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        assert self.action_space.contains(action), action
+        self.place = float(action[0])
+        return self.seen(self.place), np.array([self.place]), np.array([False]), False, {}
+
+
+@pytest.mark.parametrize("sent", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_actions_are_of_their_space_and_answers_are_plain_numbers(
+    kind: type, sent: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends lie in the space, by rounding too; a Box of shape () is a channel of one number."""
+    space = Box(kind(0.1), kind(0.7), (2,), kind)
+    monkeypatch.setattr(Strict, "action_space", space)
+    envs.register("strict", Strict, max_episode_steps=STEPS)
+    env = envs.make_vector("strict", 2)
+    assert isinstance(env, LoopVectorEnv)
+    env.attempt()
+    assert env.observation_shape == {"place": (1,), "goal": (2,)}
+    assert env.reset([0, 1])["place"].shape == (2, 1)
+    step = env.step(np.array([[-1, -1], [1, 1]], sent))
+    assert step.rewards.shape == (2,)
+    np.testing.assert_allclose(step.rewards, [0.1, 0.7], rtol=1e-6)
+    alone = envs.make("strict")
+    seen, _ = alone.reset(seed=0)
+    assert alone.observation_space.contains(seen)
+    _, reward, *ends, _ = alone.step(np.zeros(2, sent))
+    assert (type(reward), ends) == (float, [False, False])
+
+
+def test_a_unit_box_gets_actions_of_its_type_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Strict, "action_space", Box(-1, 1, (2,), np.float32))
+    envs.register("unit", Strict, max_episode_steps=STEPS)
+    env = envs.make_vector("unit", 1)
+    env.reset([0])
+    env.step(np.zeros((1, 2)))  # float64

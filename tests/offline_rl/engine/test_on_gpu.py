@@ -1,0 +1,142 @@
+"""Settings of GPUs that can be checked on a machine without one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import symbolic_trace
+
+from offline_rl.engine import compile as compile_module
+from offline_rl.engine.compile import Compiled
+from offline_rl.engine.engine import Engine, set_precision
+from offline_rl.engine.work import Work
+from offline_rl.training.choices import choose, log_interval
+from offline_rl.training.options import TrainOptions
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_products_and_convolutions_are_tf32_on_request_only_and_always_deterministic(
+    precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    for owner, name, value in (
+        (matmul, "allow_tf32", precision != "tf32"),
+        (cudnn, "allow_tf32", precision != "tf32"),
+        (cudnn, "deterministic", False),
+        (cudnn, "benchmark", True),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    algorithm: Any = SimpleNamespace(modules={})
+    set_precision(algorithm, precision, torch.device("cuda"))
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (precision == "tf32",) * 2
+    assert cudnn.deterministic
+    assert not cudnn.benchmark
+
+
+@pytest.mark.parametrize(("device", "deterministic"), [("meta", True), ("cpu", False)])
+def test_inductor_chooses_kernels_of_a_gpu_without_a_stopwatch(
+    device: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config
+
+    patches: dict[str, object] = {}
+
+    def compile(*_: object, options: dict[str, Any], **__: object) -> Any:
+        patches.update(options["config_patches"])
+        return lambda x: x
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", compile)
+    Compiled(symbolic_trace(lambda x: x + 1))(torch.zeros(2, device=device))
+    assert patches["deterministic"] == deterministic
+    assert all(hasattr(torch._inductor.config, name.split(".")[0]) for name in patches)
+
+
+class CUDA:
+    """The part of `torch.cuda` that a capture uses; notes on which device and stream it works."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.index, self.stream, self.noted = 0, "default", list[tuple[Any, ...]]()
+        for name in ("device", "graph"):
+            patch.setattr(torch.cuda, name, getattr(self, f"_{name}"))
+        patch.setattr(torch.cuda, "stream", self._stream)
+        patch.setattr(torch.cuda, "Stream", self._new_stream)
+        patch.setattr(torch.cuda, "current_device", lambda: self.index)
+        patch.setattr(torch.cuda, "current_stream", lambda: self._new_stream(self.index))
+        patch.setattr(torch.cuda, "CUDAGraph", object)
+
+    def _new_stream(self, index: int) -> Any:
+        return SimpleNamespace(index=index, wait_stream=lambda _: None)
+
+    @contextmanager
+    def _device(self, device: torch.device) -> Iterator[None]:
+        before, self.index = self.index, device.index
+        yield
+        self.index = before
+
+    @contextmanager
+    def _stream(self, stream: Any) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+    @contextmanager
+    def _graph(self, _: object, **options: Any) -> Iterator[None]:
+        self.noted.append(("capture", self.index, options))
+        with self._stream(options["stream"]):
+            yield
+
+
+def test_a_program_is_captured_on_the_engines_gpu_while_other_threads_allocate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one stream for all programs of a device, as each stream takes memory for cuBLAS."""
+    compile_module.capture_stream.cache_clear()
+    cuda, device = CUDA(monkeypatch), torch.device("cuda", 1)
+
+    def update(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
+        cuda.noted.append(("update", cuda.index, cuda.stream))
+        return torch.zeros(1)
+
+    engine: Any = SimpleNamespace(device=device, capture=True, state=[], say=print)
+    engine._untaught, engine._trace = lambda: Engine._untaught(engine), lambda *_: (update, [], [])
+    for _ in range(2):
+        Engine._build(engine, "update", (0,), False)
+    stream = compile_module.capture_stream(1)
+    options = {"stream": stream, "capture_error_mode": "thread_local"}
+    calls = [("update", 1, stream)] * 3 + [("capture", 1, options), ("update", 1, stream)]
+    assert cuda.noted == 2 * calls
+    assert stream.index == 1
+    assert cuda.index == 0
+    compile_module.capture_stream.cache_clear()
+
+
+def engine_with(device: str, work: Work) -> Any:
+    """An engine's device and counted work."""
+    return SimpleNamespace(
+        device=torch.device(device), precision="fp32", work=lambda _="update": work
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "calls", "expected"),
+    [("cpu", 400, 1_000), ("cuda", 400, 10_000), ("cuda", 1_600, 10_000), ("cuda", 1_700, 1_000)],
+)
+def test_short_updates_on_a_gpu_are_logged_less_often(
+    device: str, calls: int, expected: int
+) -> None:
+    """By rule a call takes 3 µs there: 1,000 updates of 1,666 calls take 5 s."""
+    assert log_interval(engine_with(device, Work(calls, 0, 0, 0)), "update") == expected
+
+
+def test_a_run_on_a_gpu_leaves_one_thread_to_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TrainOptions(algorithm="iql", task="none", compile="never")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    large = engine_with("cuda", Work(400, 1e9, 20, 1e12))
+    assert choose(options, large, 10).threads == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the user's choice
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert choose(options, large, 10).threads == 3

@@ -1,0 +1,207 @@
+"""Two parts that state an action range mean the same units: actions are converted, or refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+from made_layouts import lerobot
+
+import envs
+from envs import tasks
+from offline_rl import Dataset, UserError
+from offline_rl.algorithms.common.registry import algorithm_class
+from offline_rl.data.meaning import in_range_of, spec_of
+from offline_rl.data.read import read
+from offline_rl.data.transform import Transform
+from offline_rl.evaluation.evaluate import evaluate
+from offline_rl.online.with_base import differs
+from offline_rl.training.plan import prepare, specification
+from offline_rl.training.train import begun_with
+from policies import Channel, Normaliser, Spec, bundle
+
+STEPS = 5
+QUICK: dict[str, Any] = {"algorithm": "bc", "num_updates": 4, "compile": "never", "device": "cpu"}
+QUICK |= {"algorithm.hidden": [8], "tracker": "none", "eval_episodes": 1}
+
+
+class Gauge(gymnasium.Env):
+    """Five steps, each rewarded with the action itself, in [0, 10]."""
+
+    observation_space, action_space = Box(-1, 1, (1,), np.float32), Box(0, 10, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        return np.zeros(1, np.float32), float(action[0]), False, False, {}
+
+
+class Unit(Gauge):
+    action_space = Box(-1, 1, (1,), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_registered", {})
+    envs.register("gauge", Gauge, max_episode_steps=STEPS)
+    envs.register("unit", Unit, max_episode_steps=STEPS)
+
+
+def recorded(path: Path, low: float = 2.0, high: float = 8.0, said: float = 8.0) -> Path:
+    """A LeRobot folder of two episodes; its statistics say what the actions reach."""
+    pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
+    rows = 2 * STEPS
+    frames = {"observation.state": np.zeros((rows, 1), np.float32)}
+    frames["action"] = np.full((rows, 1), said, np.float32)
+    lerobot(path, frames, [STEPS, STEPS])
+    stats = {"action": {"min": [low], "max": [high]}}
+    (path / "meta" / "stats.json").write_text(json.dumps(stats))
+    return path
+
+
+def arrays(low: float, high: float, action: float = 0.5) -> Dataset:
+    """Ten rows of one action in [-1, 1], which stand for [low, high]."""
+    rows, spec = 2 * STEPS, Spec((1,), 1, action_low=(low,), action_high=(high,))
+    ends = np.arange(rows) % STEPS == STEPS - 1
+    columns = np.zeros((rows, 1)), np.full((rows, 1), action), np.zeros(rows), ends
+    return Dataset.from_arrays(*columns, spec=spec)
+
+
+def constant(path: Path, action: float, low: float, high: float) -> Path:
+    """A policy that answers `action` in [-1, 1] always."""
+    weights = {"trunk.weights.0": np.zeros((1, 1), np.float32)}
+    weights |= {"trunk.biases.0": np.arctanh(np.float32([action]))}
+    arguments = {"observations": 1, "actions": 1, "hidden": []}
+    spec = Spec((1,), 1, action_low=(low,), action_high=(high,))
+    same = Normaliser.identity((1,))
+    bundle.write(path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, same))
+    return path
+
+
+def test_demonstrations_that_say_8_of_2_to_8_say_8_of_the_environments_0_to_10(tmp_path: Path):
+    """8 is 0.6 of [0, 10]: 2 * 8 / 10 - 1. Five steps of it return 40."""
+    data = recorded(tmp_path / "data")
+    plan = prepare({**QUICK, "task": "gauge", "dataset": str(data), "out": str(tmp_path)})
+    assert plan.dataset is not None
+    np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
+    assert (plan.spec.action_low, plan.spec.action_high) == ((0.0,), (10.0,))
+    (note,) = [note for note in plan.dataset.notes if "actions" in note]
+    assert note == "actions of [2, 8] are converted to [0, 10] of task gauge"
+    env = envs.make_vector("gauge", 1)
+    env.reset([0])
+    total = sum(float(env.step(plan.dataset.actions[:1]).rewards[0]) for _ in range(STEPS))
+    assert total == pytest.approx(40, abs=1e-4)
+
+
+def test_data_that_leave_the_environments_range_are_refused_with_both(tmp_path: Path):
+    data, keys = recorded(tmp_path / "data", high=12.0, said=12.0), {**QUICK, "task": "gauge"}
+    with pytest.raises(UserError, match=r"stand for \[2, 12\], here for \[0, 10\] \(task gauge\)"):
+        prepare({**keys, "dataset": str(data)})
+    inside = recorded(tmp_path / "inside", high=12.0, said=8.0)  # all that is there fits
+    plan = prepare({**keys, "dataset": str(inside)})
+    assert plan.dataset is not None
+    np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
+
+
+def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Path):
+    data = str(recorded(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"stand for \[2, 8\], here for \[-1, 1\].*action_range="):
+        prepare({**QUICK, "task": "unit", "dataset": data})
+    silent = envs.make_vector("unit", 1)
+    silent.action_low = silent.action_high = None
+    with pytest.raises(UserError, match=r"reach \[2, 8\].*not known in these units"):
+        in_range_of(read(data), silent, "task silent", by_option=False)
+    plan = prepare({**QUICK, "task": "unit", "dataset": data, "action_range": [0, 10]})
+    assert plan.dataset is not None
+    np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
+
+
+def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path):
+    data, keys = str(recorded(tmp_path / "data")), {**QUICK, "task": "gauge"}
+    with pytest.raises(UserError, match=r"action_range=\[2, 8\]: the range of .* is \[0, 10\]"):
+        prepare({**keys, "dataset": data, "action_range": [2, 8]})
+    plan = prepare({**keys, "dataset": data, "action_range": [0, 10]})
+    assert plan.dataset is not None
+    np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
+
+
+def test_equal_ranges_and_normalized_actions_stay_as_they_are():
+    env = envs.make_vector("gauge", 1)
+    for data in (arrays(0, 10), arrays(0, 10.0000005)):
+        assert in_range_of(data, env, "task gauge", by_option=False) is data
+    shares = in_range_of(arrays(-1, 1), env, "task gauge", by_option=False)
+    np.testing.assert_array_equal(shares.actions, 0.5)
+    assert shares.notes == (
+        "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]",
+    )
+
+
+@pytest.mark.parametrize("action", [0.5, -0.5])
+def test_a_policy_of_2_to_8_acts_in_its_units_in_0_to_10(tmp_path: Path, action: float):
+    path = constant(tmp_path / "policy.bundle", action, 2, 8)
+    played = json.loads(evaluate(run=str(path), task="gauge", episodes=1, json=True))
+    assert played["bundles"][0]["mean_return"] == pytest.approx(STEPS * (5 + 3 * action), rel=1e-5)
+
+
+def test_a_policy_beyond_the_environments_range_is_refused_with_both(tmp_path: Path):
+    path = constant(tmp_path / "policy.bundle", 0.5, 0, 20)
+    with pytest.raises(UserError, match=r"policy\.bundle: .* \[0, 20\], here for \[0, 10\]"):
+        evaluate(run=str(path), task="gauge", episodes=1)
+    with pytest.raises(UserError, match=r"\[0, 20\], here for \[-1, 1\]"):
+        evaluate(run=str(path), task="unit", episodes=1)
+
+
+def test_a_run_of_another_range_does_not_continue_in_the_environment():
+    """Its policy says 8 by 1, the environment 10."""
+    data, here = arrays(2, 8), spec_of(envs.make_vector("gauge", 1))
+    assert data.spec is not None
+    transform = Transform.fit(algorithm_class("bc").Config(), data, (1,))
+    progress = {"transform": transform.to_json(), "spec": data.spec.to_json()}
+    folder = SimpleNamespace(load=lambda done: ({}, progress))
+    start: Any = SimpleNamespace(run="run", folder=lambda s: folder, checkpoints={0: (None, "")})
+    with pytest.raises(UserError, match=r"run cannot go on .*\[2, 8\], here they are \[0, 10\]"):
+        begun_with(start, [0], here)
+    begun_with(start, [0], data.spec)
+    one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))
+    begun_with(start, [0], one, replace(one, action_low=(), action_high=()))  # own units unknown
+
+
+def test_a_base_of_another_range_is_refused_with_both():
+    own, here = (
+        Spec((1,), 1, action_low=(2.0,), action_high=(8.0,)),
+        spec_of(envs.make_vector("gauge", 1)),
+    )
+    assert differs(own, here) == "action_range: the policy has [2, 8], here it is [0, 10]"
+    assert differs(replace(own, action_low=(0.0,), action_high=(10.0,)), here) is None
+
+
+def test_other_units_and_another_order_of_the_joints_are_refused():
+    env = envs.make_vector("arm/reach", 1)
+    here, rows = spec_of(env), 2 * STEPS
+    ends = np.arange(rows) % STEPS == STEPS - 1
+    columns = np.zeros((rows, 13)), np.zeros((rows, 5)), np.zeros(rows), ends
+
+    def told(**changes: Any) -> str | None:
+        data = Dataset.from_arrays(*columns, spec=replace(here, **changes))
+        with pytest.raises(UserError) as error:
+            specification(envs.task("arm/reach"), env, data)
+        return str(error.value)
+
+    assert "has action_units ['deg', " in (told(action_units=("deg",)) or "")
+    assert "has action_names [" in (told(action_names=here.action_names[::-1]) or "")
+    degrees = Channel("observation", (13,), units=("deg",))
+    assert "has observation_units ['deg', " in (told(channels=(degrees,)) or "")
+
+
+def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path):
+    """0.5 of [0, 10] is 7.5."""
+    path = constant(tmp_path / "policy.bundle", 0.5, -1, 1)
+    text = evaluate(run=str(path), task="gauge", episodes=1)
+    assert text.split()[text.split().index(str(path)) + 1] == "37.5"
+    assert text.endswith("normalized: -1 and 1 stand for the range of gauge, [0, 10].")

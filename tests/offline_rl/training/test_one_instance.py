@@ -1,0 +1,86 @@
+"""Online training where a simulator may be open once in a process."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+import envs
+from envs import tasks
+from offline_rl import UserError, train
+from offline_rl.training.plan import limit_of, prepare
+
+QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
+QUICK |= {"eval_every": 25, "eval_episodes": 2, "batch_size": 8, "algorithm.hidden": [8]}
+QUICK |= {"compile": "never", "device": "cpu", "tracker": "none", "online.warm_up": 20}
+
+
+class Walk(gymnasium.Env):
+    """A seeded random walk, moved by the action; the reward is the place."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
+        super().reset(seed=seed)
+        self.place = self.np_random.normal()
+        return np.float32([self.place]), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.place += float(action[0]) + 0.1 * self.np_random.normal()
+        return np.float32([self.place]), self.place, False, False, {}
+
+
+class Single(Walk):
+    open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        if Single.open:
+            raise RuntimeError("the simulator runs already")
+        Single.open += 1
+
+    def close(self) -> None:
+        Single.open -= 1
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_registered", {})
+    envs.register("walk", Walk, max_episode_steps=20)
+    envs.register("single", Single, max_episode_steps=20)
+
+
+def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -> None:
+    plan = prepare({**QUICK, "task": "single", "out": str(tmp_path)})
+    assert (plan.stackable, Single.open) == (False, 0)
+    assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).stackable
+
+
+def test_what_collects_in_several_environments_at_once_is_refused() -> None:
+    options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
+    with closing(envs.make_vector("single", 2, fewer=True)) as env:
+        with pytest.raises(UserError, match=r"single: no second.*algorithm\.environments=1$"):
+            limit_of(env, options, SimpleNamespace(environments=40))
+        assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
+
+
+@pytest.mark.slow
+def test_one_shared_instance_learns_what_separate_ones_learn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The running episode goes on after each evaluation; seeds train one after another."""
+    found = {}
+    for task in ("walk", "single"):
+        run = train(**QUICK, task=task, out=str(tmp_path)).path
+        rows = [(run / f"seed_{s}" / "evaluations.jsonl").read_text() for s in range(2)]
+        found[task] = [[json.loads(row)["returns"] for row in text.splitlines()] for text in rows]
+    assert len(found["walk"][0]) > 2
+    assert found["single"] == found["walk"]
+    assert Single.open == 0
+    assert "(the simulator runs already), so one seed after another" in capsys.readouterr().out
