@@ -36,10 +36,12 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Spec
 from policies.arrays import as_array
 from policies.bundle import read
+from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes.network import network
 
 
+@torch_defaults()
 def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
     """Load one training seed of a run, finished or not.
 
@@ -113,6 +115,7 @@ class Trained:
         except ValueError as error:
             raise UserError(str(error)) from None
 
+    @torch_defaults()
     def act(self, observations: np.ndarray) -> np.ndarray:
         """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.
 
@@ -122,6 +125,7 @@ class Trained:
         chunk, _ = self.policy.act(observations)
         return chunk[..., 0, :]
 
+    @torch_defaults()
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
 
@@ -153,6 +157,7 @@ class Trained:
             )
         return values[:, 0].numpy() if single else values.numpy()
 
+    @torch_defaults()
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
         episodes = plain_python(episodes)

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from policies.bundle import Bundle, BundleError
 from policies.golden import TOLERANCE, answered, compared
+from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes import with_onnx as onnx
 
 ROWS = 2  # of the example that is traced
 
 
+@torch_defaults()
 def exported(bundle: Bundle) -> tuple[Bundle, float]:
     """`bundle` with graphs, and how far they are from torch, at most. Raises BundleError.
 

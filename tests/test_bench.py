@@ -27,7 +27,8 @@ from benchmarks.robot.processes import follower
 from benchmarks.speed import bench, diffusion
 from benchmarks.speed.bench import Contender, cells, jobs
 from benchmarks.speed.clock import ACT, OBS, arrays
-from benchmarks.speed.ours import engine, shares
+from benchmarks.speed.eager import TD3BC, plain_fault
+from benchmarks.speed.ours import engine, fault, shares
 from offline_rl.data import Dataset
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -83,6 +84,29 @@ def test_a_contender_that_stops_says_why(tmp_path: Path):
     job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
     with pytest.raises(UserError, match="FileNotFoundError"):
         Contender(job)
+
+
+def test_no_speed_is_reported_of_a_contender_that_computes_nan(tmp_path: Path):
+    (tmp_path / "algorithms" / "offline").mkdir(parents=True)
+    diverging = PEER.replace('{"loss": 0.0}', '{"loss": 0.0 if t < 2 else float("nan")}')
+    (tmp_path / "algorithms" / "offline" / "iql.py").write_text(diverging)
+    job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
+    contender = Contender(job)
+    with pytest.raises(UserError, match=r"stopped: .*it logged numbers that are not finite: .*nan"):
+        contender.run(2)
+    contender.stop()
+
+
+def test_ours_and_the_baselines_are_checked_for_nan_and_for_programs_that_were_replaced():
+    learner, plain = engine("bc", 1, "fp32", "cpu", False), TD3BC(OBS, ACT)
+    assert (fault(learner), plain_fault(plain)) == (None, None)
+    learner.fallbacks["update"] = "uncompiled"
+    assert "wrong on this machine" in str(fault(learner))
+    learner.fallbacks.clear()
+    learner.state["params"]["policy"]["trunk.weights.0"][0, 0, 0] = float("nan")
+    assert fault(learner) == "the parameters are not finite after 0 updates"
+    next(plain.q2_t.parameters()).data[0, 0] = float("inf")
+    assert plain_fault(plain) == "the parameters are not finite"
 
 
 def test_a_contender_that_was_killed_is_told_of_by_name():

@@ -25,15 +25,21 @@ class Clock:
         self.answers = os.fdopen(os.dup(1), "w")  # what a peer prints must not come between
         os.dup2(2, 1)
         self.facts: dict[str, Any] = {}  # told once, with the first block
+        self.fault: Callable[[], str | None] = lambda: None  # why no time is reported, if so
         self.wanted, self.done, self.started = 1, 0, time.perf_counter()
 
     def tick(self, updates: int, wait: Callable[[], object] = lambda: None) -> None:
-        """After every update or few. wait: until the device is done; called at a block's end."""
+        """After every update or few. wait: until the device is done; called at a block's end.
+
+        Ends the process with the contender's `fault`, if it has one by then.
+        """
         self.done += updates
         if self.done < self.wanted:
             return
         wait()
         seconds = time.perf_counter() - self.started
+        if (fault := self.fault()) is not None:
+            raise SystemExit(fault)
         self.answers.write(json.dumps(self.facts | {"seconds": seconds, "n": self.done}) + "\n")
         self.answers.flush()
         command = sys.stdin.readline()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
+from benchmarks.speed.eager import plain_fault
 
 HISTORY, WINDOW, LEVELS = 2, 16, 100
 # a GPU takes the paper's; a CPU what it learns with in minutes
@@ -148,6 +150,7 @@ def looped(clock: Clock, learner: Any, device: str) -> None:
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
     windows = Windows(data, SIZES[device][1])
     wait = waiting(device)
+    clock.fault = partial(plain_fault, learner)
     while True:
         learner.train(windows.sample())
         clock.tick(1, wait)

@@ -27,6 +27,14 @@ def mlp(sizes: list[int], last: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(*layers, *([last] if last is not None else []))
 
 
+def plain_fault(learner: object) -> str | None:
+    """Return why the speed of a baseline means nothing; None if its networks are finite."""
+    networks = [x for x in vars(learner).values() if isinstance(x, nn.Module)]
+    if all(p.isfinite().all() for network in networks for p in network.parameters()):
+        return None
+    return "the parameters are not finite"
+
+
 class Buffer:
     def __init__(self, data: dict[str, Tensor]) -> None:
         self.data, self.size = data, len(data["rewards"])

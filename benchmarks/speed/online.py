@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 import envs
 from benchmarks.speed.clock import Clock
-from benchmarks.speed.eager import RLPD
+from benchmarks.speed.eager import RLPD, plain_fault
+from benchmarks.speed.ours import fault
 from offline_rl.data import Dataset
 from offline_rl.online.collector import Collector
 from offline_rl.training.train import train
@@ -80,6 +82,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
 
     def ticking(collector: Collector) -> None:
         if collector.steps == WARM_UP + 20:
+            clock.fault = partial(fault, collector.engine)
             shares.begin()
         if collector.steps > WARM_UP + 20:
             shares.tick(1)
@@ -129,6 +132,7 @@ def eager(clock: Clock, task: str, device: str) -> None:
         names = ("observations", "actions", "rewards", "next_observations", "terminated")
         return [torch.cat([source[n][rows] for source, rows in halves]) for n in names]
 
+    clock.fault = partial(plain_fault, learner)
     while True:
         if stored < WARM_UP:
             action = draw.uniform(-1, 1, (1, env.action_dim))

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 
 from benchmarks.speed import diffusion
 from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
-from benchmarks.speed.eager import BASELINES, Buffer
+from benchmarks.speed.eager import BASELINES, Buffer, plain_fault
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
 from offline_rl.engine.compile import captured
@@ -65,12 +65,22 @@ def ours(
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
+    clock.fault = partial(fault, learner)
     if profile:
         clock.facts["profile"] = profiled(learner)
     wait = waiting(device)
     while True:
         learner.run(period)
         clock.tick(period, wait)
+
+
+def fault(learner: Engine) -> str | None:
+    """Return why the speed of `learner` means nothing; None if it means something."""
+    if learner.fallbacks:
+        return f"compiled updates are wrong on this machine; it used {learner.fallbacks}"
+    if not learner.finite().all():
+        return f"the parameters are not finite after {learner.updates} updates"
+    return None
 
 
 def profiled(learner: Engine) -> dict[str, float]:
@@ -117,6 +127,7 @@ def eager(clock: Clock, algorithm: str, device: str) -> None:
     data["dones"] = data["dones"].float()
     buffer, learner = Buffer(data), BASELINES[algorithm](OBS, ACT, device)
     wait = waiting(device)
+    clock.fault = partial(plain_fault, learner)
     while True:
         learner.train(buffer.sample())
         clock.tick(1, wait)

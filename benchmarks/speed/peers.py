@@ -6,10 +6,11 @@ but neither ours nor a simulator: `gym`, `d4rl`, `wandb` and the like are stood 
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,13 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
     """CORL's own training loop; it calls wandb.log after every update."""
     stand_ins()
     wait = waiting(device)
-    sys.modules["wandb"].log = lambda *_, **__: clock.tick(1, wait)  # type: ignore[attr-defined]
+
+    def log(values: Mapping[str, Any], **_: Any) -> None:
+        if not all(math.isfinite(x) for x in values.values() if isinstance(x, float)):
+            clock.fault = lambda: f"it logged numbers that are not finite: {values}"
+        clock.tick(1, wait)
+
+    sys.modules["wandb"].log = log  # type: ignore[attr-defined]
     stand_in("pyrallis", wrap=lambda: lambda function: function)
     names = runpy.run_path(str(Path(checkout) / "algorithms/offline" / f"{algorithm}.py"), {}, "it")
     config = names["TrainConfig"]()
@@ -191,6 +198,9 @@ def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
     import jax
 
     peer, key = JaxCorl(algorithm, checkout, seeds), jax.random.PRNGKey(1)
+    clock.fault = lambda: (
+        None if all(np.isfinite(x).all() for x in peer.arrays()) else "parameters are not finite"
+    )
     while True:
         key = peer.step(key)
         clock.tick(peer.updates, partial(jax.block_until_ready, peer.state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 import envs
 from benchmarks.speed.clock import Clock
-from benchmarks.speed.eager import DPPO
+from benchmarks.speed.eager import DPPO, plain_fault
 from benchmarks.speed.online import Shares, data, timed
+from benchmarks.speed.ours import fault
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.online.rollouts import RolloutCollector
@@ -40,6 +42,7 @@ def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None
 
     def step(collector: RolloutCollector, **options: bool) -> None:
         if collector.steps == size:  # all is built
+            clock.fault = partial(fault, collector.engine)
             shares.begin()
         if collector.steps > size and collector.steps % size == 0:
             shares.tick(seeds * size)
@@ -92,6 +95,7 @@ def eager(clock: Clock, task: str, device: str) -> None:
     learner = DPPO(size, env.action_dim, WINDOW, EXECUTED, ROUNDS, TUNED, device)
     shape, each = (DECISIONS // ENVIRONMENTS, ENVIRONMENTS), np.arange(ENVIRONMENTS)
     seen, begun = env.reset(list(range(ENVIRONMENTS))), ENVIRONMENTS
+    clock.fault = partial(plain_fault, learner)
     while True:
         kept: dict[str, list[Any]] = {"seen": [], "chain": []}
         rewards, alive = np.zeros(shape), np.ones(shape)

@@ -305,7 +305,11 @@ class Engine:
         both = enumerate([*leaves, *inputs])
         counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
         paths = list(flatten(self.state))
-        parameters = [k for k, path in enumerate(paths) if path.startswith("params/")]
+        parameters = [
+            k
+            for k, path in enumerate(paths)
+            if path.startswith("params/") and leaves[k].is_floating_point()
+        ]
         expected = verify.call(graph, leaves, inputs)
         size = verify.ROUNDING[self.precision]
         others = verify.rounded(graph, leaves, inputs, parameters, size)

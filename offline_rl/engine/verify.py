@@ -96,7 +96,8 @@ def difference(
 
         def norm(x: Tensor, sound: Tensor = sound) -> Tensor:  # of each seed, [S]
             usable = torch.where(sound & x.isfinite(), x, 0.0)
-            return torch.linalg.vector_norm(usable.reshape(len(x), -1), dim=1, dtype=torch.float64)
+            rows = usable.flatten(1) if x.dim() > 1 else usable[:, None]
+            return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
 
         error, size = norm(own - right), torch.maximum(norm(right), norm(own))
         noise = torch.stack([norm(x - right) for x in more]).amax(0)

@@ -48,6 +48,7 @@ from offline_rl.utils.files import (
 from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.paths import share
 from policies import bundle
+from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
 BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need nothing that is learnt later
@@ -78,6 +79,7 @@ class Recipe(Agent):
     environment: str | None = None  # where they are recorded; default: in the task's environment
 
 
+@torch_defaults()
 def generate(*, show: bool = True, **keys: Any) -> str:
     """Makes the sets of a recipe and returns the folder they are in. keys: GenerateOptions.
 

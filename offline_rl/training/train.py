@@ -63,11 +63,14 @@ from offline_rl.utils.files import locked, read_object, remove_temporaries, writ
 from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
+from policies.networks.defaults import denormals_restored, torch_defaults
 from policies.networks.mlp import MLP
 
 BRIEF = 50  # updates; a phase of fewer, such as a gate, is not compiled
 
 
+@torch_defaults()
+@denormals_restored()
 def train(
     *,
     show: bool = True,
@@ -337,6 +340,7 @@ def engine_of(
     return engine, sources, transform
 
 
+@torch_defaults()
 def expected_seconds(keys: Mapping[str, Any]) -> float:
     """What the updates of a run should take, all seeds together, by their counted work.
 

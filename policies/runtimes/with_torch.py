@@ -33,13 +33,16 @@ class TorchNetwork:
         import torch
 
         from policies.heads.head import kinds
+        from policies.networks.defaults import torch_defaults
 
         known = kinds()
         if bundle.kind not in known:
             raise BundleError(
                 f"unknown policy {bundle.kind!r}; known are {', '.join(sorted(known))}"
             )
-        self.module: Any = known[bundle.kind](**bundle.arguments)
+        self._defaults = torch_defaults
+        with torch_defaults():
+            self.module: Any = known[bundle.kind](**bundle.arguments)
         self.module.load_state_dict({k: torch.from_numpy(v) for k, v in bundle.weights.items()})
         self.module.eval()
         self.noise_shape = tuple(getattr(self.module, "noise_shape", ()))
@@ -52,7 +55,7 @@ class TorchNetwork:
         if self.remembers:
             rewards = np.zeros(len(noise), np.float32)
             return self.step(observations, rewards, self.reset(len(noise)))[0]
-        with torch.inference_mode():
+        with self._defaults(), torch.inference_mode():
             if hasattr(self.module, "plan"):
                 chunk = self.module.plan(tensors(observations), torch.from_numpy(noise))
             else:
@@ -61,7 +64,8 @@ class TorchNetwork:
         return found
 
     def reset(self, batch: int) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.module.reset(batch)
+        with self._defaults():
+            found: dict[str, Tensor] = self.module.reset(batch)
         return found
 
     def step(
@@ -73,7 +77,7 @@ class TorchNetwork:
         if any(len(value) != len(given) for value in memory.values()):
             count = len(next(iter(memory.values())))
             raise ValueError(f"{len(given)} observations: the episodes' memory is for {count}")
-        with torch.inference_mode():
+        with self._defaults(), torch.inference_mode():
             actions, memory = self.module.step(last(tensors(observations)), given, memory)
         return actions.numpy()[:, None], memory
 

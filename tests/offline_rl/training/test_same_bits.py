@@ -5,16 +5,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from small_data import save_small
 
+import policies
+from offline_rl.trained import load
 from offline_rl.training.choices import precision, stored
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
@@ -107,6 +111,63 @@ def test_products_are_in_bf16_where_the_processor_has_units_for_them(
     assert precision(iql, cpu) == expected
     assert precision(replace(iql, algorithm="awac"), cpu) == "fp32"
     assert precision(replace(iql, precision="fp32"), cpu) == "fp32"
+
+
+def float64_on_another_device() -> AbstractContextManager[object]:
+    torch.set_default_dtype(torch.float64)
+    return torch.device("meta")
+
+
+def half_precision() -> AbstractContextManager[object]:
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_float32_matmul_precision("medium")
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_torch_settings_of_the_caller_change_no_number_and_stay_as_they_are(
+    threads: None, torch_settings: None, tmp_path: Path
+) -> None:
+    """The learned parameters, the actions of the policy, and the values of its critics."""
+    seen, acted = np.ones((1, 6), np.float32), np.ones((1, 2), np.float32)
+    keys: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 4, "show": False}
+    keys |= {"algorithm.hidden": [16], "batch_size": 8, "precision": "fp32", "tracker": "none"}
+    keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "device": "cpu"}
+
+    def answers(place: str) -> list[np.ndarray]:
+        run = train(**keys, out=str(tmp_path / place / "runs")).path
+        policy = policies.load(run / "seed_0" / "policy.bundle", runtime="torch")
+        return [policy.act(seen)[0], load(run).act(seen), load(run).q_values(seen, acted)]
+
+    def settings() -> list[object]:
+        now: list[object] = [torch.get_default_dtype(), torch.get_default_device()]
+        return [*now, torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")]
+
+    expected = answers("plain")
+    for change in (float64_on_another_device, half_precision):
+        with change():
+            before = settings()
+            found = answers(change.__name__)
+            assert settings() == before
+        assert_same_bits(tmp_path / "plain", tmp_path / change.__name__)
+        for own, right in zip(found, expected, strict=True):
+            assert own.dtype == np.float32
+            assert np.array_equal(own, right)
+
+
+def test_training_leaves_denormal_numbers_to_the_caller(threads: None, tmp_path: Path) -> None:
+    torch.set_flush_denormal(False)
+    tiny = torch.tensor([1e-39])
+    keys: dict[str, Any] = {"algorithm": "bc", "task": "none", "num_updates": 1, "show": False}
+    keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "tracker": "none"}
+    train(**keys, out=str(tmp_path / "runs"))
+    assert (tiny * 1).item() > 0
 
 
 @pytest.mark.slow

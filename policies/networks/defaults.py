@@ -1,0 +1,56 @@
+"""PyTorch's global state as our code expects it, whatever the calling program has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Run the block with PyTorch's initial settings, and restore the caller's afterwards.
+
+    These are the default dtype and device, the precision of float32 products on the CPU, autocast
+    and inference mode. Everything within the block sees them, environments included. Usable as a
+    decorator.
+    """
+    with ExitStack() as stack:
+        if (dtype := torch.get_default_dtype()) != torch.float32:
+            stack.callback(torch.set_default_dtype, dtype)
+            torch.set_default_dtype(torch.float32)
+        _use_full_products(stack)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        yield
+
+
+def _use_full_products(stack: ExitStack) -> None:
+    """Compute float32 products in float32 until `stack` closes."""
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller has set the precision of a backend, by the newer interface
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+        matmul.fp32_precision = "ieee"
+        return
+    if precision != "highest":
+        stack.callback(torch.set_float32_matmul_precision, precision)
+        torch.set_float32_matmul_precision("highest")
+
+
+@contextmanager
+def denormals_restored() -> Iterator[None]:
+    """Let the block decide whether this thread flushes denormal numbers, and undo it afterwards."""
+    smallest = torch.tensor(torch.finfo(torch.float32).smallest_normal, dtype=torch.float32)
+    flushed = (smallest / 2).item() == 0
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(flushed)
