@@ -18,6 +18,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_terminal() -> None:
+    """Tables have their full width, as in a pipe; pytest-xdist sets COLUMNS."""
+    os.environ.pop("COLUMNS", None)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder that holds `neorl2/<Task>/*.npz`; the test is skipped where there is none."""

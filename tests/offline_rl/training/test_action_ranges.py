@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 from made_layouts import lerobot
+from printed import evaluate
 
 import envs
 from envs import tasks
@@ -19,7 +20,6 @@ from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
-from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.online.with_base import differs
 from offline_rl.training.plan import prepare, specification
 from offline_rl.training.train import begun_with
@@ -204,7 +204,7 @@ def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path
     path = constant(tmp_path / "policy.bundle", 0.5, -1, 1)
     text = evaluate(run=str(path), task="gauge", episodes=1)
     assert text.split()[text.split().index(str(path)) + 1] == "37.5"
-    assert text.endswith("normalized: -1 and 1 stand for the range of gauge, [0, 10].")
+    assert "normalized: -1 and 1 stand for the range of gauge, [0, 10].\n" in text
 
 
 def test_an_experts_data_take_the_range_of_the_other_data_without_an_environment() -> None:

@@ -61,7 +61,7 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
             "entity": "us",
             "tags": ["a", "b"],
             "mode": "offline",
-            "group": "none/td3_bc/default",
+            "group": "none/small/td3_bc/default",
             "resume": "allow",
         }
         assert [values["clock"] for values in run.logged] == [20]

@@ -90,6 +90,7 @@ def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str
     actions = draw.uniform(-1, 1, (60, 2)).astype(np.float32)
     np.savez(path, observations=states, actions=actions, terminals=ends.astype(np.float32))
     keys = {"task": "none", "dataset": str(path), "num_updates": 10, "out": str(tmp_path)}
+    keys["format"] = "plain"
     with pytest.raises(UserError, match=rf"play\.npz has no rewards, which {algorithm} learns"):
         train(**keys, algorithm=algorithm)
     assert [p.name for p in tmp_path.iterdir()] == ["play.npz"]
@@ -130,7 +131,7 @@ def test_data_of_which_nothing_follows_is_refused(given):
     cut = Dataset.from_arrays(*rows, np.zeros(3, bool), np.ones(3, bool))
     for data in (one, cut):
         with pytest.raises(UserError, match="nothing to learn from"):
-            prepare({**given, "algorithm": "bc", "dataset": data})
+            prepare({**given, "algorithm": "iql", "dataset": data})
 
 
 def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(given):
