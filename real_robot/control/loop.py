@@ -46,6 +46,7 @@ class Wish:
     finish: bool = False
     limp: bool = False  # torque off: the arm drops
     typed: str | None = None  # to re-arm
+    confirm: str | None = None  # a joint that stands where it is measured, though its encoder leapt
     target: Sequence[float] | None = None  # [J] rad or m, while taken over
     target_ns: int = 0  # when the device said so
     late: bool = False  # said so long ago that the robot may be doing something else by now
@@ -53,7 +54,8 @@ class Wish:
     @property
     def said(self) -> bool:
         """Whether it is more than a target."""
-        return self.typed is not None or any(getattr(self, flag) for flag in FLAGS)
+        words = self.typed, self.confirm
+        return words != (None, None) or any(getattr(self, flag) for flag in FLAGS)
 
 
 class Inputs(Protocol):
@@ -192,6 +194,9 @@ class Loop:
                 raise Refused("that was typed before the robot listened: type it again")
             if wish.typed is not None:
                 guard.re_arm(wish.typed, now)
+            if wish.confirm is not None:
+                guard.confirm(wish.confirm)
+                self.refused = guard.doubts(reading.q.tolist()) or None
             if wish.arm:
                 self._arm(wish.estop, now)
                 return True
@@ -286,6 +291,7 @@ class Loop:
         row["read_done_ns"], row["sent_ns"], row["end_ns"] = reading.end_ns, sent_ns, self._end_ns
         row["wall_ns"] = self.clock.wall_ns()
         row["state"], row["latched"] = guard.state, -1 if latched is None else latched
+        row["culprits"] = guard.culprits
         row["stop"], row["reasons"], row["missed"] = guard.motion.stop, reasons, self.missed
         person = before is State.TAKEOVER
         policy = before is State.RUNNING

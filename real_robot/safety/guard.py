@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.check import blind, check
+from real_robot.safety.check import LEAP, blind, check, leapt
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
     ARMED,
     CHECK_VALID_S,
+    CONFIRM,
     CONTACTS,
     FAULTS,
     MOVING,
@@ -49,10 +50,14 @@ class Guard:
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
+        self._watched, self._watched_ns = [0.0] * count, 0  # q while unarmed; 0: not yet
         self._relief: list[float] | None = None  # where goals go back to
         self._relieved: tuple[State, Reason] | None = None  # after which stop they have
         self._stood_ns = 0  # since when the robot stands after one
         self._status = np.zeros(count, int)  # as read last
+        self.culprits = 0  # bits of the joints in which the cause of the stop lies
+        # joint -> where it was measured last before its encoder leapt, rad or m
+        self.unconfirmed = dict[str, float]()
 
     @property
     def state(self) -> State:
@@ -89,6 +94,40 @@ class Guard:
         self.sent, self.missing, self._mute = None, 0, False
         self._relief = self._relieved = None
 
+    @property
+    def cause(self) -> Reason | None:
+        """Why the robot stopped, or is stopping; None if it did not."""
+        machine = self.machine
+        return machine.pending if machine.latched is None else machine.latched
+
+    def confirm(self, joint: str) -> None:
+        """Trust joint's encoder again: the operator has seen that it stands where it is measured.
+
+        Raises Refused.
+        """
+        if self.state in ARMED:
+            raise Refused(f"confirm is refused while {self.state.name}")
+        if joint not in self.unconfirmed:
+            waiting = ", ".join(self.unconfirmed) or "none"
+            raise Refused(f"joint {joint!r} needs no confirmation; joints that do: {waiting}")
+        del self.unconfirmed[joint]
+
+    def doubts(self, q: Sequence[float]) -> str:
+        """What the operator has to see to before arming; empty if nothing. q: [J] as measured."""
+        found = [
+            f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
+            f"{here:.3f} {unit}"
+            for joint, unit, here in zip(self.spec.joints, self.spec.units, q, strict=True)
+            if joint in self.unconfirmed
+        ]
+        if not found:
+            return ""
+        first = next(iter(self.unconfirmed))
+        return (
+            f"the encoder leapt: {'; '.join(found)}. If the joint really stands where it is "
+            f"measured, type {CONFIRM} {first}; otherwise calibrate the robot"
+        )
+
     def _amiss(self) -> str | None:
         """Why the robot cannot be armed as it stands; None where it can."""
         reading = self.__robot.read()
@@ -97,6 +136,8 @@ class Guard:
                 reading = self.__robot.read()
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
+        if doubts := self.doubts(reading.q.tolist()):
+            return doubts
         for i, joint in enumerate(self.spec.joints):
             q, low, high = reading.q[i], self.envelope.low[i], self.envelope.high[i]
             unit = self.spec.units[i]
@@ -132,6 +173,7 @@ class Guard:
         if not self.rests and self.state not in MOVING:
             raise Refused("the robot still moves: re-arm when it stands")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
+        self.culprits = 0
 
     def _still_there(self) -> list[Reason]:
         """The last tick's reasons, but for those that arming mends or looks at itself.
@@ -176,7 +218,9 @@ class Guard:
         self.sent = None
         if machine.state not in ARMED and machine.state not in STOPPING:
             self._expire(now_ns)
+            self._watch(reading)
             return self.motion
+        self._watched_ns = 0
         if (
             target is not None
             and machine.state is State.SOFT_STOP
@@ -196,6 +240,8 @@ class Guard:
             others=others,
             relief=self._relief,
         )
+        if after.reasons >> Reason.ENCODER_LEAPT & 1:
+            self._go_with_the_encoder(before, after, reading)
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
         self._send(now_ns)
@@ -203,6 +249,36 @@ class Guard:
             machine.fire(Event.STANDSTILL, now_ns)
         self._yield(after)
         return after
+
+    def _go_with_the_encoder(self, before: Motion, after: Motion, reading: Reading) -> None:
+        """Put the goal of each joint whose encoder leapt to where it is measured now.
+
+        The servo compares its goal with its encoder: any other goal would drive the joint, by as
+        much as the encoder leapt, to its metal end. A second reading tells a leap from a single
+        wrong number, to which no goal may go.
+        """
+        again, e = self.read(), self.envelope
+        for i, joint in enumerate(self.spec.joints):
+            if not after.blame[i] >> Reason.ENCODER_LEAPT & 1:
+                continue
+            self.unconfirmed.setdefault(joint, before.measured[i])
+            q = float(again.q[i] if again.code == Code.OK else reading.q[i])
+            apart = abs(q - float(reading.q[i]))
+            if apart <= e.rules.velocity_ratio * e.velocity[i] * e.period_s + 2 * e.resolution[i]:
+                after.rest_at(i, q)
+
+    def _watch(self, reading: Reading) -> None:
+        """Look for leaping encoders while the robot is not armed, however it is moved."""
+        e, dt_s = self.envelope, (reading.middle_ns - self._watched_ns) * 1e-9
+        if reading.code != Code.OK or dt_s <= 0:
+            return
+        for i, q in enumerate(reading.q.tolist()):
+            fastest = LEAP * e.rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / dt_s
+            before, dq = self._watched[i], float(reading.dq[i])
+            if self._watched_ns and leapt(before, q, dq, fastest, dt_s):
+                self.unconfirmed.setdefault(self.spec.joints[i], before)
+            self._watched[i] = q
+        self._watched_ns = reading.middle_ns
 
     def _yield(self, motion: Motion) -> None:
         """After a stop that may have been a contact, once: when the robot stands, its goals go back
@@ -245,7 +321,11 @@ class Guard:
             return
         found = [reason for reason in Reason if reasons >> reason & 1]
         found.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
-        self.machine.fire(event_of(found[0]), now_ns, found[0])
+        reason, before = found[0], self.cause
+        self.machine.fire(event_of(reason), now_ns, reason)
+        if self.cause is reason and before is not reason:
+            blame = enumerate(self.motion.blame)
+            self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
     def _send(self, now_ns: int) -> None:
         motion = self.motion
@@ -253,6 +333,12 @@ class Guard:
         if self._mute or (latched and motion.stands()):
             return  # servos keep their last goal; one that lost torque is not told to move
         self._goal[:] = motion.q
+        if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
+            # no goal within the limits would hold a joint that is measured outside: the adapter
+            # holds the robot where it stands
+            self._mute = True
+            self.__robot.hold(Reason.ENCODER_LEAPT.text)
+            return
         np.clip(self._goal, self._low, self._high, out=self._goal)
         self._seq += 1
         sent = self.__robot.command(Command(self._seq, now_ns, self._view))
@@ -267,6 +353,7 @@ class Guard:
             far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
             low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
             if far or not low <= q <= high:
+                motion.blame[i] |= 1 << Reason.SENT_DIFFERS
                 self._fire(1 << Reason.SENT_DIFFERS, now_ns)
                 return
 
