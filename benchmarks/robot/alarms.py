@@ -21,8 +21,9 @@ from real_robot.control.loop import Wish
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
 
-AWAY_M = [-0.6, 0.0, -0.4]  # where the model has its wall at first
-NEAREST_M, FURTHEST_M = 0.035, 0.09  # the wall's middle beyond the tip
+AWAY_M = 0.8  # the wall's place in front of the arm's base, out of reach
+NEAREST_M, FURTHEST_M = 0.02, 0.08  # the wall's middle, beyond where the tip was
+SPEED_M = 0.001  # a tick, at which the wall comes and goes
 PATIENCE = 20  # ticks that the operator waits
 
 
@@ -39,11 +40,15 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for minute in range(options.minutes):
             bench = Bench(Path(folder), options.seed * 1000 + minute)
+            wall_m = goal_m = AWAY_M
             for tick in range(round(60 * RATE_HZ)):
-                if minute % 2 and tick % 400 == 0:
-                    _move_wall(bench)
+                if minute % 2:
+                    goal_m = _nearer(bench) if tick % 400 == 0 else goal_m
+                    wall_m += min(max(goal_m - wall_m, -SPEED_M), SPEED_M)
+                    bench.event("place", body="wall", at_m=[wall_m, float(bench.tip[1]), 0.1])
                 bench.tick()
-                _operate(bench, tick, stops)
+                if _operate(bench, tick, stops):
+                    goal_m = AWAY_M
                 running += bench.guard.state is State.RUNNING
                 contacts += bool(_touches(bench))
     return {
@@ -56,9 +61,8 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def _move_wall(bench: Bench) -> None:
-    tip, gap = bench.tip, float(bench.chance.uniform(NEAREST_M, FURTHEST_M))
-    bench.event("place", body="wall", at_m=[float(tip[0]) + gap, float(tip[1]), 0.1])
+def _nearer(bench: Bench) -> float:
+    return float(bench.tip[0] + bench.chance.uniform(NEAREST_M, FURTHEST_M))
 
 
 def _touches(bench: Bench) -> bool:
@@ -67,18 +71,19 @@ def _touches(bench: Bench) -> bool:
     return bool((contacts == wall).any())
 
 
-def _operate(bench: Bench, tick: int, stops: Counter[str]) -> None:
-    """Count a stop, free the arm, and start it again."""
+def _operate(bench: Bench, tick: int, stops: Counter[str]) -> bool:
+    """Count a stop and start the arm again; True if the wall has to go."""
     guard = bench.guard
     if tick % PATIENCE or guard.state in (State.RUNNING, State.SOFT_STOP):
-        return
+        return False
     if guard.machine.latched is not None:
         stops[guard.machine.latched.name] += bench.mark != guard.machine.latched
         bench.mark = guard.machine.latched
-        bench.event("place", body="wall", at_m=AWAY_M)
         bench.told.wishes.append(Wish(typed=RE_ARM))
+        return True
     elif guard.state is State.CONNECTED:
         bench.told.wishes.append(Wish(arm=True))
     elif not bench.loop.starting:
         bench.mark = -1
         bench.told.wishes.append(Wish(start=True))
+    return False

@@ -76,6 +76,9 @@ class Inputs(Protocol):
         return False
 
 
+_NAN = float("nan")
+
+
 class Loop:
     """Ticks. Made by the control process; tests give it a clock of their own."""
 
@@ -99,6 +102,7 @@ class Loop:
         self._start_ns = clock.now_ns()
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
+        self._invalid = ""  # the adapter's wrong answer that was reported last
         self.starting = False  # a person wants the policy to begin; it does with its first plan
         self._asked_ns = 0  # when that was said
         self._taken_ns, self._from = 0, [0.0] * count
@@ -182,6 +186,9 @@ class Loop:
         before = guard.state
         motion = guard.tick(target, reading, now, watchdog_ns=watchdog, others=others)
         sent_ns = self.clock.now_ns()
+        if guard.invalid != self._invalid:
+            self._invalid = guard.invalid
+            self.refused = guard.invalid or self.refused
         self._publish(deadline, wake, now, sent_ns, reading, before, target, motion.reasons)
         if guard.state not in PLANNED:
             schedule.clear()
@@ -314,7 +321,7 @@ class Loop:
         sent = guard.sent
         row["sent"] = sent.q if sent is not None and sent.code == Code.OK else self._nan
         row["clips"] = guard.motion.clips
-        for name, value in reading.channels.items():
-            row[f"channel.{name}"] = value
+        for name in guard.spec.channels:  # one that is no more is unknown, not what it was
+            row[f"channel.{name}"] = reading.channels.get(name, _NAN)
         self.ring.push()
         self._end_ns = self.clock.now_ns()

@@ -39,6 +39,7 @@ _BLIND = sum(
         Reason.SERVO_ERROR,
         Reason.VELOCITY_MEASURED,
         Reason.ENCODER_LEAPT,
+        Reason.ADAPTER_INVALID,
         Reason.BUS_LOST,
     )
 )

@@ -11,7 +11,7 @@ from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.recording.rows import row_type
-from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Workspace
+from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 
@@ -118,6 +118,7 @@ class MemoryRobot:
         self.calls.append("arm")
         self._pass()
         self.goal, self.torque = self.q + self.offset, True
+        self.status &= ~(Status.TORQUE_OFF | Status.WATCHDOG)
         return self.read()
 
     def _pass(self) -> None:

@@ -17,7 +17,7 @@ from real_robot.control import control
 from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
 from real_robot.control.control import guard_of
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Loop, Wish
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import SAID, Session, SharedInputs, put_wish, wish_type
 from real_robot.control.unconfirmed import Unconfirmed
@@ -352,18 +352,15 @@ def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first
 
 
 def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
-    session, words, robot
+    session, words, robot, monkeypatch
 ) -> None:
     """Armed, it ends by a fault of its own: whoever sees it end is to hold the robot."""
-    reads, read = itertools.count(), robot.read
 
-    def failing() -> Any:
-        if next(reads) == 20:
-            raise RuntimeError("the adapter is wrong")
-        return read()
+    def failing(loop: Loop) -> None:
+        raise RuntimeError("the loop is wrong")
 
-    robot.read = failing
-    with pytest.raises(RuntimeError, match="adapter is wrong"):
+    monkeypatch.setattr(Loop, "step", failing)
+    with pytest.raises(RuntimeError, match="loop is wrong"):
         control.run(session)
     assert robot.calls == ["connect", "arm", "close"]
     assert words["armed"] == 1

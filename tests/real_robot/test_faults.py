@@ -1,19 +1,22 @@
 """What goes wrong, at random moments of a run on a simulated clock; judged by what arrived."""
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from robots_in_memory import HORIZON, RATE_HZ, Bench, swing, workspace
+from robots_in_memory import HORIZON, RATE_HZ, Bench, Clock, MemoryRobot, spec, swing, workspace
 
 from benchmarks.robot.soak import soak
+from offline_rl.utils.errors import UserError
 from real_robot.control.loop import Wish
 from real_robot.control.schedule import Chunk
 from real_robot.robot import Code, Reading, Status
-from real_robot.safety.limits import Rules
-from real_robot.safety.states import Reason, State
+from real_robot.safety.guard import Guard
+from real_robot.safety.limits import Rules, envelope
+from real_robot.safety.states import Reason, Refused, State
 
 PERIOD_S = 1 / RATE_HZ
 REPEATS = range(5)
@@ -593,3 +596,91 @@ def test_a_short_soak_of_random_faults_leaves_no_state_stuck(tmp_path):
     assert outcome.faults > 100
     assert outcome.stuck == []
     assert set(outcome.reasons) >= {"READING_STALE", "TARGET_NOT_FINITE", "ESTOP_PRESSED"}
+
+
+WRONG_READINGS = {
+    "none": (lambda r: None, "it is None, expected a Reading"),
+    "a list": (lambda r: replace(r, q=r.q.tolist()), "q is a list, expected an array of 2 floats"),
+    "too long": (lambda r: replace(r, dq=np.zeros(3)), "dq is an array of shape"),
+    "whole numbers": (lambda r: replace(r, q=r.q.astype(int)), "expected an array of 2 floats"),
+    "not a number": (lambda r: replace(r, q=r.q * np.nan), "numbers are expected where code is OK"),
+    "wall clock": (lambda r: replace(r, middle_ns=r.middle_ns + 10**18), "1e[+]09 s ahead"),
+    "seconds": (lambda r: replace(r, middle_ns=1.5), "middle_ns is a float, expected an integer"),
+    "channel": (lambda r: replace(r, channels={"puck": 1.0}), "there is a channel 'puck'"),
+    "exception": (lambda r: r.q[7], "IndexError: index 7 is out of bounds"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), WRONG_READINGS.values(), ids=WRONG_READINGS)
+def test_a_reading_that_is_none_is_a_fault_with_a_sentence(tmp_path, wrong, sentence: str):
+    made = bench(tmp_path, 0)
+    read = made.robot.read
+    made.robot.read = lambda: wrong(read())
+    made.run(1)
+    assert made.guard.state is State.FAULT
+    assert made.guard.cause is Reason.ADAPTER_INVALID
+    assert re.search(sentence, made.loop.refused)
+    made.run(100)
+    assert made.guard.motion.stands()
+    made.assert_within_limits()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda s: None, "it is None, expected a Sent"),
+        (lambda s: replace(s, q=s.q.tolist()), "q is a list"),
+        (lambda s: replace(s, code=0), "code is 0, expected a Code"),
+        (lambda s: s.q[7], "IndexError"),
+    ],
+)
+def test_an_answer_to_a_command_that_is_none_is_a_fault(tmp_path, wrong, sentence: str):
+    made = bench(tmp_path, 0)
+    command = made.robot.command
+    made.robot.command = lambda goal: wrong(command(goal))
+    made.run(1)
+    assert made.guard.cause is Reason.ADAPTER_INVALID
+    assert sentence in made.loop.refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda r: replace(r, q=r.q * 0), r"joint shoulder stands at 0\.700, arm\(\) says 0\.000"),
+        (lambda r: replace(r, q=r.q * np.nan), "numbers are expected where code is OK"),
+        (lambda r: replace(r, code=Code.TIMEOUT), r"its reading failed \(timeout\)"),
+        (lambda r: None, "it is None"),
+        (lambda r: r.q[7], "IndexError"),
+    ],
+)
+def test_what_arming_answers_is_compared_with_where_the_robot_is(tmp_path, wrong, sentence: str):
+    """Its first goal is that answer: zeros would be a leap of 0.7 rad in one period."""
+    clock = Clock()
+    robot = MemoryRobot(clock, spec(), np.array([0.7, 0.2]))
+    arm = robot.arm
+    robot.arm = lambda: wrong(arm())
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    with pytest.raises((Refused, UserError), match=sentence):
+        guard.arm(clock.now)
+    assert guard.state is State.CHECKED
+    assert robot.arrived == []
+
+
+def test_a_servo_that_arming_left_without_torque_is_named(tmp_path):
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    arm = robot.arm
+
+    def one_missed_it() -> Reading:
+        reading = arm()
+        robot.status[1] = Status.TORQUE_OFF
+        return reading
+
+    robot.arm = one_missed_it
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    with pytest.raises(Refused, match="joint elbow reports TORQUE_OFF"):
+        guard.arm(clock.now)
