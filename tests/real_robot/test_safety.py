@@ -703,8 +703,8 @@ def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     robot.blocked[0] = True
-    for _ in range(100):
-        robot.q[0] += 0.005
+    for _ in range(30):  # before it has come to rest: then it would give way
+        robot.q[0] += 0.01
         go(guard, clock, None)
     with pytest.raises(Refused, match=f"^{Reason.TRACKING_ERROR.text}: still so"):
         guard.re_arm("re-arm", clock.now)
