@@ -65,13 +65,16 @@ class Clock:
 
     def __init__(self, port: SteppedPort) -> None:
         self._port = port
-        self.late_ns, self.wall_jump_ns = 0, 0
+        self.late_ns, self.wall_jump_ns, self.asleep_ns = 0, 0, 0
 
     def now_ns(self) -> int:
         return self._port.now_ns()
 
     def wall_ns(self) -> int:
         return self._port.now_ns() + self.wall_jump_ns
+
+    def suspended_ns(self) -> int:
+        return self.asleep_ns
 
     def sleep_until(self, deadline_ns: int) -> None:
         self._port.sleep_until(deadline_ns + self.late_ns)

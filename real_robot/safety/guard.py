@@ -256,7 +256,8 @@ class Guard:
         After a fault or an e-stop, a joint without torque says so, sinks, and may lie outside its
         limits.
         """
-        reasons = self.motion.reasons
+        # a suspension is over when it is noticed
+        reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
             if not status & ~(MENDED | Status.MISSING):
@@ -412,13 +413,12 @@ class Guard:
             if self._pushed[i]:
                 self._pushed_ns = motion.now_ns
                 goal += error - copysign(0.75 * most, error)
-                goal = min(max(goal, e.low[i]), e.high[i])
+                self._give[i] = goal = min(max(goal, e.low[i]), e.high[i])
                 if abs(error) > 2 * most:
                     motion.rest_at(i, goal)
             elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
                 step = RETURN * e.velocity[i] * e.period_s
-                goal += min(max(self._anchor[i] - goal, -step), step)
-            self._give[i] = goal
+                self._give[i] += min(max(self._anchor[i] - self._give[i], -step), step)
         still = self._give == motion.q and motion.stands() and not any(self._pushed)
         self._relief = None if still else self._give
 
@@ -431,6 +431,7 @@ class Guard:
         if motion.now_ns - self._stands_ns < SETTLE_S * 1e9:
             return False
         self._anchor, self._settled = [*motion.q], [*motion.measured]
+        self._give[:] = motion.q
         for i, goal in enumerate(motion.q):
             most = PUSHED * self.envelope.tracking_error[i] / 2
             self._sag[i] = min(max(motion.measured[i] - goal, -most), most)
