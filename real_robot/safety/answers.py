@@ -100,7 +100,7 @@ def held(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[s
         missed = hold(reason)
     except Exception:  # the joints are named, and there is nobody else to hold them
         return spec.joints
-    whole = isinstance(missed, (list, tuple)) and all(joint in spec.joints for joint in missed)
+    whole = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
     return missed if whole else spec.joints
 
 
