@@ -403,7 +403,8 @@ class Guard:
         if self._mute or not holds or blind(e, motion, motion.reasons):
             self._anchor, self._stands_ns = None, 0
             return
-        if self._anchor is None and not self._settles(motion):
+        anchor = self._settle(motion) if self._anchor is None else self._anchor
+        if anchor is None:
             return
         for i, goal in enumerate(motion.q):
             most, measured = PUSHED * e.tracking_error[i], motion.measured[i]
@@ -418,25 +419,26 @@ class Guard:
                     motion.rest_at(i, goal)
             elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
                 step = RETURN * e.velocity[i] * e.period_s
-                self._give[i] += min(max(self._anchor[i] - self._give[i], -step), step)
+                self._give[i] += min(max(anchor[i] - self._give[i], -step), step)
         still = self._give == motion.q and motion.stands() and not any(self._pushed)
         self._relief = None if still else self._give
 
-    def _settles(self, motion: Motion) -> bool:
-        """True if the robot has stood for a while: notes how its joints hang below their goals."""
+    def _settle(self, motion: Motion) -> list[float] | None:
+        """Return the goals of a robot that has stood for a while, and note how far its joints hang
+        below them; None if it has not."""
         if self._relief is not None or not motion.stands():
             self._stands_ns = 0
-            return False
+            return None
         self._stands_ns = self._stands_ns or motion.now_ns
         if motion.now_ns - self._stands_ns < SETTLE_S * 1e9:
-            return False
+            return None
         self._anchor, self._settled = [*motion.q], [*motion.measured]
         self._give[:] = motion.q
         for i, goal in enumerate(motion.q):
             most = PUSHED * self.envelope.tracking_error[i] / 2
             self._sag[i] = min(max(motion.measured[i] - goal, -most), most)
             self._pushed[i] = False
-        return True
+        return self._anchor
 
     @property
     def rests(self) -> bool:

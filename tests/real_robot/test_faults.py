@@ -630,6 +630,7 @@ WRONG_READINGS = {
     "wall clock": (lambda r: replace(r, middle_ns=r.middle_ns + 10**18), "1e[+]09 s ahead"),
     "seconds": (lambda r: replace(r, middle_ns=1.5), "middle_ns is a float, expected an integer"),
     "channel": (lambda r: replace(r, channels={"puck": 1.0}), "there is a channel 'puck'"),
+    "no channels": (lambda r: replace(r, channels=None), "channels is None, expected a mapping"),
     "exception": (lambda r: r.q[7], "IndexError: index 7 is out of bounds"),
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -314,7 +315,7 @@ class DynamixelRobot:
         except UserError:
             self._armed = False
             for id_ in on:  # as they were found
-                self._tried(lambda id_=id_: self.bus.write(id_, table.TORQUE_ENABLE.address, b"\0"))
+                self._tried(partial(self.bus.write, id_, table.TORQUE_ENABLE.address, b"\0"))
             raise
         return reading
 
