@@ -297,10 +297,17 @@ def test_a_joint_that_reports_an_error_is_a_fault_at_once(tmp_path, seed: int, s
     assert "disarm" not in made.robot.calls
 
 
+@pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("seed", REPEATS)
-def test_the_goal_of_a_joint_whose_encoder_leapt_goes_with_it_at_once(tmp_path, seed: int):
+def test_the_goal_of_a_joint_whose_encoder_leapt_goes_with_it_at_once(
+    tmp_path, seed: int, holds: bool
+):
     """Its servo compares goal and encoder, so that any other goal would drive it by the leap."""
     made, joint = bench(tmp_path, seed), seed % 2
+    if holds:
+        made.inputs.wishes[made.inputs.calls + 1] = Wish(finish=True)
+        made.run(200)
+        assert made.guard.state is State.HOLD
     made.robot.offset[joint] = 200 * 2 * np.pi / 4096
     made.robot.encoder_leapt()
     rows = made.run(1)
@@ -362,10 +369,10 @@ def test_after_a_leap_the_operator_confirms_each_joint_before_the_robot_is_armed
     refused = say(arm=True)
     for joint, q in zip(("shoulder", "elbow"), trusted, strict=True):
         assert f"joint {joint} was last trusted at {q:.2f}"[:-1] in refused
-    assert "type confirm shoulder" in refused
+    assert "type confirm=shoulder" in refused
     assert "needs no confirmation" in say(confirm="wrist")
-    assert "type confirm elbow" in say(confirm="shoulder")
-    assert "type confirm elbow" in say(arm=True)
+    assert "type confirm=elbow" in say(confirm="shoulder")
+    assert "type confirm=elbow" in say(arm=True)
     assert say(confirm="elbow") is None
     assert say(arm=True) is None
     assert made.guard.state is State.HOLD
