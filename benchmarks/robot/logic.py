@@ -483,7 +483,9 @@ ROWS = (
     ),
     *(
         Row(
-            *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked", P + READ_S),
+            # a second reading confirms it
+            *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked"),
+            P + 2 * READ_S,
             partial(_encoder_leaps, ticks=ticks),
             reasons=(Reason.ENCODER_LEAPT,),
             ends=FAULT,
