@@ -516,7 +516,7 @@ ROWS = (
     ),
     *(
         Row(
-            *("26", f"adapter answers {what}", "FAULT", P, _answers(change)),
+            *("26", f"adapter answers {what}", "FAULT", P + READ_S, _answers(change)),
             reasons=(Reason.ADAPTER_INVALID,),
             ends=FAULT,
         )
