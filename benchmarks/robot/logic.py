@@ -277,7 +277,7 @@ def _silent(b: Bench) -> None:
 
 def _take(b: Bench) -> None:
     here = b.ticks.record["q"].tolist()
-    b.told.held = Wish(take=True, target=here, target_ns=b.now_ns + 10**11)
+    b.told.held, b.told.speaks = Wish(take=True, target=here), True
 
 
 def _suspend(b: Bench) -> None:
