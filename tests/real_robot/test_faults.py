@@ -20,7 +20,7 @@ from real_robot.safety.limits import Rules, envelope
 from real_robot.safety.states import Reason, Refused, State
 
 PERIOD_S = 1 / RATE_HZ
-REPEATS = range(5)
+REPEATS = range(4)
 JAMMED_S = 1e4  # a lag by which joints stand, and encoders still tremble
 FASTEST_STOP_S = 2.0 / 15 + 15 / 400 + 3 * PERIOD_S  # v / a + a / j, and three ticks to see it
 
@@ -620,10 +620,10 @@ def test_a_plan_out_of_the_workspace_is_not_followed(tmp_path, seed: int):
 
 
 def test_a_short_soak_of_random_faults_leaves_no_state_stuck(tmp_path):
-    """Twenty thousand ticks; the million is benchmarks/robot/soak.py's."""
-    outcome = soak(20_000, seed=3, folder=tmp_path, joints=2)
+    """Fourteen thousand ticks; the million is benchmarks/robot/soak.py's."""
+    outcome = soak(14_000, seed=3, folder=tmp_path, joints=2)
     assert outcome.violations == 0
-    assert outcome.faults > 100
+    assert outcome.faults > 70
     assert outcome.stuck == []
     assert set(outcome.reasons) >= {"READING_STALE", "TARGET_NOT_FINITE", "ESTOP_PRESSED"}
 
