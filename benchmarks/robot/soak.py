@@ -71,6 +71,9 @@ class Clock:
     def wall_ns(self) -> int:
         return self.now
 
+    def suspended_ns(self) -> int:
+        return 0
+
     def sleep_until(self, deadline_ns: int) -> None:
         self.now = max(self.now, deadline_ns) + self.late_ns
         self.late_ns = 0
@@ -249,6 +252,8 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
         if waited and waited % 10 == 0:
             if guard.machine.latched is not None:
                 mind.wishes.append(Wish(typed=RE_ARM))
+            elif guard.unconfirmed:
+                mind.wishes.append(Wish(confirm=next(iter(guard.unconfirmed))))
             elif guard.state is State.CONNECTED:
                 servos.q = np.clip(servos.q, -1.9, 1.9)
                 mind.wishes.append(Wish(arm=True))

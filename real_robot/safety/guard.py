@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from math import copysign
 
 import numpy as np
 
+from offline_rl.utils.errors import UserError
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.check import blind, check
+from real_robot.safety.answers import (
+    call,
+    failure,
+    held,
+    reading_fault,
+    sent_fault,
+    spec_fault,
+    stamp_fault,
+)
+from real_robot.safety.check import LEAP, blind, check, leapt
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
     ARMED,
     CHECK_VALID_S,
+    CONFIRM,
     CONTACTS,
     FAULTS,
     MOVING,
@@ -27,7 +39,12 @@ from real_robot.safety.states import (
 )
 
 ROUNDING = 1e-9  # rad: two floats of the same goal
+ARM_PATIENCE_S = 1.0  # that arming's readings may take
 ARM_TRIES = 3  # readings, of which one must come
+SETTLE_S = 0.3  # after which a robot that stands has come to rest
+PUSHED = 0.125  # of tracking_error, beyond which a joint is pushed by hand
+LET_GO_S = 0.5  # after a push, until the joint returns
+RETURN = 0.1  # of the velocity limit, at which it does
 MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # by arming
 
 
@@ -35,6 +52,8 @@ class Guard:
     """Owns the adapter. `tick` is called once a period, with what is wanted and what was read."""
 
     def __init__(self, robot: Robot, envelope: Envelope) -> None:
+        if fault := spec_fault(robot.spec):
+            raise UserError(f"the adapter's spec cannot be used: {fault}")
         self.__robot = robot
         self.spec: RobotSpec = robot.spec
         self.envelope = envelope
@@ -49,10 +68,20 @@ class Guard:
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
+        self._watched, self._watched_ns = [0.0] * count, 0  # q while unarmed; 0: not yet
+        self.invalid = ""  # what is wrong with the adapter's last answer
         self._relief: list[float] | None = None  # where goals go back to
+        # a robot that is pushed by hand: see `_give_way`
+        self._anchor: list[float] | None = None  # where its goals return to
+        self._sag, self._give, self._settled = ([0.0] * count for _ in range(3))
+        self._pushed = [False] * count
+        self._stands_ns = self._pushed_ns = 0
         self._relieved: tuple[State, Reason] | None = None  # after which stop they have
         self._stood_ns = 0  # since when the robot stands after one
         self._status = np.zeros(count, int)  # as read last
+        self.culprits = 0  # bits of the joints in which the cause of the stop lies
+        # joint -> where it was measured last before its encoder leapt, rad or m
+        self.unconfirmed = dict[str, float]()
 
     @property
     def state(self) -> State:
@@ -62,16 +91,29 @@ class Guard:
         """Raises UserError where the robot is not there, Refused where it is connected."""
         if self.state is not State.DISCONNECTED:
             raise Refused(f"connect is refused while {self.state.name}")
-        self.__robot.connect()
+        call("connect", self.__robot.connect)
         self.machine.fire(Event.CONNECT, now_ns)
 
     def read(self) -> Reading:
-        return self.__robot.read()
+        """Return a whole reading. If the adapter's is none, its code is REFUSED; see `invalid`."""
+        try:
+            answer = self.__robot.read()
+        except Exception as error:
+            fault: str | None = failure(error)
+        else:
+            fault = reading_fault(self.spec, answer)
+        self.invalid = "" if fault is None else f"the adapter's read() failed: {fault}"
+        if fault is None:
+            return answer
+        now_ns, nan = self.motion.now_ns, np.full(len(self.spec.joints), np.nan)
+        status = np.full(len(self.spec.joints), int(Status.MISSING))
+        seq = self.motion.seq
+        return Reading(Code.REFUSED, seq, now_ns, now_ns, now_ns, nan, nan, nan, status)
 
     def passed(self, now_ns: int) -> None:
         """Reads the robot as it stands: CHECKED, or Refused where something is not in order."""
         self.machine.after(Event.CHECK, now_ns)
-        if (found := self._amiss()) is not None:
+        if (found := self._amiss(now_ns)) is not None:
             raise Refused(found)
         self.machine.fire(Event.CHECK, now_ns)
 
@@ -81,22 +123,98 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
         if self.state is not State.CHECKED:
             raise Refused(f"arm is refused while {self.state.name}: check first")
-        if (found := self._amiss()) is not None:
+        if (found := self._amiss(now_ns)) is not None:
             raise Refused(found)
-        reading = self.__robot.arm()
+        reading = self._armed()
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
         self.sent, self.missing, self._mute = None, 0, False
         self._relief = self._relieved = None
 
-    def _amiss(self) -> str | None:
+    def _armed(self) -> Reading:
+        """Torque on: the reading at which the robot holds. Raises Refused where it is not so.
+
+        The first goal is this reading, and the servos go there in one period. So the reading must
+        be of where the robot is, as the next one says.
+        """
+        spec, e = self.spec, self.envelope
+        reading = call("arm", self.__robot.arm)
+        fault = reading_fault(spec, reading)
+        if fault is None and reading.code is not Code.OK:
+            fault = f"its reading failed ({reading.code.name.lower()})"
+        if fault is None:
+            after = self._tried()
+            fault = self.invalid or None
+            if fault is None and after.code is not Code.OK:
+                fault = f"the reading after it failed ({after.code.name.lower()})"
+        if fault is None:
+            dt_s = max(e.period_s, abs(after.middle_ns - reading.middle_ns) * 1e-9)
+            for i, joint in enumerate(spec.joints):
+                furthest = e.rules.velocity_ratio * e.velocity[i] * dt_s + 2 * e.resolution[i]
+                there, here = float(reading.q[i]), float(after.q[i])
+                if not abs(there - here) <= min(furthest, e.tracking_error[i]):
+                    fault = f"joint {joint} stands at {here:.3f}, arm() says {there:.3f}"
+                    break
+                if after.status[i]:
+                    fault = f"joint {joint} reports {Status(int(after.status[i])).name}"
+                    break
+        if fault is not None:
+            raise Refused(f"arm() of {spec.name} failed: {fault}. Torque may be on; limp lets go")
+        return reading
+
+    def _tried(self) -> Reading:
+        for _ in range(ARM_TRIES):
+            if (reading := self.read()).code == Code.OK:
+                break
+        return reading
+
+    @property
+    def cause(self) -> Reason | None:
+        """Why the robot stopped, or is stopping; None if it did not."""
+        machine = self.machine
+        return machine.pending if machine.latched is None else machine.latched
+
+    def confirm(self, joint: str) -> None:
+        """Trust joint's encoder again: the operator has seen that it stands where it is measured.
+
+        Raises Refused.
+        """
+        if self.state in ARMED:
+            raise Refused(f"confirm is refused while {self.state.name}")
+        if joint not in self.unconfirmed:
+            waiting = ", ".join(self.unconfirmed) or "none"
+            raise Refused(f"joint {joint!r} needs no confirmation; joints that do: {waiting}")
+        del self.unconfirmed[joint]
+
+    def doubts(self, q: Sequence[float]) -> str:
+        """What the operator has to see to before arming; empty if nothing. q: [J] as measured."""
+        found = [
+            f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
+            f"{here:.3f} {unit}"
+            for joint, unit, here in zip(self.spec.joints, self.spec.units, q, strict=True)
+            if joint in self.unconfirmed
+        ]
+        if not found:
+            return ""
+        first = next(iter(self.unconfirmed))
+        return (
+            f"the encoder leapt: {'; '.join(found)}. If the joint really stands where it is "
+            f"measured, type {CONFIRM}{first}; otherwise calibrate the robot"
+        )
+
+    def _amiss(self, now_ns: int) -> str | None:
         """Why the robot cannot be armed as it stands; None where it can."""
-        reading = self.__robot.read()
-        for _ in range(ARM_TRIES - 1):
-            if reading.code != Code.OK:
-                reading = self.__robot.read()
+        reading = self._tried()
+        if self.invalid:
+            return self.invalid
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
+        # now_ns is from before the reading
+        if fault := stamp_fault(reading, now_ns + round(ARM_PATIENCE_S * 1e9)):
+            return f"the adapter's read() failed: {fault}"
+        self._watch(reading)
+        if doubts := self.doubts(reading.q.tolist()):
+            return doubts
         for i, joint in enumerate(self.spec.joints):
             q, low, high = reading.q[i], self.envelope.low[i], self.envelope.high[i]
             unit = self.spec.units[i]
@@ -132,6 +250,7 @@ class Guard:
         if not self.rests and self.state not in MOVING:
             raise Refused("the robot still moves: re-arm when it stands")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
+        self.culprits = 0
 
     def _still_there(self) -> list[Reason]:
         """The last tick's reasons, but for those that arming mends or looks at itself.
@@ -139,7 +258,8 @@ class Guard:
         After a fault or an e-stop, a joint without torque says so, sinks, and may lie outside its
         limits.
         """
-        reasons = self.motion.reasons
+        # a suspension is over when it is noticed
+        reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
             if not status & ~(MENDED | Status.MISSING):
@@ -152,12 +272,12 @@ class Guard:
         """Torque off, because a person asked: the arm drops."""
         self.machine.fire(Event.LIMP, now_ns)
         self._mute = True
-        self.__robot.disarm()
+        call("disarm", self.__robot.disarm)
 
     def close(self, now_ns: int) -> None:
         """In any state; the robot holds."""
         self.machine.fire(Event.CLOSE, now_ns)
-        self.__robot.close()
+        call("close", self.__robot.close)
 
     def tick(
         self,
@@ -174,9 +294,15 @@ class Guard:
         """
         machine = self.machine
         self.sent = None
+        if not self.invalid and (fault := stamp_fault(reading, now_ns)):
+            self.invalid = f"the adapter's read() failed: {fault}"
+        if self.invalid:
+            others |= 1 << Reason.ADAPTER_INVALID
         if machine.state not in ARMED and machine.state not in STOPPING:
             self._expire(now_ns)
+            self._watch(reading)
             return self.motion
+        self._watched_ns = 0
         if (
             target is not None
             and machine.state is State.SOFT_STOP
@@ -196,13 +322,52 @@ class Guard:
             others=others,
             relief=self._relief,
         )
+        leaps = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
+        if leaps:
+            self._go_with_the_encoder(before, after, reading)
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
-        self._send(now_ns)
+        self._send(now_ns, anyway=leaps)
         if machine.state is State.SOFT_STOP and after.stands():
             machine.fire(Event.STANDSTILL, now_ns)
         self._yield(after)
+        self._give_way(after)
         return after
+
+    def _go_with_the_encoder(self, before: Motion, after: Motion, reading: Reading) -> None:
+        """Put the goal of each joint whose encoder leapt to where it is measured now.
+
+        The servo compares its goal with its encoder: any other goal would drive the joint, by as
+        much as the encoder leapt, to its metal end. A second reading tells a leap from a single
+        wrong number, to which no goal may go.
+        """
+        again, e = self.read(), self.envelope
+        for i, joint in enumerate(self.spec.joints):
+            if not after.blame[i] >> Reason.ENCODER_LEAPT & 1:
+                continue
+            self.unconfirmed.setdefault(joint, before.measured[i])
+            q = float(again.q[i] if again.code == Code.OK else reading.q[i])
+            apart = abs(q - float(reading.q[i]))
+            if apart <= e.rules.velocity_ratio * e.velocity[i] * e.period_s + 2 * e.resolution[i]:
+                after.rest_at(i, q)
+
+    def _watch(self, reading: Reading) -> None:
+        """Look for leaping encoders while the robot is not armed, however it is moved."""
+        if reading.code != Code.OK:
+            return
+        e, motion = self.envelope, self.motion
+        if not self._watched_ns and motion.middle_ns:  # until now it was armed
+            self._watched[:], self._watched_ns = motion.measured, motion.middle_ns
+        dt_s = (reading.middle_ns - self._watched_ns) * 1e-9
+        if dt_s <= 0:
+            return
+        for i, q in enumerate(reading.q.tolist()):
+            fastest = LEAP * e.rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / dt_s
+            before, dq = self._watched[i], float(reading.dq[i])
+            if self._watched_ns and leapt(before, q, dq, fastest, dt_s):
+                self.unconfirmed.setdefault(self.spec.joints[i], before)
+            self._watched[i] = q
+        self._watched_ns = reading.middle_ns
 
     def _yield(self, motion: Motion) -> None:
         """After a stop that may have been a contact, once: when the robot stands, its goals go back
@@ -228,6 +393,56 @@ class Guard:
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
             self._relief, self._relieved = [*motion.measured] if far else None, stop
 
+    def _give_way(self, motion: Motion) -> None:
+        """Let a robot that holds be pushed by hand, and bring it back when it is let go.
+
+        A servo that is pushed winds up like a spring and would snap back. So beyond a threshold the
+        goal of the joint follows where it is measured, within its limits, or at once if it is
+        pushed faster. A while after the push it returns slowly; a robot that was stopped stays
+        where it was pushed.
+        """
+        e, latched = self.envelope, self.machine.latched
+        holds = self.state is State.HOLD or (self.state in STOPPING and latched in CONTACTS)
+        if self._mute or not holds or blind(e, motion, motion.reasons):
+            self._anchor, self._stands_ns = None, 0
+            return
+        anchor = self._settle(motion) if self._anchor is None else self._anchor
+        if anchor is None:
+            return
+        for i, goal in enumerate(motion.q):
+            most, measured = PUSHED * e.tracking_error[i], motion.measured[i]
+            error = measured - goal - self._sag[i]
+            moved = abs(measured - self._settled[i]) > most
+            self._pushed[i] = abs(error) > (most / 2 if self._pushed[i] else most) and moved
+            if self._pushed[i]:
+                self._pushed_ns = motion.now_ns
+                goal += error - copysign(0.75 * most, error)
+                self._give[i] = goal = min(max(goal, e.low[i]), e.high[i])
+                if abs(error) > 2 * most:
+                    motion.rest_at(i, goal)
+            elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
+                step = RETURN * e.velocity[i] * e.period_s
+                self._give[i] += min(max(anchor[i] - self._give[i], -step), step)
+        still = self._give == motion.q and motion.stands() and not any(self._pushed)
+        self._relief = None if still else self._give
+
+    def _settle(self, motion: Motion) -> list[float] | None:
+        """Return the goals of a robot that has stood for a while, and note how far its joints hang
+        below them; None if it has not."""
+        if self._relief is not None or not motion.stands():
+            self._stands_ns = 0
+            return None
+        self._stands_ns = self._stands_ns or motion.now_ns
+        if motion.now_ns - self._stands_ns < SETTLE_S * 1e9:
+            return None
+        self._anchor, self._settled = [*motion.q], [*motion.measured]
+        self._give[:] = motion.q
+        for i, goal in enumerate(motion.q):
+            most = PUSHED * self.envelope.tracking_error[i] / 2
+            self._sag[i] = min(max(motion.measured[i] - goal, -most), most)
+            self._pushed[i] = False
+        return self._anchor
+
     @property
     def rests(self) -> bool:
         """Whether goals stand still, and are where they stay, or nothing is sent."""
@@ -245,17 +460,39 @@ class Guard:
             return
         found = [reason for reason in Reason if reasons >> reason & 1]
         found.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
-        self.machine.fire(event_of(found[0]), now_ns, found[0])
+        reason, before = found[0], self.cause
+        self.machine.fire(event_of(reason), now_ns, reason)
+        if self.cause is reason and before is not reason:
+            blame = enumerate(self.motion.blame)
+            self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
-    def _send(self, now_ns: int) -> None:
+    def _send(self, now_ns: int, *, anyway: bool) -> None:
+        """anyway: also if the robot stands, after a fault: its goals are other ones."""
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
-        if self._mute or (latched and motion.stands()):
+        resting = latched and motion.stands() and self._relief is None
+        if self._mute or (resting and not anyway):
             return  # servos keep their last goal; one that lost torque is not told to move
         self._goal[:] = motion.q
+        if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
+            # no goal within the limits would hold a joint that is measured outside: the adapter
+            # holds the robot where it stands
+            self._mute = True
+            held(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
+            return
         np.clip(self._goal, self._low, self._high, out=self._goal)
         self._seq += 1
-        sent = self.__robot.command(Command(self._seq, now_ns, self._view))
+        try:
+            sent = self.__robot.command(Command(self._seq, now_ns, self._view))
+        except Exception as error:
+            fault: str | None = failure(error)
+        else:
+            fault = sent_fault(self.spec, sent)
+        if fault is not None:
+            self.invalid = f"the adapter's command() failed: {fault}"
+            self.missing += 1
+            self._fire(1 << Reason.ADAPTER_INVALID, now_ns)
+            return
         self.sent = sent
         if sent.code != Code.OK:
             self.missing += 1
@@ -267,6 +504,7 @@ class Guard:
             far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
             low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
             if far or not low <= q <= high:
+                motion.blame[i] |= 1 << Reason.SENT_DIFFERS
                 self._fire(1 << Reason.SENT_DIFFERS, now_ns)
                 return
 

@@ -15,6 +15,7 @@ from real_robot.safety.stopping import duration_s
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
 FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
+SMALLEST = 1e-6  # of any limit but positions, in its unit: a smaller one is a mistake
 FASTEST_RAD_S = 50.0  # eight turns a second; the same in degrees is a slow joint
 FURTHEST_M, FASTEST_M_S = 20.0, 20.0  # beyond, these are millimetres
 Upto1 = Annotated[float, Range(high=1, above=0)]
@@ -38,6 +39,8 @@ class Rules(Checked):
     bus_forgives: Upto1 = 0.05  # takes this much away
     current_window_s: Upto1 = 0.05  # of the low-pass that the current's limit is meant for
     current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5  # of the limit, a fault
+    # a joint whose goals move and whose measurements do not for so long has a stuck sensor
+    stuck_s: Annotated[float, Range(0.02, 0.5)] = 0.1
     # a longer step is a jump
     clock_step_periods: Annotated[float, Range(high=20, above=1)] = 5.0
     # an older heartbeat of the watchdog process stops the robot
@@ -72,6 +75,10 @@ class Envelope:
     scratch: list[float] = field(default_factory=list)  # [J]
 
     def __post_init__(self) -> None:
+        limits = (self.velocity, self.acceleration, self.jerk, self.stop_acceleration)
+        for values in (*limits, self.stop_jerk, self.tracking_error, self.current_a):
+            if not min(values) >= SMALLEST:
+                raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
         # from the greatest velocity, with the acceleration still to be taken back and then turned
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
@@ -128,6 +135,11 @@ def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> 
                 wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
             if wrong:
                 found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+            elif not f.name.startswith("position") and value < SMALLEST:
+                found.append(
+                    f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}: limits "
+                    "are in rad, m, s and A"
+                )
         if units:
             found += _other_unit(joint, i, limits, units[i])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):

@@ -6,7 +6,7 @@ import gc
 import math
 import random
 import tracemalloc
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -377,7 +377,7 @@ def test_joints_that_cannot_stop_softly_in_their_limits_stop_hard():
         ({"status": np.array([0, 4])}, Reason.SERVO_ERROR),
         ({"status": np.array([2, 0])}, Reason.SERVO_ERROR),
         ({"code": Code.LOST}, Reason.BUS_LOST),
-        ({"q": [0.75 + 2 * math.pi, -0.37]}, Reason.VELOCITY_MEASURED),
+        ({"q": [0.75 + 2 * math.pi, -0.37]}, Reason.ENCODER_LEAPT),
         ({"dq": np.array([9.0, 0.0])}, Reason.VELOCITY_MEASURED),
         ({"q": [0.75, math.nan]}, Reason.VELOCITY_MEASURED),
         ({"q": [0.5, -0.37]}, Reason.TRACKING_ERROR),
@@ -416,7 +416,7 @@ def test_a_reading_that_stays_the_same_is_stale_by_number_and_by_value():
     while not run.motion.reasons:
         found = reading(q, run.seq + 1, run.now)
         run.tick([run.motion.q[0] + 0.005, run.motion.q[1]], found=found)
-    assert run.motion.reasons == 1 << Reason.READING_STALE
+    assert run.motion.reasons == 1 << Reason.SENSOR_STUCK
 
 
 @pytest.mark.parametrize("periods", [-1, 0, 6, 400])
@@ -487,6 +487,24 @@ def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own(
     assert merged.position_low.tolist() == [-2.0, -1.0]
     assert merged.stop_jerk.tolist() == [1000.0, 1000.0]
     assert faults(("a", "b"), merged) == []
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Limits)][2:])
+def test_a_limit_that_nearly_is_zero_is_refused_and_divides_nothing(name: str):
+    tiny = limits(**{name: 5e-324})
+    sentence = f"joint shoulder: {name} is 4.94066e-324, expected at least 1e-06"
+    assert any(fault.startswith(sentence) for fault in faults(("shoulder", "elbow"), tiny))
+    with pytest.raises(ValueError, match=r"a limit is 4\.94066e-324, expected at least"):
+        envelope(spec(), tiny, 200.0)
+
+
+def test_the_smallest_limits_that_are_taken_divide_nothing_by_zero():
+    smallest = dict.fromkeys([f.name for f in fields(Limits)][2:], 1e-6)
+    run = Run(envelope(spec(), limits(**smallest), 200.0, NOTHING_TRIPS))
+    rng = random.Random(0)
+    for _ in range(400):
+        run.tick([rng.uniform(-2, 2), 0.0], rng.choice(list(State)[3:]))
+    assert_within(run)
 
 
 def test_a_missing_or_impossible_limit_is_named_with_its_joint():
@@ -702,8 +720,10 @@ def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
     """It presses against what is in its way; the answer says so, not that a key is pressed."""
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
-    robot.offset[0] = 0.5
-    go(guard, clock, None, 20)
+    robot.blocked[0] = True
+    for _ in range(30):  # before it has come to rest: then it would give way
+        robot.q[0] += 0.01
+        go(guard, clock, None)
     with pytest.raises(Refused, match=f"^{Reason.TRACKING_ERROR.text}: still so"):
         guard.re_arm("re-arm", clock.now)
 
