@@ -5,12 +5,11 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
-from real_robot.robots.config import Line, describe
+from real_robot.robots.config import Line, calibration_file, describe
 
 LEAST_TICKS = 100  # a joint that was moved by less was not moved
 POLL_S = 0.02
@@ -35,7 +34,6 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         turn_round,
         zero_here,
     )
-    from real_robot.robots.dynamixel.robot import default_calibration
 
     described = describe(robot)
     if described.config.adapter != "dynamixel":
@@ -93,8 +91,9 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
             finish(bus, servo)
     finally:
         port.close()
-    path = Path(line.calibration) if line.calibration else default_calibration(described)
+    path = calibration_file(described, line)
     save(path, servos)
+    path.with_suffix(".unconfirmed.json").unlink(missing_ok=True)  # every joint has its zero again
     return str(path)
 
 

@@ -21,6 +21,7 @@ from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, offset, places
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
+from real_robot.safety.answers import call, reading_fault, spec_fault, stamp_fault
 from real_robot.safety.limits import FURTHEST_RAD, faults, limits_from, tightest
 
 READINGS = 50  # of the dry run
@@ -54,6 +55,8 @@ def check(
     def say(name: str, found: str) -> None:
         lines.append(Line(name, found))
 
+    if fault := spec_fault(robot.spec):
+        raise UserError(f"the adapter's spec cannot be used: {fault}")
     spec = robot.spec
     control_hz = control_rate(spec, rate_hz)
     merged = limits_of(spec, limits or {})
@@ -78,11 +81,11 @@ def check(
             say("chunks", _offset(policy.spec))
         say("answer", _answer(policy))
     if connect:
-        robot.connect()
+        call("connect", robot.connect)
         try:
             say("readings", _dry_run(robot, policy, merged))
         finally:
-            robot.close()
+            call("close", robot.close)
     return lines
 
 
@@ -201,10 +204,10 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
     """Reads for a while, without torque, and asks the policy what it would do."""
     spec = robot.spec
     late, took, seen = 0, 0.0, -1
-    reading = robot.read()
+    reading = _read(robot)
     for _ in range(READINGS):
         begun = time.monotonic_ns()
-        reading = robot.read()
+        reading = _read(robot)
         took = max(took, (time.monotonic_ns() - begun) * 1e-9)
         if reading.code is Code.LOST:
             raise UserError(f"{spec.name} is connected and does not answer")
@@ -239,6 +242,14 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
         chunk, _ = policy.act(observer(policy.spec, spec)(row))
         goals(policy.spec, spec)(np.asarray(chunk))
     return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms"
+
+
+def _read(robot: Robot) -> Reading:
+    reading: Reading = call("read", robot.read)
+    fault = reading_fault(robot.spec, reading) or stamp_fault(reading, time.monotonic_ns())
+    if fault:
+        raise UserError(f"{robot.spec.name}: an answer of its adapter's read() is wrong: {fault}")
+    return reading
 
 
 def _row(spec: RobotSpec, reading: Reading) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 The space bar stops at once, whatever is being typed, and so do Escape and what ends or suspends
 other programs: Ctrl-C, Ctrl-\\, Ctrl-Z. Words end with Enter: start, finish, re-arm, arm, limp,
-quit. A keyboard is no substitute for a switch that cuts the power.
+confirm <joint>, quit. A keyboard is no substitute for a switch that cuts the power.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -25,7 +25,7 @@ from real_robot.control.loop import Wish
 from real_robot.control.rings import Ring, Words
 from real_robot.control.session import put_wish
 from real_robot.recording.rows import Mode
-from real_robot.safety.states import RE_ARM, Reason, State
+from real_robot.safety.states import CONFIRM, RE_ARM, Reason, State
 
 ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # and Escape, Ctrl-C, Ctrl-\, Ctrl-Z
 QUIT_KEY = "\x04"  # Ctrl-D
@@ -63,8 +63,8 @@ def keys(stream: TextIO) -> Iterator[int | None]:
 class Console:
     """Turns keys into wishes, and rows into a line."""
 
-    def __init__(self, words: Words, wishes: Ring) -> None:
-        self._words, self._wishes = words, wishes
+    def __init__(self, words: Words, wishes: Ring, joints: Sequence[str] = ()) -> None:
+        self._words, self._wishes, self._joints = words, wishes, joints
         self.typed = ""
         self.quit = self._gone = False
         self.said = ""  # about the last word
@@ -117,11 +117,13 @@ class Console:
             self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
             put_wish(self._wishes, Wish(typed=word))
+        elif word.startswith(f"{CONFIRM} "):
+            put_wish(self._wishes, Wish(confirm=word.removeprefix(CONFIRM).strip()))
         elif word in WORDS:
             wish: dict[str, Any] = {word: True}
             put_wish(self._wishes, Wish(**wish))
         elif word:
-            known = ", ".join((*WORDS, RE_ARM, "quit"))
+            known = ", ".join((*WORDS, RE_ARM, f"{CONFIRM} <joint>", "quit"))
             self.said = f"{word!r} is no word here; there are {known}; space is the emergency stop"
             return
         self.said = ""
@@ -149,7 +151,7 @@ class Console:
         if row["clips"].any():
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
-            parts.append(Reason(int(row["latched"])).text + f"; type {RE_ARM}")
+            parts.append(f"{why(row, self._joints)}; type {RE_ARM}")
         if self._words["starting"]:
             parts.append("starts with the first plan")
         if self.said:
@@ -157,6 +159,13 @@ class Console:
         if self.typed:
             parts.append(f"> {self.typed}")
         return " | ".join(parts)
+
+
+def why(row: np.ndarray, joints: Sequence[str]) -> str:
+    """Why the robot stopped, with the joints' names. row: one with a latched reason."""
+    bits = int(row["culprits"])
+    guilty = [joint for i, joint in enumerate(joints) if bits >> i & 1]
+    return Reason(int(row["latched"])).told(guilty)
 
 
 def show(line: str, stream: TextIO = sys.stdout) -> None:

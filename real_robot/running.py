@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -17,7 +17,7 @@ from offline_rl.utils.files import make_folder
 from offline_rl.utils.options import build, coerce
 from policies.bundle import read as read_bundle
 from real_robot.check import check, control_rate
-from real_robot.console import Console, keys, show
+from real_robot.console import Console, keys, show, why
 from real_robot.control.loop import Wish
 from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
@@ -42,11 +42,11 @@ class Outcome:
     missed: int  # deadlines
     granted: str  # what the kernel gave the control process
     recording: Path | None
+    why: str = "finished"  # what stopped it, in words
 
     @property
     def text(self) -> str:
-        why = "finished" if self.latched is None else self.latched.text
-        ended = f"{why}; it ended in {self.state.name}"
+        ended = f"{self.why}; it ended in {self.state.name}"
         told = f"{ended}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
         return told if self.recording is None else f"{told}\n{self.recording}"
 
@@ -246,11 +246,12 @@ def conduct(
     """
     stream: Any = sys.stdin if keyboard else _NoTerminal()
     try:
+        session = replace(session, terminal=stream.isatty())
         session.save()
         processes = Processes(session)
-        joints = len(session.make_robot().spec.joints)
-        wishes = Ring.create(session.path / "wishes", wish_type(joints), 64)
-        console = Console(processes.words, wishes)
+        joints = session.make_robot().spec.joints
+        wishes = Ring.create(session.path / "wishes", wish_type(len(joints)), 64)
+        console = Console(processes.words, wishes, joints)
         with console.signals(), keys(stream) as handle:
             try:
                 for name, wanted in (
@@ -269,7 +270,7 @@ def conduct(
                 show("")
         if not rows.newest() and not rows.next:
             raise UserError("it was ended before it began")
-        return _outcome(session, rows.record, time.monotonic() - begun)
+        return _outcome(session, rows.record, time.monotonic() - begun, joints)
     finally:
         _remove_empty(session.recording)
         shutil.rmtree(session.folder, ignore_errors=True)
@@ -339,7 +340,7 @@ class _NoTerminal:
         return False
 
 
-def _outcome(session: Session, row: np.ndarray, seconds: float) -> Outcome:
+def _outcome(session: Session, row: np.ndarray, seconds: float, joints: Sequence[str]) -> Outcome:
     granted = session.path / "granted"
     latched = int(row["latched"])
     return Outcome(
@@ -349,4 +350,5 @@ def _outcome(session: Session, row: np.ndarray, seconds: float) -> Outcome:
         int(row["missed"]),
         granted.read_text() if granted.exists() else "",
         Path(session.recording) if session.recording else None,
+        why(row, joints) if latched >= 0 else "finished",
     )

@@ -414,7 +414,7 @@ ROWS = (
     ),
     Row(
         *("16", "encoder leaps by a turn", "FAULT", P + READ_S, _turn),
-        reasons=(Reason.VELOCITY_MEASURED,),
+        reasons=(Reason.ENCODER_LEAPT,),
         ends=FAULT,
     ),
     Row(

@@ -249,6 +249,8 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
         if waited and waited % 10 == 0:
             if guard.machine.latched is not None:
                 mind.wishes.append(Wish(typed=RE_ARM))
+            elif guard.unconfirmed:
+                mind.wishes.append(Wish(confirm=next(iter(guard.unconfirmed))))
             elif guard.state is State.CONNECTED:
                 servos.q = np.clip(servos.q, -1.9, 1.9)
                 mind.wishes.append(Wish(arm=True))

@@ -30,6 +30,7 @@ from real_robot.control.session import (
     say,
     told_as_error,
 )
+from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Robot
 from real_robot.safety.guard import Guard
@@ -64,6 +65,7 @@ def run(session: Session) -> None:
         session.path / "ticks", row_type(spec), max(16, round(TICKS_S * session.rate_hz))
     )
     said = Ring.create(session.path / "said", SAID, 16)
+    unconfirmed = Unconfirmed(session.unconfirmed_file(), guard)
     guard.connect(clock.now_ns())
     words["control_beat"] = 1  # the rings are there: who reads them may begin
     try:
@@ -83,15 +85,21 @@ def run(session: Session) -> None:
         (session.path / "granted").write_text(granted.text)
         with without_collector():
             if session.armed:
-                _arm(guard, clock, words)
-                words["control_ns"], words["armed"] = clock.now_ns(), 1
+                doubts = _arm(guard, clock, words)
+                if doubts and not session.terminal:
+                    raise UserError(f"{doubts}; for that, run it at a terminal")
+                if doubts:
+                    say(said, doubts)
+                else:
+                    words["control_ns"], words["armed"] = clock.now_ns(), 1
             else:
                 guard.limp(clock.now_ns())  # whoever records has been asked to hold it
             loop.begin()
-            _loop(loop, session, words, said)
+            _loop(loop, session, words, said, unconfirmed)
         words["armed"] = 0  # else it stays: the watchdog holds what this process leaves in motion
     finally:
         guard.close(clock.now_ns())
+        unconfirmed.close()
 
 
 def _playback(session: Session, guard: Guard) -> Playback:
@@ -119,26 +127,31 @@ def _refuse_pressed(words: Words) -> None:
         raise UserError("the emergency stop was pressed before the robot was armed: begin again")
 
 
-def _arm(guard: Guard, clock: Clock, words: Words) -> None:
+def _arm(guard: Guard, clock: Clock, words: Words) -> str:
+    """Arm the robot, or return what the operator has to confirm first. Raises UserError."""
     end = clock.now_ns() + int(ARM_S * 1e9)
-    while guard.read().code != Code.OK and clock.now_ns() < end:
+    while (reading := guard.read()).code != Code.OK and clock.now_ns() < end:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     now_ns = clock.now_ns()
     _refuse_pressed(words)
+    if reading.code == Code.OK and (doubts := guard.doubts(reading.q.tolist())):
+        return doubts
     try:
         guard.passed(now_ns)
         guard.arm(now_ns)
     except Refused as error:
         raise UserError(str(error)) from None
+    return ""
 
 
-def _loop(loop: Loop, session: Session, words: Words, said: Ring) -> None:
+def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: Unconfirmed) -> None:
     """Until the run is to end and the robot stands, or does not in the time of its longest stop."""
     guard, ended_ns = loop.guard, 0
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
     words["end_ns"] = end_ns
     while True:
         loop.step()
+        unconfirmed.keep()
         now = loop.clock.now_ns()
         words["control_beat"] = loop.tick_number + 2
         words["control_ns"] = now

@@ -46,6 +46,7 @@ class Wish:
     finish: bool = False
     limp: bool = False  # torque off: the arm drops
     typed: str | None = None  # to re-arm
+    confirm: str | None = None  # a joint that stands where it is measured, though its encoder leapt
     target: Sequence[float] | None = None  # [J] rad or m, while taken over
     target_ns: int = 0  # when the device said so
     late: bool = False  # said so long ago that the robot may be doing something else by now
@@ -53,7 +54,8 @@ class Wish:
     @property
     def said(self) -> bool:
         """Whether it is more than a target."""
-        return self.typed is not None or any(getattr(self, flag) for flag in FLAGS)
+        words = self.typed, self.confirm
+        return words != (None, None) or any(getattr(self, flag) for flag in FLAGS)
 
 
 class Inputs(Protocol):
@@ -72,6 +74,9 @@ class Inputs(Protocol):
     def console_lost(self) -> bool:
         """Whether nobody would hear a key; False where no terminal is wanted."""
         return False
+
+
+_NAN = float("nan")
 
 
 class Loop:
@@ -97,6 +102,7 @@ class Loop:
         self._start_ns = clock.now_ns()
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
+        self._invalid = ""  # the adapter's wrong answer that was reported last
         self.starting = False  # a person wants the policy to begin; it does with its first plan
         self._asked_ns = 0  # when that was said
         self._taken_ns, self._from = 0, [0.0] * count
@@ -180,6 +186,9 @@ class Loop:
         before = guard.state
         motion = guard.tick(target, reading, now, watchdog_ns=watchdog, others=others)
         sent_ns = self.clock.now_ns()
+        if guard.invalid != self._invalid:
+            self._invalid = guard.invalid
+            self.refused = guard.invalid or self.refused
         self._publish(deadline, wake, now, sent_ns, reading, before, target, motion.reasons)
         if guard.state not in PLANNED:
             schedule.clear()
@@ -192,6 +201,9 @@ class Loop:
                 raise Refused("that was typed before the robot listened: type it again")
             if wish.typed is not None:
                 guard.re_arm(wish.typed, now)
+            if wish.confirm is not None:
+                guard.confirm(wish.confirm)
+                self.refused = guard.doubts(reading.q.tolist()) or None
             if wish.arm:
                 self._arm(wish.estop, now)
                 return True
@@ -286,6 +298,7 @@ class Loop:
         row["read_done_ns"], row["sent_ns"], row["end_ns"] = reading.end_ns, sent_ns, self._end_ns
         row["wall_ns"] = self.clock.wall_ns()
         row["state"], row["latched"] = guard.state, -1 if latched is None else latched
+        row["culprits"] = guard.culprits
         row["stop"], row["reasons"], row["missed"] = guard.motion.stop, reasons, self.missed
         person = before is State.TAKEOVER
         policy = before is State.RUNNING
@@ -308,7 +321,7 @@ class Loop:
         sent = guard.sent
         row["sent"] = sent.q if sent is not None and sent.code == Code.OK else self._nan
         row["clips"] = guard.motion.clips
-        for name, value in reading.channels.items():
-            row[f"channel.{name}"] = value
+        for name in guard.spec.channels:  # one that is no more is unknown, not what it was
+            row[f"channel.{name}"] = reading.channels.get(name, _NAN)
         self.ring.push()
         self._end_ns = self.clock.now_ns()

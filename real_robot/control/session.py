@@ -67,6 +67,7 @@ class Session:
     command_latency_s: float = 0.0
     recording: str | None = None
     recorder_needed: bool = True  # else a full disk does not stop the robot
+    terminal: bool = True  # an operator can type words
     console_pid: int = field(default_factory=os.getpid)  # who makes the session
 
     @property
@@ -85,6 +86,12 @@ class Session:
         from real_robot.robots.config import make
 
         return make(self.robot, adapter=self.adapter, **self.changes)
+
+    def unconfirmed_file(self) -> Path | None:
+        """See `robots.config.unconfirmed_file`."""
+        from real_robot.robots.config import unconfirmed_file
+
+        return unconfirmed_file(self.robot, adapter=self.adapter, **self.changes)
 
     def ended(self, words: Words) -> bool:
         """Asked by a child: whether it is told to end, or nobody is left who could tell it."""
@@ -126,6 +133,7 @@ def wish_type(joints: int) -> np.dtype:
         [
             *((name, "u1") for name in FLAGS),
             ("typed", "S16"),
+            ("confirm", "S64"),
             ("has_target", "u1"),
             ("target", "<f8", (joints,)),
             ("target_ns", "<i8"),
@@ -139,6 +147,7 @@ def put_wish(ring: Ring, wish: Wish) -> None:
     for name in FLAGS:
         record[name] = getattr(wish, name)
     record["typed"] = (wish.typed or "").encode()[:16]
+    record["confirm"] = (wish.confirm or "").encode()[:64]
     record["has_target"] = wish.target is not None
     if wish.target is not None:
         record["target"] = wish.target
@@ -152,12 +161,13 @@ def wish_of(record: np.ndarray, now_ns: int) -> Wish:
         late=now_ns - int(record["said_ns"]) > WISH_AGE_NS,
         **{name: bool(record[name]) for name in FLAGS},
         typed=record["typed"].item().decode(errors="replace") or None,
+        confirm=record["confirm"].item().decode(errors="replace") or None,
         target=record["target"].tolist() if record["has_target"] else None,
         target_ns=int(record["target_ns"]),
     )
 
 
-SAID = np.dtype([("text", "S240")])
+SAID = np.dtype([("text", "S480")])
 
 
 def say(ring: Ring, text: str) -> None:

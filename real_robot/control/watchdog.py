@@ -19,6 +19,7 @@ from real_robot.control.clock import PRIORITY, ask_for_real_time
 from real_robot.control.rings import Words
 from real_robot.control.session import Session, main_folder, told_as_error
 from real_robot.robot import Robot
+from real_robot.safety.answers import held
 
 POLL_MS = 2
 DEATH_MS = 15  # in which a process that was killed is gone; the robot is held in any case
@@ -71,7 +72,7 @@ class Watchdog:
         return ended
 
     def _hold(self) -> str:
-        self._missed = self._robot.hold(self._reason)
+        self._missed = held(self._robot.spec, self._robot.hold, self._reason)
         if not self._missed:
             return self._reason
         return f"{self._reason}; {', '.join(self._missed)} did not answer: see whether it stands"

@@ -34,6 +34,7 @@ def row_type(spec: RobotSpec) -> np.dtype:
             ("wall_ns", "<i8"),  # beside wake_ns: a pair of both clocks
             ("state", "u1"),  # safety.states.State, after the tick
             ("latched", "i1"),  # Reason; -1: none
+            ("culprits", "<u8"),  # the joints in which its cause lies, a bit each; 0: in none
             ("stop", "u1"),  # 0 free, 1 soft, 2 hard
             ("mode", "u1"),  # Mode
             ("intervention", "u1"),  # 1: a person moved it though a policy was to

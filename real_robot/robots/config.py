@@ -7,6 +7,7 @@ is asked for.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -178,6 +179,35 @@ def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Rob
 
     line = build(Line, config.dynamixel | changes, "dynamixel.")
     return DynamixelRobot.by_config(described, line)
+
+
+def unconfirmed_file(
+    name: str | Path, *, adapter: str | None = None, **changes: Any
+) -> Path | None:
+    """The file of joints that are to be confirmed, see `control.unconfirmed`; None if simulated.
+
+    Arguments: those of `make`.
+    """
+    described = describe(name, **({"adapter": adapter} if adapter else {}))
+    if described.config.adapter == "simulated":
+        return None
+    if described.config.adapter not in ADAPTERS:
+        return settings() / f"{described.spec.name}.unconfirmed.json"
+    line = build(Line, described.config.dynamixel | changes, "dynamixel.")
+    return calibration_file(described, line).with_suffix(".unconfirmed.json")
+
+
+def calibration_file(described: Described, line: Line) -> Path:
+    """The line's own, or one in the user's folder for settings."""
+    if line.calibration:
+        return Path(line.calibration)
+    return settings() / f"{described.spec.name}.calibration.json"
+
+
+def settings() -> Path:
+    """The user's folder for settings."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "offline_rl"
 
 
 def _own(described: Described, options: dict[str, Any]) -> Robot:

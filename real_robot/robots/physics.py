@@ -76,6 +76,10 @@ class Physics:
         self.model.actuator_gainprm[self._servo[index], 0] = self._gain[index] * on
         self.model.actuator_biasprm[self._servo[index], :3] = self._bias[index] * on
 
+    def push(self, index: int, torque: float) -> None:
+        """Push joint `index` from outside with `torque` N m until it is set to another value."""
+        self.data.qfrc_applied[self._dq[index]] = torque
+
     def pose(self, q: np.ndarray) -> None:
         """Puts the arm there, at rest; [J] rad."""
         self._qpos[self._q] = q

@@ -28,6 +28,7 @@ from real_robot.safety.limits import Envelope
 from real_robot.safety.states import FAULTS, MOVING, Reason, State
 from real_robot.safety.stopping import distance, duration_s
 
+LEAP = 4  # times the fastest a joint may be measured: no joint goes so far, only its encoder
 SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
@@ -37,6 +38,8 @@ _BLIND = sum(
         Reason.CLOCK_JUMPED,
         Reason.SERVO_ERROR,
         Reason.VELOCITY_MEASURED,
+        Reason.ENCODER_LEAPT,
+        Reason.ADAPTER_INVALID,
         Reason.BUS_LOST,
     )
 )
@@ -125,46 +128,88 @@ def _measure(
     if now_ns - after.fresh_ns > e.max_age_ns:
         reasons |= 1 << Reason.READING_STALE
     if not fresh:
-        after.frozen = before.frozen
+        for name in Motion.MEASURED:
+            getattr(after, name)[:] = getattr(before, name)
         for i in range(len(e.joints)):
-            after.measured[i], after.current_a[i] = before.measured[i], before.current_a[i]
+            after.blame[i] = 0
         return reasons
-    dt_s = (reading.middle_ns - before.middle_ns) * 1e-9 if before.middle_ns else 0.0
+    dt_s = max(0.0, (reading.middle_ns - before.middle_ns) * 1e-9) if before.middle_ns else 0.0
     weight = min(1.0, dt_s / rules.current_window_s)
     found, speeds = reading.q.tolist(), reading.dq.tolist()
     currents, status = reading.current_a.tolist(), reading.status.tolist()
-    repeated, moved = True, 0.0
     for i in range(len(e.joints)):
         q, dq, drawn, room = found[i], speeds[i], currents[i], e.tracking_error[i]
+        blame = 0
         if status[i] & _ILL:
-            reasons |= 1 << Reason.SERVO_ERROR
+            blame |= 1 << Reason.SERVO_ERROR
         if not e.low[i] - room <= q <= e.high[i] + room:
-            reasons |= 1 << Reason.POSITION_MEASURED
+            blame |= 1 << Reason.POSITION_MEASURED
         # an encoder's last digit is no motion
         fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
-        furthest = fastest * max(dt_s, e.period_s) if before.middle_ns else _INFINITE
-        if not (abs(dq) <= fastest and abs(q - before.measured[i]) <= furthest):
-            reasons |= 1 << Reason.VELOCITY_MEASURED
+        last = before.measured[i] if before.middle_ns else q
+        if leapt(last, q, dq, fastest, max(dt_s, e.period_s)):
+            blame |= 1 << Reason.ENCODER_LEAPT
+        elif not (abs(dq) <= fastest and abs(q - last) <= fastest * max(dt_s, e.period_s)):
+            blame |= 1 << Reason.VELOCITY_MEASURED
         if not abs(before.q[i] - q) <= room:
-            reasons |= 1 << Reason.TRACKING_ERROR
+            blame |= 1 << Reason.TRACKING_ERROR
         after.current_a[i] = before.current_a[i]
         if drawn == drawn:
             current = before.current_a[i] + weight * (abs(drawn) - before.current_a[i])
             after.current_a[i] = current
             if current > rules.current_extreme * e.current_a[i]:
-                reasons |= 1 << Reason.CURRENT_EXTREME
+                blame |= 1 << Reason.CURRENT_EXTREME
             elif current > e.current_a[i]:
-                reasons |= 1 << Reason.CURRENT_HIGH
-        if q != before.measured[i]:
-            repeated = False
-        if repeated and before.v[i]:
-            step = abs(before.v[i]) * e.period_s
-            moved = max(moved, step / max(8 * e.resolution[i], room / 4))
-        after.measured[i] = q
-    after.frozen = before.frozen + moved if repeated and not yields else 0.0
-    if after.frozen > 1:
-        reasons |= 1 << Reason.READING_STALE
+                blame |= 1 << Reason.CURRENT_HIGH
+        if _stands_still(e, i, before, after, q, dq, drawn) and not yields:
+            blame |= 1 << Reason.SENSOR_STUCK
+        after.measured[i], after.measured_v[i], after.drawn_a[i] = q, dq, drawn
+        after.blame[i] = blame
+        reasons |= blame
     return reasons
+
+
+def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bool:
+    """True if a joint cannot have moved from `before` to `q` in `dt_s`: its encoder leapt.
+
+    A joint that is pushed faster than it may go is measured at that velocity; one whose encoder
+    leapt is not, or is measured at a velocity that no joint has.
+    """
+    way, furthest = q - before, fastest * dt_s
+    if abs(way) <= furthest:
+        return False
+    return abs(way) > LEAP * furthest or abs(way - dq * dt_s) > furthest
+
+
+def _stands_still(
+    e: Envelope, i: int, before: Motion, after: Motion, q: float, dq: float, drawn: float
+) -> bool:
+    """True if joint i's goals have moved for a while and its measurements have not.
+
+    A joint that has met something does the same, but draws another current with every step of its
+    goal. So if the current stands still too, the measurements are not the joint's; if the current
+    changes little, nothing blocks the joint; if none is measured, either may be, and the goals must
+    be further apart.
+    """
+    goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
+    changed = q != before.measured[i]
+    after.still_low[i] = low = goal if changed else min(before.still_low[i], goal)
+    after.still_high[i] = high = goal if changed else max(before.still_high[i], goal)
+    way = high - low
+    if way <= digit:  # the joint moves, or its goals stand still too
+        after.still_s[i], after.still_a[i], after.alive[i] = 0.0, drawn, 0
+        return False
+    after.still_s[i], after.still_a[i] = before.still_s[i] + e.period_s, before.still_a[i]
+    same = dq == before.measured_v[i] and drawn == before.drawn_a[i]
+    after.alive[i] = before.alive[i] if same else 1
+    if after.still_s[i] < e.rules.stuck_s:
+        return False
+    if drawn != drawn:
+        return way > max(8 * digit, room / 4)
+    if not after.alive[i]:
+        return way > max(2 * digit, room / 150)
+    soft = abs(drawn - before.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
+    return soft and way > max(6 * digit, room / 32)
 
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:

@@ -7,13 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from offline_rl.utils.errors import UserError
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.check import blind, check
+from real_robot.safety.answers import (
+    call,
+    failure,
+    held,
+    reading_fault,
+    sent_fault,
+    spec_fault,
+    stamp_fault,
+)
+from real_robot.safety.check import LEAP, blind, check, leapt
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
     ARMED,
     CHECK_VALID_S,
+    CONFIRM,
     CONTACTS,
     FAULTS,
     MOVING,
@@ -35,6 +46,8 @@ class Guard:
     """Owns the adapter. `tick` is called once a period, with what is wanted and what was read."""
 
     def __init__(self, robot: Robot, envelope: Envelope) -> None:
+        if fault := spec_fault(robot.spec):
+            raise UserError(f"the adapter's spec cannot be used: {fault}")
         self.__robot = robot
         self.spec: RobotSpec = robot.spec
         self.envelope = envelope
@@ -49,10 +62,15 @@ class Guard:
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
+        self._watched, self._watched_ns = [0.0] * count, 0  # q while unarmed; 0: not yet
+        self.invalid = ""  # what is wrong with the adapter's last answer
         self._relief: list[float] | None = None  # where goals go back to
         self._relieved: tuple[State, Reason] | None = None  # after which stop they have
         self._stood_ns = 0  # since when the robot stands after one
         self._status = np.zeros(count, int)  # as read last
+        self.culprits = 0  # bits of the joints in which the cause of the stop lies
+        # joint -> where it was measured last before its encoder leapt, rad or m
+        self.unconfirmed = dict[str, float]()
 
     @property
     def state(self) -> State:
@@ -62,16 +80,29 @@ class Guard:
         """Raises UserError where the robot is not there, Refused where it is connected."""
         if self.state is not State.DISCONNECTED:
             raise Refused(f"connect is refused while {self.state.name}")
-        self.__robot.connect()
+        call("connect", self.__robot.connect)
         self.machine.fire(Event.CONNECT, now_ns)
 
     def read(self) -> Reading:
-        return self.__robot.read()
+        """Return a whole reading. If the adapter's is none, its code is REFUSED; see `invalid`."""
+        try:
+            answer = self.__robot.read()
+        except Exception as error:
+            fault: str | None = failure(error)
+        else:
+            fault = reading_fault(self.spec, answer)
+        self.invalid = "" if fault is None else f"the adapter's read() failed: {fault}"
+        if fault is None:
+            return answer
+        now_ns, nan = self.motion.now_ns, np.full(len(self.spec.joints), np.nan)
+        status = np.full(len(self.spec.joints), int(Status.MISSING))
+        seq = self.motion.seq
+        return Reading(Code.REFUSED, seq, now_ns, now_ns, now_ns, nan, nan, nan, status)
 
     def passed(self, now_ns: int) -> None:
         """Reads the robot as it stands: CHECKED, or Refused where something is not in order."""
         self.machine.after(Event.CHECK, now_ns)
-        if (found := self._amiss()) is not None:
+        if (found := self._amiss(now_ns)) is not None:
             raise Refused(found)
         self.machine.fire(Event.CHECK, now_ns)
 
@@ -81,22 +112,97 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
         if self.state is not State.CHECKED:
             raise Refused(f"arm is refused while {self.state.name}: check first")
-        if (found := self._amiss()) is not None:
+        if (found := self._amiss(now_ns)) is not None:
             raise Refused(found)
-        reading = self.__robot.arm()
+        reading = self._armed()
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
         self.sent, self.missing, self._mute = None, 0, False
         self._relief = self._relieved = None
 
-    def _amiss(self) -> str | None:
+    def _armed(self) -> Reading:
+        """Torque on: the reading at which the robot holds. Raises Refused where it is not so.
+
+        The first goal is this reading, and the servos go there in one period. So the reading must
+        be of where the robot is, as the next one says.
+        """
+        spec, e = self.spec, self.envelope
+        reading = call("arm", self.__robot.arm)
+        fault = reading_fault(spec, reading)
+        if fault is None and reading.code is not Code.OK:
+            fault = f"its reading failed ({reading.code.name.lower()})"
+        if fault is None:
+            after = self._tried()
+            fault = self.invalid or None
+            if fault is None and after.code is not Code.OK:
+                fault = f"the reading after it failed ({after.code.name.lower()})"
+        if fault is None:
+            dt_s = max(e.period_s, abs(after.middle_ns - reading.middle_ns) * 1e-9)
+            for i, joint in enumerate(spec.joints):
+                furthest = e.rules.velocity_ratio * e.velocity[i] * dt_s + 2 * e.resolution[i]
+                there, here = float(reading.q[i]), float(after.q[i])
+                if not abs(there - here) <= min(furthest, e.tracking_error[i]):
+                    fault = f"joint {joint} stands at {here:.3f}, arm() says {there:.3f}"
+                    break
+                if after.status[i]:
+                    fault = f"joint {joint} reports {Status(int(after.status[i])).name}"
+                    break
+        if fault is not None:
+            raise Refused(f"arm() of {spec.name} failed: {fault}. Torque may be on; limp lets go")
+        return reading
+
+    def _tried(self) -> Reading:
+        for _ in range(ARM_TRIES):
+            if (reading := self.read()).code == Code.OK:
+                break
+        return reading
+
+    @property
+    def cause(self) -> Reason | None:
+        """Why the robot stopped, or is stopping; None if it did not."""
+        machine = self.machine
+        return machine.pending if machine.latched is None else machine.latched
+
+    def confirm(self, joint: str) -> None:
+        """Trust joint's encoder again: the operator has seen that it stands where it is measured.
+
+        Raises Refused.
+        """
+        if self.state in ARMED:
+            raise Refused(f"confirm is refused while {self.state.name}")
+        if joint not in self.unconfirmed:
+            waiting = ", ".join(self.unconfirmed) or "none"
+            raise Refused(f"joint {joint!r} needs no confirmation; joints that do: {waiting}")
+        del self.unconfirmed[joint]
+
+    def doubts(self, q: Sequence[float]) -> str:
+        """What the operator has to see to before arming; empty if nothing. q: [J] as measured."""
+        found = [
+            f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
+            f"{here:.3f} {unit}"
+            for joint, unit, here in zip(self.spec.joints, self.spec.units, q, strict=True)
+            if joint in self.unconfirmed
+        ]
+        if not found:
+            return ""
+        first = next(iter(self.unconfirmed))
+        return (
+            f"the encoder leapt: {'; '.join(found)}. If the joint really stands where it is "
+            f"measured, type {CONFIRM} {first}; otherwise calibrate the robot"
+        )
+
+    def _amiss(self, now_ns: int) -> str | None:
         """Why the robot cannot be armed as it stands; None where it can."""
-        reading = self.__robot.read()
-        for _ in range(ARM_TRIES - 1):
-            if reading.code != Code.OK:
-                reading = self.__robot.read()
+        reading = self._tried()
+        if self.invalid:
+            return self.invalid
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
+        if fault := stamp_fault(reading, now_ns):
+            return f"the adapter's read() failed: {fault}"
+        self._watch(reading)
+        if doubts := self.doubts(reading.q.tolist()):
+            return doubts
         for i, joint in enumerate(self.spec.joints):
             q, low, high = reading.q[i], self.envelope.low[i], self.envelope.high[i]
             unit = self.spec.units[i]
@@ -132,6 +238,7 @@ class Guard:
         if not self.rests and self.state not in MOVING:
             raise Refused("the robot still moves: re-arm when it stands")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
+        self.culprits = 0
 
     def _still_there(self) -> list[Reason]:
         """The last tick's reasons, but for those that arming mends or looks at itself.
@@ -152,12 +259,12 @@ class Guard:
         """Torque off, because a person asked: the arm drops."""
         self.machine.fire(Event.LIMP, now_ns)
         self._mute = True
-        self.__robot.disarm()
+        call("disarm", self.__robot.disarm)
 
     def close(self, now_ns: int) -> None:
         """In any state; the robot holds."""
         self.machine.fire(Event.CLOSE, now_ns)
-        self.__robot.close()
+        call("close", self.__robot.close)
 
     def tick(
         self,
@@ -174,9 +281,15 @@ class Guard:
         """
         machine = self.machine
         self.sent = None
+        if not self.invalid and (fault := stamp_fault(reading, now_ns)):
+            self.invalid = f"the adapter's read() failed: {fault}"
+        if self.invalid:
+            others |= 1 << Reason.ADAPTER_INVALID
         if machine.state not in ARMED and machine.state not in STOPPING:
             self._expire(now_ns)
+            self._watch(reading)
             return self.motion
+        self._watched_ns = 0
         if (
             target is not None
             and machine.state is State.SOFT_STOP
@@ -196,6 +309,8 @@ class Guard:
             others=others,
             relief=self._relief,
         )
+        if after.reasons >> Reason.ENCODER_LEAPT & 1:
+            self._go_with_the_encoder(before, after, reading)
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
         self._send(now_ns)
@@ -203,6 +318,41 @@ class Guard:
             machine.fire(Event.STANDSTILL, now_ns)
         self._yield(after)
         return after
+
+    def _go_with_the_encoder(self, before: Motion, after: Motion, reading: Reading) -> None:
+        """Put the goal of each joint whose encoder leapt to where it is measured now.
+
+        The servo compares its goal with its encoder: any other goal would drive the joint, by as
+        much as the encoder leapt, to its metal end. A second reading tells a leap from a single
+        wrong number, to which no goal may go.
+        """
+        again, e = self.read(), self.envelope
+        for i, joint in enumerate(self.spec.joints):
+            if not after.blame[i] >> Reason.ENCODER_LEAPT & 1:
+                continue
+            self.unconfirmed.setdefault(joint, before.measured[i])
+            q = float(again.q[i] if again.code == Code.OK else reading.q[i])
+            apart = abs(q - float(reading.q[i]))
+            if apart <= e.rules.velocity_ratio * e.velocity[i] * e.period_s + 2 * e.resolution[i]:
+                after.rest_at(i, q)
+
+    def _watch(self, reading: Reading) -> None:
+        """Look for leaping encoders while the robot is not armed, however it is moved."""
+        if reading.code != Code.OK:
+            return
+        e, motion = self.envelope, self.motion
+        if not self._watched_ns and motion.middle_ns:  # until now it was armed
+            self._watched[:], self._watched_ns = motion.measured, motion.middle_ns
+        dt_s = (reading.middle_ns - self._watched_ns) * 1e-9
+        if dt_s <= 0:
+            return
+        for i, q in enumerate(reading.q.tolist()):
+            fastest = LEAP * e.rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / dt_s
+            before, dq = self._watched[i], float(reading.dq[i])
+            if self._watched_ns and leapt(before, q, dq, fastest, dt_s):
+                self.unconfirmed.setdefault(self.spec.joints[i], before)
+            self._watched[i] = q
+        self._watched_ns = reading.middle_ns
 
     def _yield(self, motion: Motion) -> None:
         """After a stop that may have been a contact, once: when the robot stands, its goals go back
@@ -245,7 +395,11 @@ class Guard:
             return
         found = [reason for reason in Reason if reasons >> reason & 1]
         found.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
-        self.machine.fire(event_of(found[0]), now_ns, found[0])
+        reason, before = found[0], self.cause
+        self.machine.fire(event_of(reason), now_ns, reason)
+        if self.cause is reason and before is not reason:
+            blame = enumerate(self.motion.blame)
+            self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
     def _send(self, now_ns: int) -> None:
         motion = self.motion
@@ -253,9 +407,25 @@ class Guard:
         if self._mute or (latched and motion.stands()):
             return  # servos keep their last goal; one that lost torque is not told to move
         self._goal[:] = motion.q
+        if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
+            # no goal within the limits would hold a joint that is measured outside: the adapter
+            # holds the robot where it stands
+            self._mute = True
+            held(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
+            return
         np.clip(self._goal, self._low, self._high, out=self._goal)
         self._seq += 1
-        sent = self.__robot.command(Command(self._seq, now_ns, self._view))
+        try:
+            sent = self.__robot.command(Command(self._seq, now_ns, self._view))
+        except Exception as error:
+            fault: str | None = failure(error)
+        else:
+            fault = sent_fault(self.spec, sent)
+        if fault is not None:
+            self.invalid = f"the adapter's command() failed: {fault}"
+            self.missing += 1
+            self._fire(1 << Reason.ADAPTER_INVALID, now_ns)
+            return
         self.sent = sent
         if sent.code != Code.OK:
             self.missing += 1
@@ -267,6 +437,7 @@ class Guard:
             far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
             low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
             if far or not low <= q <= high:
+                motion.blame[i] |= 1 << Reason.SENT_DIFFERS
                 self._fire(1 << Reason.SENT_DIFFERS, now_ns)
                 return
 

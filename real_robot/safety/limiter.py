@@ -34,13 +34,17 @@ class Motion:
 
     LISTS = (
         *("q", "v", "a", "way_v", "way_a", "way_limit_a", "way_limit_j"),
-        *("goal", "goal_v", "measured", "current_a", "clips"),
+        *("goal", "goal_v", "clips", "blame"),
+    )
+    MEASURED = (
+        *("measured", "measured_v", "drawn_a", "current_a"),
+        *("still_low", "still_high", "still_s", "still_a", "alive"),
     )
     NUMBERS = (
         *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
-        *("clipped", "bus_faults", "frozen"),
+        *("clipped", "bus_faults"),
     )
-    __slots__ = (*LISTS, *NUMBERS)
+    __slots__ = (*LISTS, *MEASURED, *NUMBERS)
 
     q: list[float]  # the goal as sent
     v: list[float]
@@ -51,19 +55,28 @@ class Motion:
     way_limit_j: list[float]
     goal: list[float]  # what was asked for; NaN where nothing was
     goal_v: list[float]  # its velocity; NaN where it leapt
-    measured: list[float]  # q of the last good reading
-    current_a: list[float]  # low-passed
     clips: list[int]  # why the goal was changed
+    blame: list[int]  # this tick's reasons that lie in the joint: bits of Reason
+    measured: list[float]  # q, dq and current of the last good reading
+    measured_v: list[float]
+    drawn_a: list[float]
+    current_a: list[float]  # low-passed
+    still_low: list[float]  # the lowest and highest goal since q was last measured to change,
+    still_high: list[float]
+    still_s: list[float]  # how long these have been apart,
+    still_a: list[float]  # the current before,
+    alive: list[int]  # and 1 if velocity or current changed meanwhile
 
     def __init__(self, q: Sequence[float], now_ns: int) -> None:
         """At rest at `q`, just armed."""
         count = len(q)
-        for name in self.LISTS:
+        for name in (*self.LISTS, *self.MEASURED):
             setattr(self, name, [0.0] * count)
         self.q[:], self.measured[:], self.goal[:] = q, q, [_NAN] * count
+        self.still_low[:], self.still_high[:] = q, q
         self.goal_v[:] = self.goal
         self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
-        self.clips = [0] * count
+        self.clips, self.blame, self.alive = [0] * count, [0] * count, [0] * count
         self.now_ns = self.fresh_ns = now_ns
         self.middle_ns = 0  # of the last good reading; 0: none so far
         self.stop = SOFT
@@ -71,7 +84,11 @@ class Motion:
         self.seq = -1
         self.clipped = 0.0  # ticks in which a goal was out of reach, less half of those on it
         self.bus_faults = 0.0  # a leaky count of readings that did not come
-        self.frozen = 0.0  # how far goals went since a reading last changed, of what is permitted
+
+    def rest_at(self, i: int, q: float) -> None:
+        """Put joint i's goal at rest at `q`, wherever it was."""
+        self.q[i], self.goal[i], self.goal_v[i] = q, _NAN, _NAN
+        self.v[i] = self.a[i] = self.way_v[i] = self.way_a[i] = 0.0
 
     def stands(self) -> bool:
         """Whether the goal stands still, and the three before it did."""

@@ -38,6 +38,8 @@ class Rules(Checked):
     bus_forgives: Upto1 = 0.05  # takes this much away
     current_window_s: Upto1 = 0.05  # of the low-pass that the current's limit is meant for
     current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5  # of the limit, a fault
+    # a joint whose goals move and whose measurements do not for so long has a stuck sensor
+    stuck_s: Annotated[float, Range(0.02, 0.5)] = 0.1
     # a longer step is a jump
     clock_step_periods: Annotated[float, Range(high=20, above=1)] = 5.0
     # an older heartbeat of the watchdog process stops the robot

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 CHECK_VALID_S = 60.0  # how long a check of a connected robot holds
 RE_ARM = "re-arm"  # what a person types
+CONFIRM = "confirm"  # followed by the name of a joint whose encoder leapt
 
 
 class State(IntEnum):
@@ -106,20 +107,30 @@ class Reason(IntEnum):
     RECORDER_LOST = 18
     ESTOP_PRESSED = 19
     CONSOLE_LOST = 20
+    ENCODER_LEAPT = 21
+    SENSOR_STUCK = 22
+    SUSPENDED = 23
+    ADAPTER_INVALID = 24
 
     @property
     def text(self) -> str:
         """In words, for the status line."""
         return _TEXTS[self]
 
+    def told(self, joints: Sequence[str]) -> str:
+        """The text with the names of the joints that it is about, where it is about any."""
+        return (
+            self.text.replace("a joint", f"joint {', '.join(joints)}", 1) if joints else self.text
+        )
+
 
 _TEXTS = {
     Reason.TARGET_NOT_FINITE: "the target held NaN or infinite numbers",
     Reason.CLOCK_JUMPED: "the clock stood still, went back or leapt",
-    Reason.READING_STALE: "the robot's readings are too old, or repeat themselves while it moves",
+    Reason.READING_STALE: "the robot's readings are too old",
     Reason.SERVO_ERROR: "a joint reports an error, has lost torque or does not answer",
     Reason.POSITION_MEASURED: "a joint was measured outside its limits by more than its lag may be",
-    Reason.VELOCITY_MEASURED: "a joint was measured faster than it may be, or its encoder leapt",
+    Reason.VELOCITY_MEASURED: "a joint was measured faster than it may be",
     Reason.CURRENT_HIGH: "a joint draws more current than it may",
     Reason.CURRENT_EXTREME: "a joint draws more than 1.5 times the current it may",
     Reason.PLAN_EXHAUSTED: "the plan came to its end before inference sent another",
@@ -135,6 +146,13 @@ _TEXTS = {
     Reason.RECORDER_LOST: "the recorder is gone",
     Reason.ESTOP_PRESSED: "the emergency stop was pressed",
     Reason.CONSOLE_LOST: "the terminal's process is silent: no key would stop the robot",
+    Reason.ENCODER_LEAPT: "the encoder of a joint leapt, so its zero may be wrong",
+    Reason.SENSOR_STUCK: (
+        "the measurements of a joint stand still while its goals move: its sensor is stuck, or it "
+        "is blocked"
+    ),
+    Reason.SUSPENDED: "the computer was suspended",
+    Reason.ADAPTER_INVALID: "the robot's adapter failed, or gave an answer that is none",
 }
 
 FAULTS = frozenset(
@@ -144,15 +162,19 @@ FAULTS = frozenset(
         Reason.CURRENT_EXTREME,
         Reason.BUS_LOST,
         Reason.SENT_DIFFERS,
+        Reason.ENCODER_LEAPT,
+        Reason.SENSOR_STUCK,
+        Reason.SUSPENDED,
+        Reason.ADAPTER_INVALID,
     }
 )
 
 
-# what may be a contact, readings that repeat themselves among it: where the robot stands after such
-# a stop, its goals yield
+# what may be a contact: where the robot stands after such a stop, its goals yield. A stuck sensor
+# is among them: a servo that does not see its joint move pushes until its goal is what it sees
 CONTACTS = frozenset(
     {
-        Reason.READING_STALE,
+        Reason.SENSOR_STUCK,
         Reason.CURRENT_HIGH,
         Reason.CURRENT_EXTREME,
         Reason.TRACKING_ERROR,

@@ -11,7 +11,7 @@ from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.recording.rows import row_type
-from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Workspace
+from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 
@@ -104,7 +104,7 @@ class MemoryRobot:
         # faults
         self.code, self.frozen, self.silent = Code.OK, False, False
         self.status = np.zeros(count, int)
-        self.offset = np.zeros(count)  # of the encoder
+        self.offset = np.zeros(count)  # of the encoder, which the servo goes by too
         self.blocked = np.zeros(count, bool)
         self.current = np.full(count, 0.1)
         self.lag_s = 0.02
@@ -117,7 +117,8 @@ class MemoryRobot:
     def arm(self) -> Reading:
         self.calls.append("arm")
         self._pass()
-        self.goal, self.torque = self.q.copy(), True
+        self.goal, self.torque = self.q + self.offset, True
+        self.status &= ~(Status.TORQUE_OFF | Status.WATCHDOG)
         return self.read()
 
     def _pass(self) -> None:
@@ -125,7 +126,7 @@ class MemoryRobot:
         self.last_ns = self.clock.now_ns()
         if dt > 0:
             share = 1 - np.exp(-dt / self.lag_s) if self.torque else 0.0
-            step = np.where(self.blocked, 0.0, share * (self.goal - self.q))
+            step = np.where(self.blocked, 0.0, share * (self.goal - self.offset - self.q))
             self.q, self.dq = self.q + step, step / dt
 
     def read(self) -> Reading:
@@ -158,8 +159,13 @@ class MemoryRobot:
         self.goal = q
         return Sent(Code.OK, command.time_ns, q)
 
+    def encoder_leapt(self) -> None:
+        """Whoever judges by what arrived begins anew: goals go with the encoder."""
+        self.arrived.clear()
+
     def hold(self, reason: str) -> tuple[str, ...]:
         self.calls.append(f"hold {reason}")
+        self.goal = self.q + self.offset
         return ()
 
     def disarm(self) -> None:

@@ -1,5 +1,6 @@
 """`robot check`: a bundle that does not fit is refused in a sentence, and nothing is sent."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -287,3 +288,22 @@ def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
     path.write_text("velocity: 0.5\n")
     with pytest.raises(UserError, match="a table for each limit"):
         own_limits(str(path))
+
+
+def test_the_check_refuses_an_adapter_whose_answers_are_none():
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    read = robot.read
+    for wrong, sentence in (
+        (lambda: None, "it is None, expected a Reading"),
+        (lambda: replace(read(), q=[0.0, 0.0]), "q is a list, expected an array of 2 floats"),
+        (lambda: replace(read(), middle_ns=time.time_ns()), "s ahead"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ):
+        robot.read = wrong
+        with pytest.raises(UserError, match=sentence):
+            check(robot, None)
+        assert robot.calls[-1] == "close"
+    robot.spec = replace(robot.spec, resolution=[0.0, 0.0])
+    with pytest.raises(UserError, match="resolution is a list, expected an array of 2 floats"):
+        check(robot, None)

@@ -1,6 +1,7 @@
 """The control process, but for its processes: what it shares, what it arms, how it ends."""
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +17,10 @@ from real_robot.control import control
 from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
 from real_robot.control.control import guard_of
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Loop, Wish
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import SAID, Session, SharedInputs, put_wish, wish_type
+from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 from real_robot.safety.states import Reason, State
@@ -201,7 +203,7 @@ class Ended(Bench):
 
     def go(self) -> np.ndarray:
         """All rows, from the first tick to the last."""
-        control._loop(self.loop, self.session, self.words, self.said)
+        control._loop(self.loop, self.session, self.words, self.said, Unconfirmed(None, self.guard))
         return np.array(list(self._rows()))
 
     def _rows(self) -> Iterator[np.ndarray]:
@@ -350,18 +352,55 @@ def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first
 
 
 def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
-    session, words, robot
+    session, words, robot, monkeypatch
 ) -> None:
     """Armed, it ends by a fault of its own: whoever sees it end is to hold the robot."""
-    reads, read = itertools.count(), robot.read
 
-    def failing() -> Any:
-        if next(reads) == 20:
-            raise RuntimeError("the adapter is wrong")
-        return read()
+    def failing(loop: Loop) -> None:
+        raise RuntimeError("the loop is wrong")
 
-    robot.read = failing
-    with pytest.raises(RuntimeError, match="adapter is wrong"):
+    monkeypatch.setattr(Loop, "step", failing)
+    with pytest.raises(RuntimeError, match="loop is wrong"):
         control.run(session)
     assert robot.calls == ["connect", "arm", "close"]
     assert words["armed"] == 1
+
+
+def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
+    session, words, tmp_path
+):
+    path = tmp_path / "two links.unconfirmed.json"
+    bench = Bench(tmp_path)
+    kept = Unconfirmed(path, bench.guard)
+    kept.keep()
+    assert not path.exists()
+    bench.run(50)
+    measured = bench.guard.motion.measured[1]
+    bench.robot.offset[1] = 0.3
+    bench.run(1)
+    kept.keep()
+    kept.close()
+    assert json.loads(path.read_text()) == {"elbow": measured}
+
+    clock = Clock()
+    robot = MemoryRobot(clock, spec())
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
+    again = Unconfirmed(path, guard)
+    guard.connect(clock.now)
+    assert "joint elbow was last trusted at" in control._arm(guard, clock, words)
+    assert guard.state is State.CONNECTED
+    assert "arm" not in robot.calls
+    guard.confirm("elbow")
+    again.close()
+    assert not path.exists()
+    assert control._arm(guard, clock, words) == ""
+    assert guard.state is State.HOLD
+
+
+def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_path):
+    path = tmp_path / "two links.unconfirmed.json"
+    path.write_text('{"knee": 0.5}')
+    with pytest.raises(
+        UserError, match="expected the joints of two links that are to be confirmed"
+    ):
+        Unconfirmed(path, Bench(tmp_path).guard)

@@ -17,6 +17,7 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Code, Command, Reading, RobotSpec, Sent, Status
+from real_robot.robots.config import calibration_file
 from real_robot.robots.dynamixel import calibration, table
 from real_robot.robots.dynamixel.bus import (
     LATENCY_S,
@@ -131,6 +132,7 @@ class DynamixelRobot:
         self._strangers = list(range(count))  # who have not been told what to show
         self._clocks = {id_: Clock() for id_ in self._ids}
         self._place = {id_: k for k, id_ in enumerate(self._ids)}
+        self._own_ticks = [(0, table.TICKS - 1)] * count  # the servos' own position limits
         self._asked_ns = 0
         self._shown = np.zeros(count, LAYOUT)
         self._seq, self._heard_ns = 0, 0
@@ -140,7 +142,7 @@ class DynamixelRobot:
     @classmethod
     def by_config(cls, described: Described, line: Line) -> DynamixelRobot:
         """Raises UserError where the calibration is missing or of another arm."""
-        path = Path(line.calibration) if line.calibration else default_calibration(described)
+        path = calibration_file(described, line)
         servos = calibration.load(path, described.spec.joints)
         for joint, row in described.joints.items():
             if row.id is not None and row.id != servos[joint].id:
@@ -243,6 +245,7 @@ class DynamixelRobot:
                 )
         place = self._place[servo.id]
         low, high = has(table.MIN_POSITION), has(table.MAX_POSITION)
+        self._own_ticks[place] = low, high
         if low - table.CENTRE > self._low[place] or high - table.CENTRE < self._high[place]:
             wanted = [int(limit[place]) + table.CENTRE for limit in (self._low, self._high)]
             raise UserError(
@@ -403,18 +406,31 @@ class DynamixelRobot:
         return Sent(code, now, ticks * table.RAD)
 
     def hold(self, reason: str) -> Sequence[str]:
-        """reason: for a log; the servos need none."""
+        """reason: for a log; the servos need none.
+
+        A servo ignores a goal outside its own limits and would press on to its last one. If it
+        stands outside, as after its encoder leapt, its torque goes off.
+        """
         present = table.PRESENT_POSITION
         waiting = list(self._ids)
         for _ in range(TRIES):
             answers = self.bus.sync_read(waiting, present.address, present.size)
             known = {i: a.data for i, a in zip(waiting, answers, strict=True) if not a.code}
             goals = list(known), table.GOAL_POSITION.address, list(known.values())
+            beyond = [i for i, data in known.items() if not self._takes(i, present.unpack(data))]
+            off = beyond, table.TORQUE_ENABLE.address, [b"\0"] * len(beyond)
+            if beyond and self.bus.sync_write(*off) is not Code.OK:
+                continue
             if known and self.bus.sync_write(*goals) is Code.OK:
                 waiting = [id_ for id_ in waiting if id_ not in known]
             if not waiting:
                 break
         return [self._spec.joints[self._ids.index(id_)] for id_ in waiting]
+
+    def _takes(self, id_: int, ticks: int) -> bool:
+        """True if the servo's own position limits let it take this goal."""
+        low, high = self._own_ticks[self._place[id_]]
+        return low <= ticks <= high
 
     def disarm(self) -> None:
         for _ in range(TRIES):  # nobody answers a sync write
@@ -499,12 +515,6 @@ class DynamixelRobot:
             f"{self._spec.name} cannot be armed: {what}; a hardware error goes with a reboot or "
             "with the power, once its cause is gone"
         )
-
-
-def default_calibration(described: Described) -> Path:
-    """In the user's folder for settings."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home) / "offline_rl" / f"{described.spec.name}.calibration.json"
 
 
 def _words(bits: int) -> str:

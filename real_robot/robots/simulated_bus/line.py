@@ -9,7 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.packets import (
@@ -36,14 +36,18 @@ class Faults:
     lose: float = 0.0  # share of requests that a servo does not hear, each for itself
     corrupt: float = 0.0  # share of answers with one wrong byte
     delay_s: float = 0.0  # every answer later by it
-    frozen: tuple[int, ...] = ()  # ids whose measurements stand still
+    frozen: tuple[int, ...] = ()  # ids whose measurements stand still, their clock too
+    stuck: tuple[int, ...] = ()  # ids whose measurements stand still while their clock goes on
+    blind: tuple[int, ...] = ()  # ids whose encoder stands still, for their position loop too
     wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to what it shows
     unplugged: bool = False
+
+    _LISTS: ClassVar = ("missing", "frozen", "stuck", "blind")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Faults":
         """Raises TypeError for an unknown name."""
-        lists = {k: tuple(v) for k, v in values.items() if k in ("missing", "frozen")}
+        lists = {k: tuple(v) for k, v in values.items() if k in cls._LISTS}
         wrap = {int(id_): ticks for id_, ticks in values.get("wrap", {}).items()}
         return cls(**values | lists | {"wrap": wrap})
 
@@ -86,6 +90,7 @@ class Line:
         self._faults = faults
         for servo in self.servos:
             servo.frozen = servo.id in faults.frozen
+            servo.stuck, servo.blind = servo.id in faults.stuck, servo.id in faults.blind
             servo.wrap_ticks = faults.wrap.get(servo.id, 0)
 
     def feed(self, data: bytes, now_ns: int) -> None:
@@ -170,6 +175,7 @@ class Line:
             "heat": lambda id, celsius: setattr(self.servo(id), "temperature_c", celsius),
             "place": self.physics.place,
             "pose": self.physics.pose,
+            "push": self.physics.push,
         }
         actions[kind](**what)
         self.log(now_ns, kind, what)

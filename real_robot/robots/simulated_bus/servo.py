@@ -80,8 +80,10 @@ class SimulatedServo:
     ) -> None:
         self.model, self.index, self.physics = model, index, physics
         self.mounting_ticks, self.direction = mounting_ticks, direction
-        self.frozen = False  # its measurements stand still
-        self.wrap_ticks = 0  # added to the position it shows
+        self.frozen = False  # its measurements stand still, and so does its clock
+        self.stuck = False  # its measurements stand still while its clock goes on
+        self._wrap_ticks = 0
+        self._blind_q: float | None = None
         self.temperature_c = ROOM_C
         self._memory = bytearray(END)
         self._booted_ns = self._fed_ns = 0
@@ -132,6 +134,8 @@ class SimulatedServo:
 
     def follow(self) -> None:
         """A step along the profile, a trapezoid; time profiles are not simulated."""
+        if self._blind_q is not None and self.torque_on:
+            self._drive(self._angle(self.get(t.GOAL_POSITION)))
         if self._path is None:
             return
         (at, speed), dt = self._path, self.physics.period_ns * 1e-9
@@ -142,10 +146,16 @@ class SimulatedServo:
         speed += min(max(wanted - speed, -gain * dt), gain * dt)
         if abs(speed * dt) >= abs(apart):
             self._path = None
-            self.physics.set_goal(self.index, at + apart)
+            self._drive(at + apart)
         else:
             self._path = (at + speed * dt, speed)
-            self.physics.set_goal(self.index, at + speed * dt)
+            self._drive(at + speed * dt)
+
+    def _drive(self, angle_rad: float) -> None:
+        """The position loop's goal. A blind loop sees a constant error and pushes on."""
+        if self._blind_q is not None:
+            angle_rad += float(self.physics.q[self.index]) - self._blind_q
+        self.physics.set_goal(self.index, angle_rad)
 
     def protect(self, torque: float, dt_s: float) -> None:
         """Warms up, and switches off when it is too hot or pushes in vain for too long."""
@@ -188,9 +198,32 @@ class SimulatedServo:
     def _sign(self) -> int:
         return -self.direction if self._reversed() else self.direction
 
+    @property
+    def wrap_ticks(self) -> int:
+        """Ticks by which the encoder leapt. The goal register stays, so the servo drives there."""
+        return self._wrap_ticks
+
+    @wrap_ticks.setter
+    def wrap_ticks(self, ticks: int) -> None:
+        if ticks != self._wrap_ticks:
+            self._wrap_ticks = ticks
+            if self.torque_on and self._path is None:
+                self._drive(self._angle(self.get(t.GOAL_POSITION)))
+
+    @property
+    def blind(self) -> bool:
+        """True while the encoder stands still, for the servo's own position loop too."""
+        return self._blind_q is not None
+
+    @blind.setter
+    def blind(self, blind: bool) -> None:
+        if blind != self.blind:
+            self._blind_q = float(self.physics.q[self.index]) if blind else None
+
     def position(self) -> int:
         """Ticks that it would show."""
-        turned = self._sign() * float(self.physics.q[self.index]) / t.RAD
+        q = float(self.physics.q[self.index]) if self._blind_q is None else self._blind_q
+        turned = self._sign() * q / t.RAD
         return self._zero() + math.floor(turned + 0.5)
 
     def _angle(self, ticks: int) -> float:
@@ -210,7 +243,7 @@ class SimulatedServo:
         self._put(t.GOAL_POSITION, ticks)
         if not self.get(t.PROFILE_VELOCITY):
             self._path = None
-            self.physics.set_goal(self.index, self._angle(ticks))
+            self._drive(self._angle(ticks))
         elif self._path is None:
             self._path = (float(self.physics.q[self.index]), 0.0)
 
@@ -306,13 +339,16 @@ class SimulatedServo:
     def _measure(self, now_ns: int) -> None:
         if self.frozen:
             return
+        self._put(t.REALTIME_TICK, (now_ns - self._booted_ns) // 1_000_000 % t.TICK_PERIOD)
+        if self.stuck:
+            return
         physics, index, sign = self.physics, self.index, self._sign()
-        torque, speed = float(physics.torque[index]), float(physics.dq[index])
+        torque = float(physics.torque[index])
+        speed = 0.0 if self.blind else float(physics.dq[index])
         if self.model.current_a is None:
             current = round(1000 * torque / physics.max_torque[index])
         else:
             current = round(torque / self.model.torque_per_a / self.model.current_a)
-        self._put(t.REALTIME_TICK, (now_ns - self._booted_ns) // 1_000_000 % t.TICK_PERIOD)
         self._put(t.MOVING, int(abs(speed) > 10 * t.RAD_S))
         self._put(t.PRESENT_CURRENT, sign * current)
         self._put(t.PRESENT_VELOCITY, sign * round(speed / t.RAD_S))

@@ -1,0 +1,89 @@
+"""False alarms of the stuck-sensor check: an hour of free motion and of contact, simulated.
+
+    python -m benchmarks.robot alarms [minutes=60] [seed=0]
+
+The tabletop arm swings; every other minute a wall stands in its way, at a distance that changes,
+so that it grazes the wall, pushes against it, or is stopped by it. An operator re-arms it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.robot.logic import Bench
+from benchmarks.robot.stepped import RATE_HZ
+from offline_rl.utils.hardware import description
+from real_robot.control.loop import Wish
+from real_robot.control.session import MEMORY
+from real_robot.safety.states import RE_ARM, State
+
+AWAY_M = 0.8  # the wall's place in front of the arm's base, out of reach
+NEAREST_M, FURTHEST_M = 0.02, 0.08  # the wall's middle, beyond where the tip was
+SPEED_M = 0.001  # a tick, at which the wall comes and goes
+PATIENCE = 20  # ticks that the operator waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `alarms` takes."""
+
+    minutes: int = 60  # of simulated time
+    seed: int = 0
+
+
+def measure(options: Options) -> dict[str, Any]:
+    stops, contacts, running = Counter[str](), 0, 0
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        for minute in range(options.minutes):
+            bench = Bench(Path(folder), options.seed * 1000 + minute)
+            wall_m = goal_m = AWAY_M
+            for tick in range(round(60 * RATE_HZ)):
+                if minute % 2:
+                    goal_m = _nearer(bench) if tick % 400 == 0 else goal_m
+                    wall_m += min(max(goal_m - wall_m, -SPEED_M), SPEED_M)
+                    bench.event("place", body="wall", at_m=[wall_m, float(bench.tip[1]), 0.1])
+                bench.tick()
+                if _operate(bench, tick, stops):
+                    goal_m = AWAY_M
+                running += bench.guard.state is State.RUNNING
+                contacts += bool(_touches(bench))
+    return {
+        "minutes": options.minutes,
+        "seed": options.seed,
+        "running_s": round(running / RATE_HZ),
+        "contact_s": round(contacts / RATE_HZ),
+        "stops": dict(stops.most_common()),
+        "machine": description(),
+    }
+
+
+def _nearer(bench: Bench) -> float:
+    return float(bench.tip[0] + bench.chance.uniform(NEAREST_M, FURTHEST_M))
+
+
+def _touches(bench: Bench) -> bool:
+    physics = bench.line.physics
+    wall, contacts = physics.model.body("wall").geomadr[0], physics.data.contact.geom
+    return bool((contacts == wall).any())
+
+
+def _operate(bench: Bench, tick: int, stops: Counter[str]) -> bool:
+    """Count a stop and start the arm again; True if the wall has to go."""
+    guard = bench.guard
+    if tick % PATIENCE or guard.state in (State.RUNNING, State.SOFT_STOP):
+        return False
+    if guard.machine.latched is not None:
+        stops[guard.machine.latched.name] += bench.mark != guard.machine.latched
+        bench.mark = guard.machine.latched
+        bench.told.wishes.append(Wish(typed=RE_ARM))
+        return True
+    elif guard.state is State.CONNECTED:
+        bench.told.wishes.append(Wish(arm=True))
+    elif not bench.loop.starting:
+        bench.mark = -1
+        bench.told.wishes.append(Wish(start=True))
+    return False

@@ -1,0 +1,128 @@
+"""Validation of what an adapter answers, at the one place where its answers come in.
+
+An adapter is foreign code. A list for an array, a wrong length, a number that is none, a time of
+another clock or an exception must stop the robot with a sentence, not crash or blind the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from offline_rl.utils.errors import UserError
+from real_robot.control.clock import AHEAD_NS
+from real_robot.robot import Code, Limits, Reading, RobotSpec, Sent
+
+TEXT = 200  # characters of an adapter's own words
+
+
+def failure(error: Exception) -> str:
+    """What an adapter's exception says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:TEXT]}"
+
+
+def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an adapter that is not armed. Raises UserError, whatever the adapter raises."""
+    try:
+        return function(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the adapter's {name}() failed: {failure(error)}") from error
+
+
+def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
+    """What is wrong with an answer to `read` or `arm`; None if it is a whole `Reading`."""
+    if type(answer) is not Reading:
+        return f"it is {_kind(answer)}, expected a Reading"
+    count = len(spec.joints)
+    for name in ("q", "dq", "current_a", "status"):
+        value = getattr(answer, name)
+        kind = "i" if name == "status" else "f"
+        if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind != kind:
+            wanted = "integers" if kind == "i" else "floats"
+            return f"{name} is {_kind(value)}, expected an array of {count} {wanted}"
+    for name in ("seq", "request_ns", "middle_ns", "end_ns"):
+        if not isinstance(getattr(answer, name), int):
+            return f"{name} is {_kind(getattr(answer, name))}, expected an integer"
+    if not isinstance(answer.code, Code):
+        return f"code is {answer.code!r}, expected a Code"
+    if answer.code is Code.OK:
+        for name in ("q", "dq"):
+            value = getattr(answer, name)
+            if not np.dot(value, value) < np.inf:
+                return f"{name} is {value.tolist()}: numbers are expected where code is OK"
+    if answer.channels_ns is not None and not isinstance(answer.channels_ns, int):
+        return f"channels_ns is {_kind(answer.channels_ns)}, expected an integer or None"
+    return _channel_fault(spec, answer.channels) if answer.channels else None
+
+
+def _channel_fault(spec: RobotSpec, channels: Any) -> str | None:
+    if not hasattr(channels, "items"):
+        return f"channels is {_kind(channels)}, expected a mapping"
+    for name, value in channels.items():
+        if name not in spec.channels:
+            return f"there is a channel {name!r}, which the robot's file does not declare"
+        shape = spec.channels[name].shape
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype.kind not in "fi":
+            return f"channel {name} is {_kind(value)}, expected an array of shape {shape}"
+    return None
+
+
+def stamp_fault(reading: Reading, now_ns: int) -> str | None:
+    """What is wrong with a reading's time; None if it is one of the loop's clock."""
+    if reading.middle_ns - now_ns > AHEAD_NS:
+        return (
+            f"middle_ns is {(reading.middle_ns - now_ns) * 1e-9:.3g} s ahead: times are those of "
+            "time.monotonic_ns()"
+        )
+    return None
+
+
+def sent_fault(spec: RobotSpec, answer: Any) -> str | None:
+    """What is wrong with an answer to `command`; None if it is a whole `Sent`."""
+    if type(answer) is not Sent:
+        return f"it is {_kind(answer)}, expected a Sent"
+    if not isinstance(answer.code, Code):
+        return f"code is {answer.code!r}, expected a Code"
+    q = answer.q
+    if type(q) is not np.ndarray or q.shape != (len(spec.joints),) or q.dtype.kind != "f":
+        return f"q is {_kind(q)}, expected an array of {len(spec.joints)} floats"
+    return None
+
+
+def held(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[str]:
+    """Call the adapter's `hold`; the joints that it did not reach, all if it failed."""
+    try:
+        missed = hold(reason)
+    except Exception:  # the joints are named, and there is nobody else to hold them
+        return spec.joints
+    whole = isinstance(missed, (list, tuple)) and all(joint in spec.joints for joint in missed)
+    return missed if whole else spec.joints
+
+
+def spec_fault(spec: Any) -> str | None:
+    """What is wrong with an adapter's `spec`; None if it is a whole `RobotSpec`."""
+    if not isinstance(spec, RobotSpec):
+        return f"it is {_kind(spec)}, expected a RobotSpec"
+    count = len(spec.joints)
+    columns = {f"limits.{f.name}": spec.limits[f.name] for f in fields(Limits)}
+    for name, value in (columns | {"resolution": spec.resolution}).items():
+        if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind != "f":
+            return f"{name} is {_kind(value)}, expected an array of {count} floats"
+    if len(spec.units) != count:
+        return f"units has {len(spec.units)} entries, expected {count}"
+    for name in ("rate_hz", "timeout_s", "max_reading_age_s"):
+        value = getattr(spec, name)
+        if type(value) not in (int, float) or not 0 < value < np.inf:
+            return f"{name} is {value!r}, expected a positive number"
+    return None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and type {value.dtype}"
+    return f"{value!r}"[:TEXT] if value is None else f"a {type(value).__name__}"
