@@ -100,6 +100,8 @@ class RobotSpec:
     own_watchdog_s: float | None = None  # it stops by itself after so long without a command
     workspace: Workspace | None = None
     channels: Mapping[str, Channel] = field(default_factory=dict)
+    # joint -> its limits, as a robot's file calls them, outside the plausible range on purpose
+    unusual: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

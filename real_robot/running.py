@@ -13,7 +13,7 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder
+from offline_rl.utils.files import make_folder, read_yaml
 from offline_rl.utils.options import build, coerce
 from policies.bundle import read as read_bundle
 from real_robot.check import check, control_rate
@@ -23,7 +23,7 @@ from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import Processes, Session, new_folder, put_wish, wish_type
 from real_robot.recording.files import read
-from real_robot.robots.config import make, yaml_in
+from real_robot.robots.config import make
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
@@ -125,9 +125,8 @@ def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str,
     """
     if path is None:
         return {}, {}
-    values = yaml_in(Path(path)) or {}
-    tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
-    if not tables:
+    values = read_yaml(Path(path))
+    if not all(isinstance(v, dict) for v in values.values()):
         raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
     rules = values.pop("rules", {})
     build(Rules, rules, f"{path}: rules.")

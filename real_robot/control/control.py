@@ -49,7 +49,7 @@ def guard_of(session: Session, robot: Robot) -> Guard:
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
     limits = tightest(spec.limits, own)
-    if found := faults(spec.joints, limits, spec.units):
+    if found := faults(spec.joints, limits, spec.units, spec.unusual):
         raise UserError(f"{spec.name}: {found[0]}")
     rules = build(Rules, session.rules, "rules.")
     return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
