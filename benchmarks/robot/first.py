@@ -18,6 +18,7 @@ import numpy as np
 
 import envs
 import policies
+from benchmarks.robot import task
 from benchmarks.robot.stepped import RATE_HZ, Stepped
 from benchmarks.robot.task import TASK, offline_rl, starts
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
@@ -65,7 +66,7 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for k, (pose, target) in enumerate(zip(poses, targets, strict=True)):
             bench = Stepped(Path(folder) / str(k), policy, k)
-            episodes.append(play(bench, pose, target, most / policy.spec.rate_hz))
+            episodes.append(play(bench, pose, target, most / task.RATE_HZ))
     return {
         "succeeded": sum(each["success"] for each in episodes),
         "episodes": episodes,
