@@ -68,6 +68,7 @@ class Console:
         self.typed = ""
         self.quit = self._gone = False
         self.said = ""  # about the last word
+        self.lost = 0  # rows that were damaged in shared memory
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -152,6 +153,8 @@ class Console:
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
             parts.append(f"{why(row, self._joints)}; type {RE_ARM}")
+        if self.lost:
+            parts.append(f"{self.lost} rows damaged in shared memory")
         if self._words["starting"]:
             parts.append("starts with the first plan")
         if self.said:

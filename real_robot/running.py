@@ -310,6 +310,7 @@ def _look_after(
     while not console.quit:
         console.wait(handle)
         processes.raise_errors()
+        console.lost = rows.lost
         if said.newest():
             console.said = said.record["text"].item().decode(errors="replace")
         now = time.monotonic()

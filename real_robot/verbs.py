@@ -34,7 +34,8 @@ def robot(arguments: Sequence[str]) -> None:
       offset=          steps from an observation to when its first action is reached
       command_latency_s=0   from a command to the motion, as measured; up to 0.5
 
-    While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp quit.
+    While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp
+    quit, and confirm <joint> after its encoder leapt.
     The robot holds when a run ends. The space bar does not replace a switch that cuts the power.
     """
     verbs: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from envs.suites.arm import Reach
 from offline_rl.data.meaning import spec_of
 from policies import Spec
 from real_robot.control.loop import Wish
-from real_robot.safety.states import Reason, State
+from real_robot.robot import Reading
+from real_robot.safety.states import RE_ARM, Reason, State
 
 HORIZON, EXECUTED, STEP_S = 8, 4, 0.04
 PLAN_S = (HORIZON + 1) * STEP_S  # the longest that a plan lasts after its observation
@@ -72,6 +73,7 @@ class Bench(Stepped):
         self.injected_ns = 0
         self.joint = int(self.chance.integers(5))
         self.mark = 0  # a row's own
+        self.start_q, self.fastest = np.zeros(5), 0.0
 
     def spoil(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
         """The fault's moment is the next answer's."""
@@ -104,6 +106,7 @@ class Row:
     reasons: tuple[Reason, ...] = ()  # one of these is latched; none: it goes on
     ends: tuple[State, ...] = (State.HOLD, State.FAULT, State.ESTOP)
     after: Callable[[Bench], bool] = lambda b: True  # what must hold in the end
+    follows: bool = False  # the joint's goal goes to where it is measured, whatever its limits
     at_once: bool = True  # else `inject` takes its time, and says when it was
 
 
@@ -129,7 +132,8 @@ def run(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
             wrong.append("afterwards")
         delays.append(delay)
         goals = [what for _, kind, what in bench.arrived if kind == "goals"]
-        broken += outside(goals, bench.spec.limits, PERIOD_S)
+        but = bench.joint if row.follows else None
+        broken += outside(goals, bench.spec.limits, PERIOD_S, but)
     return summary(row.number, row.fault, row.reaction, delays, row.bound_s, broken, wrong)
 
 
@@ -297,8 +301,65 @@ def _missing(b: Bench) -> None:
     b.faults(missing=(b.joint + 1,))
 
 
-def _turn(b: Bench) -> None:
-    b.faults(wrap={b.joint + 1: 4096})
+def _encoder_leaps(b: Bench, ticks: int) -> None:
+    b.mark = len(b.arrived)
+    b.start_q = b.line.physics.q.copy()
+    b.faults(wrap={b.joint + 1: ticks})
+
+
+def _presses_on_nothing(b: Bench) -> bool:
+    """The joint did not go with its encoder, is not armed unasked, and names itself."""
+    j, physics = b.joint, b.line.physics
+    still = abs(physics.torque[j]) < 0.8 * physics.max_torque[j] and b.guard.culprits == 1 << j
+    near = abs(physics.q[j] - b.start_q[j]) < 0.6
+    b.run(40)
+    for wish in (Wish(typed=RE_ARM), Wish(arm=True)):
+        b.told.wishes.append(wish)
+        b.run(3)
+    return bool(still and near) and b.guard.state is State.CONNECTED
+
+
+def _moving(b: Bench, **faults: Any) -> None:
+    """The fault's moment is one at which the joint's goal moves: at rest nothing tells it."""
+    while abs(b.guard.motion.v[b.joint]) < SLOW_RAD_S:
+        b.tick()
+    b.injected_ns = b.surprise(lambda: b.faults(**dict.fromkeys(faults, (b.joint + 1,))))
+
+
+def _sleep(b: Bench) -> None:
+    """CLOCK_MONOTONIC stands still: the loop misses no deadline."""
+    b.clock.asleep_ns += 10 * 10**9
+
+
+def _push(b: Bench) -> None:
+    """5 N m for 0.05 s against a robot that holds; the time is that to the way back's end."""
+    b.told.wishes.append(Wish(finish=True))
+    b.run(120)
+    b.joint, b.start_q, b.fastest = 0, b.line.physics.q.copy(), 0.0
+    b.event("push", index=0, torque=5.0)
+    b.run(5)
+    b.event("push", index=0, torque=0.0)
+    b.injected_ns = b.now_ns
+
+
+def _let_go(b: Bench) -> bool:
+    """It stands again: where it was, or, if the push has stopped it, where it was pushed."""
+    b.fastest = max(b.fastest, -float(b.line.physics.dq[0]))
+    return b.now_ns - b.injected_ns > 1.5e9
+
+
+def _slowly(b: Bench) -> bool:
+    return b.fastest < b.spec.limits.velocity[0]
+
+
+def _answers(change: Callable[[Reading], Any]) -> Callable[[Bench], None]:
+    """The adapter answers something else to `read` from now on."""
+
+    def inject(b: Bench) -> None:
+        read = b.robot.read
+        b.robot.read = lambda: change(read())  # type: ignore[method-assign, return-value]
+
+    return inject
 
 
 def _faults(**what: Any) -> Callable[[Bench], None]:
@@ -322,6 +383,14 @@ CLIPPED = (Reason.CLIPPED_TOO_LONG,)
 HOLD, FAULT, ESTOP = (State.HOLD,), (State.FAULT,), (State.ESTOP,)
 P = PERIOD_S
 TIMEOUT_S, AGE_S = 0.01, 0.05  # of configs/robot/desk.yaml
+SLOW_RAD_S = 0.15  # slower goals do not tell a stuck sensor from a good one in 0.2 s
+ANSWERS: dict[str, Callable[[Reading], Any]] = {
+    "nothing": lambda reading: None,
+    "a list": lambda reading: replace(reading, q=reading.q.tolist()),
+    "NaN": lambda reading: replace(reading, q=reading.q * np.nan),
+    "the wall clock's time": lambda reading: replace(reading, middle_ns=reading.middle_ns + 10**18),
+    "by an exception": lambda reading: reading.q[7],
+}
 READ_S = 0.003  # of five servos: what comes after one has answered is in the next reading
 ROWS = (
     Row(
@@ -412,10 +481,44 @@ ROWS = (
         reasons=SERVO,
         ends=FAULT,
     ),
+    *(
+        Row(
+            *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked", P + READ_S),
+            partial(_encoder_leaps, ticks=ticks),
+            reasons=(Reason.ENCODER_LEAPT,),
+            ends=FAULT,
+            after=_presses_on_nothing,
+            follows=True,
+        )
+        for ticks in (200, 2048, 4096)
+    ),
+    *(
+        Row(
+            *("24", f"{what} stuck while the goal moves", "FAULT that names the joint", 0.2),
+            partial(_moving, **{kind: True}),
+            at_once=False,
+            reasons=(Reason.SENSOR_STUCK,),
+            ends=FAULT,
+            after=lambda b: b.guard.culprits == 1 << b.joint,
+        )
+        for kind, what in (("stuck", "measurements"), ("blind", "encoder, for the servo too,"))
+    ),
     Row(
-        *("16", "encoder leaps by a turn", "FAULT", P + READ_S, _turn),
-        reasons=(Reason.ENCODER_LEAPT,),
-        ends=FAULT,
+        *("25", "pushed by hand while it holds, let go", "gives way; no snap", None, _push),
+        _let_go,
+        at_once=False,
+        ends=(*HOLD, *FAULT),
+        reasons=(Reason.CURRENT_EXTREME, Reason.CURRENT_HIGH, Reason.VELOCITY_MEASURED),
+        after=_slowly,
+        follows=True,
+    ),
+    *(
+        Row(
+            *("26", f"adapter answers {what}", "FAULT", P, _answers(change)),
+            reasons=(Reason.ADAPTER_INVALID,),
+            ends=FAULT,
+        )
+        for what, change in ANSWERS.items()
     ),
     Row(
         *("17", "a joint jams", "SOFT_STOP", 0.1, _jam),
@@ -427,6 +530,11 @@ ROWS = (
         at_once=False,
         reasons=(Reason.CLOCK_JUMPED, *BUS, *SERVO),
         ends=(*HOLD, *FAULT),
+    ),
+    Row(
+        *("18", "suspended for 10 s, clock and all", "FAULT", P + READ_S, _sleep),
+        reasons=(Reason.SUSPENDED,),
+        ends=FAULT,
     ),
     Row(
         *("19", "every eighth deadline missed", "SOFT_STOP", 1.0, _hog),

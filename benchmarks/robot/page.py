@@ -195,6 +195,22 @@ def _bus(found: Found) -> str:
     return "\n\n".join([*parts, _where(found)])
 
 
+def _alarms(found: Found) -> str:
+    stops = ", ".join(f"{count} {name}" for name, count in found["stops"].items())
+    return "\n\n".join(
+        [
+            ALARMS.format(
+                minutes=found["minutes"],
+                running=found["running_s"],
+                contact=found["contact_s"],
+                false=found["stops"].get("SENSOR_STUCK", 0),
+                stops=stops or "none",
+            ),
+            _where(found),
+        ]
+    )
+
+
 NAMES = {
     "clone": "clone, an action at a time",
     "chunks": "clone, chunks of 8, 4 taken",
@@ -236,6 +252,11 @@ counted against the limits; a process that was killed takes some 7 ms to be gone
 5 and the hold 3. A machine that is shared or busy stands still at times: what came late then is
 counted like all else. `at`: the commit; a row without one was measured before the watchdog's last
 changes."""
+ALARMS = """## False alarms of the stuck-sensor check
+
+`python -m benchmarks.robot alarms`: {minutes} simulated minutes of the swinging arm, with a wall in
+its way in every other minute. It ran for {running} s and touched the wall for {contact} s.
+SENSOR_STUCK, each of them a false alarm: {false}. All stops: {stops}."""
 TIMING = """## Time
 
 `python -m benchmarks.robot timing`: {seconds:g} s of each loop at each rate, in turns, while the
@@ -250,6 +271,7 @@ PARTS: dict[str, Callable[[Found], str]] = {
     "first": _first,
     "task": _task,
     "faults": _faults,
+    "alarms": _alarms,
     "timing": _timing,
     "bus": _bus,
     "soak": _soak,

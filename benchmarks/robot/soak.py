@@ -71,6 +71,9 @@ class Clock:
     def wall_ns(self) -> int:
         return self.now
 
+    def suspended_ns(self) -> int:
+        return 0
+
     def sleep_until(self, deadline_ns: int) -> None:
         self.now = max(self.now, deadline_ns) + self.late_ns
         self.late_ns = 0

@@ -65,13 +65,16 @@ class Clock:
 
     def __init__(self, port: SteppedPort) -> None:
         self._port = port
-        self.late_ns, self.wall_jump_ns = 0, 0
+        self.late_ns, self.wall_jump_ns, self.asleep_ns = 0, 0, 0
 
     def now_ns(self) -> int:
         return self._port.now_ns()
 
     def wall_ns(self) -> int:
         return self._port.now_ns() + self.wall_jump_ns
+
+    def suspended_ns(self) -> int:
+        return self.asleep_ns
 
     def sleep_until(self, deadline_ns: int) -> None:
         self._port.sleep_until(deadline_ns + self.late_ns)
@@ -207,14 +210,19 @@ def commands(events: list[dict[str, int]], joints: int) -> list[np.ndarray]:
     return [np.array(stretch) for stretch in stretches if stretch]
 
 
-def outside(events: list[dict[str, int]], limits: Any, period_s: float) -> int:
+def outside(
+    events: list[dict[str, int]], limits: Any, period_s: float, but: int | None = None
+) -> int:
     """How many commands pass a limit of position, velocity, or a stop's acceleration or jerk.
 
-    By the integers that servos took, so that rounding adds up to 1, 2 and 4 ticks to differences.
+    but: a joint that is not judged. By the integers that servos took, so that rounding adds up to
+    1, 2 and 4 ticks to differences.
     """
     found = 0
     for ticks in commands(events, len(limits.velocity)):
         q = (ticks - registers.CENTRE) * registers.RAD
+        if but is not None:
+            q[:, but] = (limits.position_low + limits.position_high)[but] / 2
         slack = registers.RAD / 2 + 1e-9
         passed = ((q < limits.position_low - slack) | (q > limits.position_high + slack)).any(1)
         bounds = (limits.velocity, limits.stop_acceleration, limits.stop_jerk)

@@ -33,6 +33,9 @@ class Clock(Protocol):
     def wall_ns(self) -> int:
         """For people: it may jump, and nothing is decided by it."""
 
+    def suspended_ns(self) -> int:
+        """For how long the computer was suspended since it started; CLOCK_MONOTONIC stood still."""
+
     def sleep_until(self, deadline_ns: int) -> None:
         """Returns at `deadline_ns` or later; at once where that has passed."""
 
@@ -54,6 +57,14 @@ class MonotonicClock:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def suspended_ns(self) -> int:
+        for _ in range(3):  # a pause between two clocks would be taken for a suspension
+            before = time.monotonic_ns()
+            boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            if time.monotonic_ns() - before < AHEAD_NS:
+                break
+        return boot - before
 
     def sleep_until(self, deadline_ns: int) -> None:
         self._time.seconds, self._time.nanoseconds = divmod(deadline_ns, 1_000_000_000)

@@ -66,6 +66,7 @@ def run(session: Session) -> None:
     )
     said = Ring.create(session.path / "said", SAID, 16)
     unconfirmed = Unconfirmed(session.unconfirmed_file(), guard)
+    lock = session.claim()
     guard.connect(clock.now_ns())
     words["control_beat"] = 1  # the rings are there: who reads them may begin
     try:
@@ -100,6 +101,7 @@ def run(session: Session) -> None:
     finally:
         guard.close(clock.now_ns())
         unconfirmed.close()
+        lock.close()
 
 
 def _playback(session: Session, guard: Guard) -> Playback:

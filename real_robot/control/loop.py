@@ -28,6 +28,7 @@ TAKEOVER_RAMP_S = 0.2
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
 TELEOP_AGE_S = 0.1  # an older target of a person's is none
+SUSPENDED_NS = 100_000_000  # more between two ticks is a suspension; less, two clocks read apart
 STARTING_S = 2.0  # in which the first plan comes: nobody expects a robot to move later
 
 
@@ -111,6 +112,7 @@ class Loop:
         self._mixed = [0.0] * count
         self._end_ns = self._start_ns
         self._nan = np.full(count, np.nan)
+        self._suspended_ns = clock.suspended_ns()
 
     def begin(self) -> None:
         """The next deadline is one period from now, whatever was missed since the last."""
@@ -161,6 +163,9 @@ class Loop:
         others = 0
         if self._too_many_missed():
             others |= 1 << Reason.DEADLINES_MISSED
+        suspended, self._suspended_ns = self._suspended_ns, self.clock.suspended_ns()
+        if self._suspended_ns - suspended > SUSPENDED_NS:
+            others |= 1 << Reason.SUSPENDED
         self._in_a_row = 0
         if self.inputs.recorder_lost():
             others |= 1 << Reason.RECORDER_LOST

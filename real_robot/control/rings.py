@@ -24,6 +24,7 @@ import numpy as np
 
 MAGIC, FORMAT = b"RRRING\r\n", 1
 HEAD_AT, SCHEMA_AT = 24, 32
+TRIES = 16  # of a record that does not verify, before a reader gives it up
 PREFIX = 16  # bytes before a record: number, checksum, padding
 
 
@@ -98,14 +99,18 @@ class Ring:
         self._head[0] = number + 1
 
     def copy(self, number: int, into: memoryview) -> bool:
-        """Copies record `number`; False where it is overwritten by now, or was while copied."""
+        """Copies record `number`; False where it is overwritten by now, or was while copied, or
+        its checksum is wrong: `into` is then as before."""
         slot = number % self.slots
         if int(self._numbers[slot]) != 2 * number + 2:
             return False
         start = self._at + slot * self._stride + PREFIX
         total = int(self._sums[slot])
-        into[:] = self._bytes[start : start + self.dtype.itemsize]
-        return int(self._numbers[slot]) == 2 * number + 2 and crc32(into) == total
+        found = bytes(self._bytes[start : start + self.dtype.itemsize])
+        if int(self._numbers[slot]) != 2 * number + 2 or crc32(found) != total:
+            return False
+        into[:] = found
+        return True
 
     def close(self) -> None:
         """Lets go of the memory; the file stays."""
@@ -122,18 +127,26 @@ class Reader:
         self.record = np.zeros((), ring.dtype)  # what the last successful call found
         self._into = self.record.reshape(1).view(np.uint8).data
         self.next = 0 if from_start else ring.written
-        self.lost = 0  # records that were overwritten before they were read
+        self.lost = 0  # records that were overwritten before they were read, or are damaged
 
     def newest(self) -> bool:
-        """Whether `record` is now a record not seen before: the newest one."""
-        while (written := self.ring.written) > self.next:
+        """Whether `record` is now a record not seen before: the newest one.
+
+        False also if it does not verify, so that no reader waits for a damaged one; it then counts
+        in `lost`, and `record` is what it was.
+        """
+        for _ in range(TRIES):
+            if (written := self.ring.written) <= self.next:
+                return False
             if self.ring.copy(written - 1, self._into):
                 self.next = written
                 return True
+        self.next, self.lost = written, self.lost + 1
         return False
 
     def following(self) -> bool:
         """Whether `record` is now the one after the last; those overwritten count in `lost`."""
+        tries = 0
         while (written := self.ring.written) > self.next:
             oldest = max(0, written - self.ring.slots + 1)
             if self.next < oldest:
@@ -142,6 +155,9 @@ class Reader:
             if self.ring.copy(self.next, self._into):
                 self.next += 1
                 return True
+            tries += 1
+            if tries == TRIES:
+                self.next, self.lost, tries = self.next + 1, self.lost + 1, 0
         return False
 
 

@@ -12,6 +12,8 @@ said           what was refused, and why; from control
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -92,6 +94,26 @@ class Session:
         from real_robot.robots.config import unconfirmed_file
 
         return unconfirmed_file(self.robot, adapter=self.adapter, **self.changes)
+
+    def claim(self) -> BinaryIO:
+        """Lock the arm for this process until it ends, or the file is closed.
+
+        Raises UserError if another process commands the arm.
+        """
+        from real_robot.robots.config import arm_of
+
+        arm = arm_of(self.robot, adapter=self.adapter, **self.changes)
+        name = f"robot-{os.getuid()}-{hashlib.sha256(arm.encode()).hexdigest()[:16]}.lock"
+        folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+        file = (folder / name).open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(
+                f"another run commands {self.robot} ({arm}): end that one first"
+            ) from None
+        return file
 
     def ended(self, words: Words) -> bool:
         """Asked by a child: whether it is told to end, or nobody is left who could tell it."""

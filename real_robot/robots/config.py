@@ -6,6 +6,7 @@ is asked for.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from offline_rl.utils.modules import named
 from offline_rl.utils.options import Checked, Range, build, unknown
 from offline_rl.utils.paths import share
 from real_robot.robot import Channel, Limits, Robot, RobotSpec, Workspace
-from real_robot.safety.limits import FURTHEST_M
+from real_robot.safety.limits import FURTHEST_M, SMALLEST
 
 ADAPTERS = ("dynamixel", "simulated")
 LIMITS = (  # of a joint, as a robot's file calls them
@@ -70,7 +71,9 @@ class Line(Checked):
 
     port: str
     baud: int = 1_000_000
-    watchdog_s: float | None = None  # the servos' own: 0.02 to 2.54
+    # the servos' own: they stop if nothing is sent for so long. 0.02 to 2.54; 0: off; default: 0.2,
+    # for servos whose firmware has one
+    watchdog_s: float | None = None
     calibration: str | None = None  # a file; default: see `calibration_file`
     tracker: str | None = None  # a ring that another process writes `channels` into
     # of the adapter, at most 0.1; default: what the system says of it
@@ -78,10 +81,12 @@ class Line(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(Checked):
     """Of `simulated`."""
 
-    rate_hz: float = 250.0  # at which it takes goals and publishes; the physics run at 1 kHz
+    rate_hz: Annotated[float, Range(1, 10_000)] = (
+        250.0  # at which it takes goals and publishes; the physics run at 1 kHz
+    )
     folder: str | None = None  # of the shared memory; default: a temporary one
     place: dict = field(default_factory=dict)  # body of the model -> where it is at first, m
 
@@ -108,8 +113,11 @@ class Config:
             expected = f"{', '.join(ADAPTERS)}, or a class of yours, such as mine.py:Arm"
             raise ValueError(f"adapter is {self.adapter!r}; expected {expected}")
         for name in ("rate_hz", "timeout_s", "max_reading_age_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; a positive number is expected")
+            if not SMALLEST <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a positive number, at least "
+                    f"{SMALLEST:g}"
+                )
         _refuse_unknown(self.unusual, TIMES)
         for name, (low, high, hint) in TIMES.items():
             value = getattr(self, name)
@@ -235,6 +243,23 @@ def unconfirmed_file(
         return settings() / f"{described.spec.name}.unconfirmed.json"
     line = build(Line, described.config.dynamixel | changes, "dynamixel.")
     return calibration_file(described, line).with_suffix(".unconfirmed.json")
+
+
+def arm_of(name: str | Path, *, adapter: str | None = None, **changes: Any) -> str:
+    """What tells the arm that `make` would connect to from any other; arguments: those of `make`.
+
+    The port of servos, the folder of a simulation, else the robot's file and the adapter's options.
+    """
+    described = describe(name, **({"adapter": adapter} if adapter else {}))
+    config = described.config
+    if config.adapter == "dynamixel":
+        line = build(Line, config.dynamixel | changes, "dynamixel.")
+        return f"port {os.path.realpath(line.port)}"
+    if config.adapter == "simulated":
+        how = build(Simulation, config.simulated | changes, "simulated.")
+        return f"simulation {how.folder or described.spec.name}"
+    options = json.dumps(config.options | changes, sort_keys=True, default=str)
+    return f"{described.path.resolve()} {config.adapter} {options}"
 
 
 def calibration_file(described: Described, line: Line) -> Path:

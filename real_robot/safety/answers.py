@@ -16,6 +16,7 @@ from offline_rl.utils.errors import UserError
 from real_robot.control.clock import AHEAD_NS
 from real_robot.robot import Code, Limits, Reading, RobotSpec, Sent
 
+INTEGER = (int, np.integer)
 TEXT = 200  # characters of an adapter's own words
 
 
@@ -36,17 +37,17 @@ def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
     """What is wrong with an answer to `read` or `arm`; None if it is a whole `Reading`."""
-    if type(answer) is not Reading:
+    if not isinstance(answer, Reading):
         return f"it is {_kind(answer)}, expected a Reading"
     count = len(spec.joints)
     for name in ("q", "dq", "current_a", "status"):
         value = getattr(answer, name)
-        kind = "i" if name == "status" else "f"
-        if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind != kind:
-            wanted = "integers" if kind == "i" else "floats"
+        kind = "iu" if name == "status" else "f"
+        if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind not in kind:
+            wanted = "integers" if name == "status" else "floats"
             return f"{name} is {_kind(value)}, expected an array of {count} {wanted}"
     for name in ("seq", "request_ns", "middle_ns", "end_ns"):
-        if not isinstance(getattr(answer, name), int):
+        if not isinstance(getattr(answer, name), INTEGER):
             return f"{name} is {_kind(getattr(answer, name))}, expected an integer"
     if not isinstance(answer.code, Code):
         return f"code is {answer.code!r}, expected a Code"
@@ -55,9 +56,10 @@ def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
             value = getattr(answer, name)
             if not np.dot(value, value) < np.inf:
                 return f"{name} is {value.tolist()}: numbers are expected where code is OK"
-    if answer.channels_ns is not None and not isinstance(answer.channels_ns, int):
+    if answer.channels_ns is not None and not isinstance(answer.channels_ns, INTEGER):
         return f"channels_ns is {_kind(answer.channels_ns)}, expected an integer or None"
-    return _channel_fault(spec, answer.channels) if answer.channels else None
+    nothing = type(answer.channels) is dict and not answer.channels
+    return None if nothing else _channel_fault(spec, answer.channels)
 
 
 def _channel_fault(spec: RobotSpec, channels: Any) -> str | None:
@@ -84,7 +86,7 @@ def stamp_fault(reading: Reading, now_ns: int) -> str | None:
 
 def sent_fault(spec: RobotSpec, answer: Any) -> str | None:
     """What is wrong with an answer to `command`; None if it is a whole `Sent`."""
-    if type(answer) is not Sent:
+    if not isinstance(answer, Sent):
         return f"it is {_kind(answer)}, expected a Sent"
     if not isinstance(answer.code, Code):
         return f"code is {answer.code!r}, expected a Code"
@@ -100,7 +102,7 @@ def held(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[s
         missed = hold(reason)
     except Exception:  # the joints are named, and there is nobody else to hold them
         return spec.joints
-    whole = isinstance(missed, (list, tuple)) and all(joint in spec.joints for joint in missed)
+    whole = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
     return missed if whole else spec.joints
 
 

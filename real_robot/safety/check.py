@@ -37,7 +37,6 @@ _BLIND = sum(
     for reason in (
         Reason.CLOCK_JUMPED,
         Reason.SERVO_ERROR,
-        Reason.VELOCITY_MEASURED,
         Reason.ENCODER_LEAPT,
         Reason.ADAPTER_INVALID,
         Reason.BUS_LOST,

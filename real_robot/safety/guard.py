@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from math import copysign
 
 import numpy as np
 
@@ -39,6 +40,10 @@ from real_robot.safety.states import (
 
 ROUNDING = 1e-9  # rad: two floats of the same goal
 ARM_TRIES = 3  # readings, of which one must come
+SETTLE_S = 0.3  # after which a robot that stands has come to rest
+PUSHED = 0.125  # of tracking_error, beyond which a joint is pushed by hand
+LET_GO_S = 0.5  # after a push, until the joint returns
+RETURN = 0.1  # of the velocity limit, at which it does
 MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # by arming
 
 
@@ -65,6 +70,11 @@ class Guard:
         self._watched, self._watched_ns = [0.0] * count, 0  # q while unarmed; 0: not yet
         self.invalid = ""  # what is wrong with the adapter's last answer
         self._relief: list[float] | None = None  # where goals go back to
+        # a robot that is pushed by hand: see `_give_way`
+        self._anchor: list[float] | None = None  # where its goals return to
+        self._sag, self._give, self._settled = ([0.0] * count for _ in range(3))
+        self._pushed = [False] * count
+        self._stands_ns = self._pushed_ns = 0
         self._relieved: tuple[State, Reason] | None = None  # after which stop they have
         self._stood_ns = 0  # since when the robot stands after one
         self._status = np.zeros(count, int)  # as read last
@@ -246,7 +256,8 @@ class Guard:
         After a fault or an e-stop, a joint without torque says so, sinks, and may lie outside its
         limits.
         """
-        reasons = self.motion.reasons
+        # a suspension is over when it is noticed
+        reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
             if not status & ~(MENDED | Status.MISSING):
@@ -317,6 +328,7 @@ class Guard:
         if machine.state is State.SOFT_STOP and after.stands():
             machine.fire(Event.STANDSTILL, now_ns)
         self._yield(after)
+        self._give_way(after)
         return after
 
     def _go_with_the_encoder(self, before: Motion, after: Motion, reading: Reading) -> None:
@@ -378,6 +390,56 @@ class Guard:
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
             self._relief, self._relieved = [*motion.measured] if far else None, stop
 
+    def _give_way(self, motion: Motion) -> None:
+        """Let a robot that holds be pushed by hand, and bring it back when it is let go.
+
+        A servo that is pushed winds up like a spring and would snap back. So beyond a threshold the
+        goal of the joint follows where it is measured, within its limits, or at once if it is
+        pushed faster. A while after the push it returns slowly; a robot that was stopped stays
+        where it was pushed.
+        """
+        e, latched = self.envelope, self.machine.latched
+        holds = self.state is State.HOLD or (self.state in STOPPING and latched in CONTACTS)
+        if self._mute or not holds or blind(e, motion, motion.reasons):
+            self._anchor, self._stands_ns = None, 0
+            return
+        anchor = self._settle(motion) if self._anchor is None else self._anchor
+        if anchor is None:
+            return
+        for i, goal in enumerate(motion.q):
+            most, measured = PUSHED * e.tracking_error[i], motion.measured[i]
+            error = measured - goal - self._sag[i]
+            moved = abs(measured - self._settled[i]) > most
+            self._pushed[i] = abs(error) > (most / 2 if self._pushed[i] else most) and moved
+            if self._pushed[i]:
+                self._pushed_ns = motion.now_ns
+                goal += error - copysign(0.75 * most, error)
+                self._give[i] = goal = min(max(goal, e.low[i]), e.high[i])
+                if abs(error) > 2 * most:
+                    motion.rest_at(i, goal)
+            elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
+                step = RETURN * e.velocity[i] * e.period_s
+                self._give[i] += min(max(anchor[i] - self._give[i], -step), step)
+        still = self._give == motion.q and motion.stands() and not any(self._pushed)
+        self._relief = None if still else self._give
+
+    def _settle(self, motion: Motion) -> list[float] | None:
+        """Return the goals of a robot that has stood for a while, and note how far its joints hang
+        below them; None if it has not."""
+        if self._relief is not None or not motion.stands():
+            self._stands_ns = 0
+            return None
+        self._stands_ns = self._stands_ns or motion.now_ns
+        if motion.now_ns - self._stands_ns < SETTLE_S * 1e9:
+            return None
+        self._anchor, self._settled = [*motion.q], [*motion.measured]
+        self._give[:] = motion.q
+        for i, goal in enumerate(motion.q):
+            most = PUSHED * self.envelope.tracking_error[i] / 2
+            self._sag[i] = min(max(motion.measured[i] - goal, -most), most)
+            self._pushed[i] = False
+        return self._anchor
+
     @property
     def rests(self) -> bool:
         """Whether goals stand still, and are where they stay, or nothing is sent."""
@@ -404,7 +466,7 @@ class Guard:
     def _send(self, now_ns: int) -> None:
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
-        if self._mute or (latched and motion.stands()):
+        if self._mute or (latched and motion.stands() and self._relief is None):
             return  # servos keep their last goal; one that lost torque is not told to move
         self._goal[:] = motion.q
         if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():

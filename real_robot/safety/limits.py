@@ -15,6 +15,7 @@ from real_robot.safety.stopping import duration_s
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
 FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
+SMALLEST = 1e-6  # of any limit but positions, in its unit: a smaller one is a mistake
 FURTHEST_M = 20.0  # limits beyond are millimeters
 
 
@@ -105,6 +106,10 @@ class Envelope:
     scratch: list[float] = field(default_factory=list)  # [J]
 
     def __post_init__(self) -> None:
+        limits = (self.velocity, self.acceleration, self.jerk, self.stop_acceleration)
+        for values in (*limits, self.stop_jerk, self.tracking_error, self.current_a):
+            if not min(values) >= SMALLEST:
+                raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
         # from the greatest velocity, with the acceleration still to be taken back and then turned
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
@@ -167,6 +172,11 @@ def faults(
                 wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
             if wrong:
                 found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+            elif not f.name.startswith("position") and value < SMALLEST:
+                found.append(
+                    f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}: limits "
+                    "are in rad, m, s and A"
+                )
             elif units and FILE_NAMES.get(f.name, f.name) not in (unusual or {}).get(joint, ()):
                 found += _implausible(joint, f.name, value, PLAUSIBLE[units[i]][f.name])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):

@@ -175,6 +175,7 @@ FAULTS = frozenset(
 CONTACTS = frozenset(
     {
         Reason.SENSOR_STUCK,
+        Reason.VELOCITY_MEASURED,
         Reason.CURRENT_HIGH,
         Reason.CURRENT_EXTREME,
         Reason.TRACKING_ERROR,

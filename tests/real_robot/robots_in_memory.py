@@ -78,6 +78,10 @@ class Clock:
         self.now = 1_000_000_000
         self.lateness: dict[int, int] = {}  # ns, by the number of the sleep
         self.sleeps = 0
+        self.suspended = 0  # ns
+
+    def suspended_ns(self) -> int:
+        return self.suspended
 
     def now_ns(self) -> int:
         return self.now

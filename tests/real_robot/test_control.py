@@ -404,3 +404,23 @@ def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_pat
         UserError, match="expected the joints of two links that are to be confirmed"
     ):
         Unconfirmed(path, Bench(tmp_path).guard)
+
+
+@pytest.mark.parametrize("adapter", ["simulated", "dynamixel"])
+def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
+    def of(**changes: str) -> Session:
+        return replace(session, adapter=adapter, changes=changes)
+
+    place = {"simulated": "folder", "dynamixel": "port"}[adapter]
+    first, link = tmp_path / "first", tmp_path / "link"
+    first.mkdir()
+    link.symlink_to(first)
+    lock = of(**{place: str(first)}).claim()
+    with pytest.raises(UserError, match=r"another run commands desk .*first\): end that one first"):
+        of(**{place: str(first)}).claim()
+    of(**{place: str(tmp_path / "second")}).claim().close()
+    if adapter == "dynamixel":  # the same device by another name
+        with pytest.raises(UserError, match="another run commands desk"):
+            of(port=str(link)).claim()
+    lock.close()
+    of(**{place: str(first)}).claim().close()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from robots_in_memory import HORIZON, RATE_HZ, Bench, Clock, MemoryRobot, spec, swing, workspace
 
+from benchmarks.robot.logic import Bench as Desk
 from benchmarks.robot.soak import soak
 from offline_rl.utils.errors import UserError
 from real_robot.control.loop import Wish
@@ -430,13 +431,35 @@ def test_a_jump_of_the_wall_clock_is_nothing(tmp_path, jump_s: int):
 
 
 @pytest.mark.parametrize("seed", REPEATS)
-def test_a_suspended_computer_stops_the_robot(tmp_path, seed: int):
+def test_a_clock_that_jumps_stops_the_robot(tmp_path, seed: int):
     made = bench(tmp_path, seed)
     made.clock.now += 2 * 10**9
     made.until(lambda: made.guard.state is not State.RUNNING, 4)
     made.until(lambda: made.guard.state is State.HOLD)
     assert made.guard.machine.latched in (Reason.CLOCK_JUMPED, Reason.DEADLINES_MISSED)
     made.assert_within_limits()
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_suspended_computer_is_a_fault_though_its_clock_stood_still(tmp_path, moves: bool):
+    """CLOCK_MONOTONIC does not count a suspension: no deadline is missed, nothing seems too old."""
+    made = Bench(tmp_path)
+    if not moves:
+        made.inputs.wishes = {}
+    made.run(100)
+    made.clock.suspended += 50_000_000  # two clocks that were read apart
+    made.run(10)
+    assert made.guard.cause is None
+    made.clock.suspended += 10 * 10**9
+    made.run(1)
+    assert made.guard.cause is Reason.SUSPENDED
+    made.run(100)
+    assert made.guard.state is State.FAULT
+    assert made.guard.motion.stands()
+    made.assert_within_limits()
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.run(1)
+    assert made.guard.state is State.CONNECTED
 
 
 def test_a_missed_deadline_now_and_then_is_borne_and_counted(tmp_path):
@@ -607,6 +630,7 @@ WRONG_READINGS = {
     "wall clock": (lambda r: replace(r, middle_ns=r.middle_ns + 10**18), "1e[+]09 s ahead"),
     "seconds": (lambda r: replace(r, middle_ns=1.5), "middle_ns is a float, expected an integer"),
     "channel": (lambda r: replace(r, channels={"puck": 1.0}), "there is a channel 'puck'"),
+    "no channels": (lambda r: replace(r, channels=None), "channels is None, expected a mapping"),
     "exception": (lambda r: r.q[7], "IndexError: index 7 is out of bounds"),
 }
 
@@ -684,3 +708,51 @@ def test_a_servo_that_arming_left_without_torque_is_named(tmp_path):
     guard.passed(clock.now)
     with pytest.raises(Refused, match="joint elbow reports TORQUE_OFF"):
         guard.arm(clock.now)
+
+
+@pytest.mark.parametrize("measures_current", [True, False])
+def test_an_arm_that_is_pushed_by_hand_gives_way_and_does_not_snap_back(
+    tmp_path, measures_current: bool
+):
+    """5 N m for 0.05 s push a waist whose servo has 4.1 N m; its limit is 2 rad/s.
+
+    Without a current it holds all the while and returns; with one the push is CURRENT_EXTREME, and
+    it stays where it was pushed.
+    """
+    desk = Desk(tmp_path, 3)
+    desk.told.wishes.append(Wish(finish=True))
+    desk.run(120)
+    assert desk.guard.state is State.HOLD
+    if not measures_current:
+        desk.robot._current_a[:] = np.nan
+    physics, start = desk.line.physics, float(desk.line.physics.q[0])
+    desk.event("push", index=0, torque=5.0)
+    desk.run(5)
+    desk.event("push", index=0, torque=0.0)
+    assert physics.q[0] - start > 0.06
+    speeds = []
+    for _ in range(150):
+        desk.tick()
+        speeds.append(-float(physics.dq[0]))
+    assert max(speeds) < 2.0
+    if measures_current:
+        assert desk.guard.state is State.FAULT
+        assert desk.guard.cause is Reason.CURRENT_EXTREME
+    else:
+        assert desk.guard.cause is None
+        assert physics.q[0] == pytest.approx(start, abs=0.01)
+        goals = np.array([what["1"] for _, _, what in desk.arrived if "1" in what][-145:])
+        assert len(np.unique(goals[-20:])) == 1
+        assert np.abs(np.diff(goals)).max() * 2 * np.pi / 4096 / 0.01 < 2.0 + 0.16  # a tick
+
+
+def test_an_arm_whose_weight_hangs_below_its_goals_does_not_sink(tmp_path):
+    """A steady error, however large, is not a push: only a joint that moves was pushed."""
+    made = Bench(tmp_path)
+    made.inputs.wishes = {}
+    read, weight = made.robot.read, np.array([0.0, -0.1])  # half of the tracking error
+    made.robot.read = lambda: (r := read(), replace(r, q=r.q + weight))[1]
+    made.guard.motion.measured[1] -= 0.1
+    made.run(400)
+    assert made.guard.state is State.HOLD
+    assert made.guard.motion.q == [0.0, 0.0]

@@ -113,3 +113,25 @@ def test_words_are_shared(tmp_path):
     assert Words(tmp_path / "w")["control_beat"] == 7
     with pytest.raises(KeyError):
         mine["no such word"] = 1
+
+
+def test_a_damaged_record_is_given_up_counted_and_read_past(tmp_path):
+    """A reader that waited for it would stand still, and the control loop is one."""
+    ring = Ring.create(tmp_path / "r", RECORD, 8)
+    newest, all_of_them = Reader(ring), Reader(ring, from_start=True)
+    for n in range(3):
+        push(ring, n)
+    ring._sums[2] += 1
+    assert not newest.newest()
+    assert newest.lost == 1
+    assert not newest.newest()
+    seen = []
+    while all_of_them.following():
+        seen.append(int(all_of_them.record["n"]))
+    assert seen == [0, 1]
+    assert all_of_them.lost == 1
+    assert int(all_of_them.record["n"]) == 1  # not the damaged one
+    push(ring, 3)
+    assert newest.newest()
+    assert all_of_them.following()
+    assert int(newest.record["n"]) == int(all_of_them.record["n"]) == 3

@@ -6,7 +6,7 @@ import gc
 import math
 import random
 import tracemalloc
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -489,6 +489,24 @@ def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own(
     assert faults(("a", "b"), merged) == []
 
 
+@pytest.mark.parametrize("name", [f.name for f in fields(Limits)][2:])
+def test_a_limit_that_nearly_is_zero_is_refused_and_divides_nothing(name: str):
+    tiny = limits(**{name: 5e-324})
+    sentence = f"joint shoulder: {name} is 4.94066e-324, expected at least 1e-06"
+    assert any(fault.startswith(sentence) for fault in faults(("shoulder", "elbow"), tiny))
+    with pytest.raises(ValueError, match=r"a limit is 4\.94066e-324, expected at least"):
+        envelope(spec(), tiny, 200.0)
+
+
+def test_the_smallest_limits_that_are_taken_divide_nothing_by_zero():
+    smallest = dict.fromkeys([f.name for f in fields(Limits)][2:], 1e-6)
+    run = Run(envelope(spec(), limits(**smallest), 200.0, NOTHING_TRIPS))
+    rng = random.Random(0)
+    for _ in range(400):
+        run.tick([rng.uniform(-2, 2), 0.0], rng.choice(list(State)[3:]))
+    assert_within(run)
+
+
 def test_a_missing_or_impossible_limit_is_named_with_its_joint():
     nothing = Limits(**{name: np.array([np.nan]) for name in vars(limits())})
     assert len(faults(("wrist",), nothing)) == 9
@@ -703,8 +721,8 @@ def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     robot.blocked[0] = True
-    for _ in range(100):
-        robot.q[0] += 0.005
+    for _ in range(30):  # before it has come to rest: then it would give way
+        robot.q[0] += 0.01
         go(guard, clock, None)
     with pytest.raises(Refused, match=f"^{Reason.TRACKING_ERROR.text}: still so"):
         guard.re_arm("re-arm", clock.now)

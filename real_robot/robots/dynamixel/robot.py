@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -64,6 +65,7 @@ MAPPING = b"".join(
 STATUS = {0x01: Status.VOLTAGE, 0x04: Status.OVER_TEMPERATURE, 0x08: Status.ENCODER}
 STATUS |= {0x10: Status.ERROR, 0x20: Status.OVERLOAD}
 TRIES = 3  # of what is not in the loop
+DEFAULT_WATCHDOG_S = 0.2
 
 
 class Clock:
@@ -117,13 +119,18 @@ class DynamixelRobot:
         tracker: Path | None = None,
         m_per_rad: Sequence[float | None] | None = None,
     ) -> None:
-        if watchdog_s is not None and not table.WATCHDOG_S <= watchdog_s <= 127 * table.WATCHDOG_S:
-            raise UserError(f"watchdog_s={watchdog_s}: servos take 0.02 to 2.54 s")
+        most_s = 127 * table.WATCHDOG_S
+        if watchdog_s and not table.WATCHDOG_S <= watchdog_s <= most_s:
+            raise UserError(f"watchdog_s={watchdog_s}: servos take 0.02 to 2.54 s; 0 is off")
+        self._watchdog_needed = bool(watchdog_s)
+        self._watched = list[int]()  # ids of servos that have a watchdog and are to use it
+        watchdog_s = DEFAULT_WATCHDOG_S if watchdog_s is None else watchdog_s
         count = len(spec.joints)
         self._servos, self._ids = servos, tuple(servo.id for servo in servos.values())
         self._per_rad = np.array([each or 1.0 for each in m_per_rad or [None] * count])
         self._per_tick = self._per_rad * table.RAD  # [J] rad or m
-        self._spec = _tightened(spec, servos, watchdog_s, self._per_tick)
+        self._spec = _tightened(spec, servos, watchdog_s or None, self._per_tick)
+        self._watchdog_s = self._spec.own_watchdog_s or 0.0
         low, high = self._spec.limits.position_low, self._spec.limits.position_high
         self._low = np.ceil(np.nan_to_num(low, nan=0) / self._per_tick - 1e-9).astype(int)
         self._high = np.floor(np.nan_to_num(high, nan=0) / self._per_tick + 1e-9).astype(int)
@@ -206,11 +213,14 @@ class DynamixelRobot:
         except Gone as error:
             raise UserError(f"the port went away ({error}): plug it in and begin again") from None
         self._models, delays, addresses = [], [], dict[int, list[int]]()
+        self._watched.clear()
         for joint, servo in self._servos.items():
             model, delay_s = self._introduce(joint, servo)
             self._models.append(model)
             delays.append(delay_s)
             addresses.setdefault(model.indirect_data, []).append(servo.id)
+        if len(self._watched) < len(self._ids):  # the robot does not stop by itself, only a part
+            self._spec = replace(self._spec, own_watchdog_s=None)
         self._groups = [(address, tuple(ids)) for address, ids in addresses.items()]
         self._current_a = np.array([m.current_a or np.nan for m in self._models])
         bus = Bus(port, self._baud, return_delay_s=max(delays), latency_s=self._latency_s)
@@ -272,7 +282,10 @@ class DynamixelRobot:
                 "time profiles and torque by goal are not used; write "
                 f"{servo.drive_mode & table.REVERSE} and calibrate again"
             )
-        if self._spec.own_watchdog_s is not None and has(table.FIRMWARE) < model.watchdog_firmware:
+        has_watchdog = has(table.FIRMWARE) >= model.watchdog_firmware
+        if self._watchdog_s and has_watchdog and servo.id not in self._watched:
+            self._watched.append(servo.id)
+        if self._watchdog_needed and not has_watchdog:
             raise UserError(
                 f"{joint}: firmware {has(table.FIRMWARE)} has no bus watchdog (from "
                 f"{model.watchdog_firmware} on): update it, or leave out watchdog_s"
@@ -283,6 +296,8 @@ class DynamixelRobot:
         if not self.bus.port.claim():
             raise UserError(f"the port of {self._spec.name} is in use by another process")
         self._armed = False
+        for joint, servo in self._servos.items():  # it may be another by now, or in another mode
+            self._introduce(joint, servo)
         reading = self._steady()
         if reading.code or (reading.status & ~Status.WATCHDOG).any():
             self._complain(reading)
@@ -294,8 +309,9 @@ class DynamixelRobot:
             self._set_all(table.PROFILE_ACCELERATION, 0)
             if on:  # a servo that does not begin where it stands would leap to its last goal
                 here = self._shown["position"][limp].tolist()
-                goals = [table.GOAL_POSITION.pack(ticks) for ticks in here]
-                self.bus.sync_write(on, table.GOAL_POSITION.address, goals)
+                # one by one, since nobody answers a sync write, and one that missed it would leap
+                for id_, ticks in zip(on, here, strict=True):
+                    self._told(id_, table.GOAL_POSITION, ticks)
                 # all at once, so that the arm does not sag servo by servo; then see whether
                 self.bus.sync_write(on, table.TORQUE_ENABLE.address, [b"\1"] * len(on))
             self._set_all(table.TORQUE_ENABLE, 1)
@@ -303,9 +319,8 @@ class DynamixelRobot:
                 self._complain(reading)
             for id_, ticks in zip(self._ids, self._shown["position"].tolist(), strict=True):
                 self._set(id_, table.GOAL_POSITION, ticks)
-            if self._spec.own_watchdog_s is not None:
-                count = round(self._spec.own_watchdog_s / table.WATCHDOG_S)
-                self._set_all(table.BUS_WATCHDOG, count)
+            for id_ in self._watched:
+                self._set(id_, table.BUS_WATCHDOG, round(self._watchdog_s / table.WATCHDOG_S))
             self._armed = True
             reading = self._steady()
             if reading.code or reading.status.any():
@@ -313,7 +328,7 @@ class DynamixelRobot:
         except UserError:
             self._armed = False
             for id_ in on:  # as they were found
-                self.bus.write(id_, table.TORQUE_ENABLE.address, b"\0")
+                self._tried(partial(self.bus.write, id_, table.TORQUE_ENABLE.address, b"\0"))
             raise
         return reading
 
@@ -503,6 +518,18 @@ class DynamixelRobot:
     def _set_all(self, item: table.Item, value: int) -> None:
         for id_ in self._ids:
             self._set(id_, item, value)
+
+    def _told(self, id_: int, item: table.Item, value: int) -> None:
+        """Writes, and has the servo say that it heard. Raises UserError."""
+        data = item.pack(value)
+        done = self._tried(lambda: self.bus.write(id_, item.address, data))
+        if done.code:
+            joint = self._spec.joints[self._place[id_]]
+            raise UserError(
+                f"{joint}: servo {id_} did not take where it stands as its goal "
+                f"({done.code.name.lower()}): the arm was not armed; is the joint inside its "
+                "servo's own position limits?"
+            )
 
     def _set(self, id_: int, item: table.Item, value: int) -> None:
         """Writes and reads back. Raises UserError."""

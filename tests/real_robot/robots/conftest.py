@@ -21,7 +21,7 @@ class Rig:
     """A line, a port on it, and a robot that is connected when a test asks for it."""
 
     def __init__(self, described: Described, **options: Any) -> None:
-        watchdog_s = options.pop("watchdog_s", None)
+        watchdog_s = options.pop("watchdog_s", 0.0)
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.line: Line = arm.build(
             described, log=lambda *event: self.events.append(event), **options

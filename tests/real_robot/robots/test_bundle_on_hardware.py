@@ -146,7 +146,10 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     assert check(rig.robot, path, connect=False, runtime="numpy")
     robot, port = Tracked(rig.robot, target), rig.port
     clock: Any = SimpleNamespace(
-        now_ns=port.now_ns, sleep_until=port.sleep_until, wall_ns=port.now_ns
+        suspended_ns=lambda: 0,
+        now_ns=port.now_ns,
+        sleep_until=port.sleep_until,
+        wall_ns=port.now_ns,
     )
     spec = robot.spec
     guard = Guard(robot, envelope(spec, spec.limits, RATE_HZ, None, forward(spec)))

@@ -17,7 +17,7 @@ from real_robot.control.rings import Ring
 from real_robot.robot import Code, Status
 from real_robot.robots import tracker
 from real_robot.robots.dynamixel import calibration, table
-from real_robot.robots.dynamixel.bus import Bus
+from real_robot.robots.dynamixel.bus import Answer, Bus
 from real_robot.robots.dynamixel.robot import Clock, DynamixelRobot
 from real_robot.robots.simulated_bus import arm
 from real_robot.robots.simulated_bus.servo import SimulatedServo
@@ -140,19 +140,57 @@ def test_what_does_not_let_go_is_named(rig: Any, monkeypatch: pytest.MonkeyPatch
 def test_arming_does_not_rely_on_servos_to_begin_where_they_stand(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that kept its last goal would leap there: it is told where it stands before."""
-    told, write = list[tuple[int, Any]](), Bus.sync_write
+    """One that kept its last goal would leap there: it says that it heard where it stands."""
+    told, write, sync_write = list[tuple[int, Any]](), Bus.write, Bus.sync_write
 
-    def listens(bus: Bus, ids: Any, address: int, data: Any) -> Any:
+    def hears(bus: Bus, id_: int, address: int, data: bytes, *patience: float) -> Any:
+        told.append((address, (id_, data)))
+        return write(bus, id_, address, data, *patience)
+
+    def hear(bus: Bus, ids: Any, address: int, data: Any) -> Any:
         told.append((address, [*data]))
-        return write(bus, ids, address, data)
+        return sync_write(bus, ids, address, data)
 
-    monkeypatch.setattr(Bus, "sync_write", listens)
+    monkeypatch.setattr(Bus, "write", hears)
+    monkeypatch.setattr(Bus, "sync_write", hear)
     rig.robot.connect()
-    stands = [table.GOAL_POSITION.pack(servo.position()) for servo in rig.line.servos]
+    stands = [(s.id, table.GOAL_POSITION.pack(s.position())) for s in rig.line.servos]
     rig.robot.arm()
     torque = [address for address, _ in told].index(table.TORQUE_ENABLE.address)
-    assert told[torque - 1] == (table.GOAL_POSITION.address, stands)
+    assert told[torque - 5 : torque] == [(table.GOAL_POSITION.address, each) for each in stands]
+
+
+@pytest.mark.parametrize("heard", ["goal", "torque"])
+def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, heard: str
+) -> None:
+    write, deaf = Bus.write, table.GOAL_POSITION if heard == "goal" else table.TORQUE_ENABLE
+    missed = list[int]()
+
+    def write_but_one(bus: Bus, id_: int, address: int, data: bytes, *patience: float) -> Any:
+        if id_ == 3 and address == deaf.address and len(missed) < lost:
+            missed.append(address)
+            return Answer(Code.TIMEOUT)
+        return write(bus, id_, address, data, *patience)
+
+    monkeypatch.setattr(Bus, "write", write_but_one)
+    lost = 2
+    rig.armed()
+    assert len(missed) == 2
+    rig.robot.disarm()
+    lost = 100
+    rig.line.servos[2].write(table.TORQUE_ENABLE.address, b"\0")
+    with pytest.raises(UserError, match="elbow: servo 3 did not take"):
+        rig.robot.arm()
+    assert not any(servo.torque_on for servo in rig.line.servos if servo.id != 3)
+
+
+def test_a_servo_in_another_mode_since_it_was_connected_is_not_armed(rig: Any) -> None:
+    rig.robot.connect()
+    rig.line.servos[3].write(table.OPERATING_MODE.address, b"\x04")
+    with pytest.raises(UserError, match="wrist: servo 4 has operating mode 4"):
+        rig.robot.arm()
+    assert not any(servo.torque_on for servo in rig.line.servos)
 
 
 def test_a_second_instance_holds_where_the_arm_is(make_rig: Callable[..., Any], desk: Any) -> None:
@@ -465,6 +503,23 @@ def test_20_servos_stop_by_themselves_when_the_host_is_silent(
     assert not reading.status.any()
 
 
+def test_20_every_servo_that_has_a_watchdog_uses_it_unless_it_is_off(make_rig: Any) -> None:
+    def counts(rig: Any) -> list[int]:
+        rig.armed()
+        return [servo.get(table.BUS_WATCHDOG) for servo in rig.line.servos]
+
+    assert counts(make_rig(watchdog_s=None)) == [10] * 5  # 0.2 s
+    assert counts(make_rig(watchdog_s=0)) == [0] * 5
+    old = make_rig(watchdog_s=None)
+    old.line.servos[1]._put(table.FIRMWARE, 37)
+    assert counts(old) == [10, 0, 10, 10, 10]
+    assert old.robot.spec.own_watchdog_s is None
+    old = make_rig(watchdog_s=0.1)
+    old.line.servos[1]._put(table.FIRMWARE, 37)
+    with pytest.raises(UserError, match="shoulder: firmware 37 has no bus watchdog"):
+        old.robot.connect()
+
+
 def test_a_servos_clock_dates_its_answers_whatever_the_crystal() -> None:
     """One that runs 0.5 % fast is followed; an answer older than its request is not taken."""
     clock, now_ms = Clock(), 5_000.0
@@ -475,3 +530,16 @@ def test_a_servos_clock_dates_its_answers_whatever_the_crystal() -> None:
     now_ms += 5
     old = int((now_ms - 6) * 1.005 + 17) % 32768
     assert not clock.within(old, int((now_ms - 1) * 1e6), int((now_ms + 2) * 1e6))
+
+
+def test_a_joint_that_leapt_out_of_its_servos_limits_is_let_go_rather_than_pressed(
+    rig: Any,
+) -> None:
+    """The servo ignores any goal that would hold it there; the others hold."""
+    q = rig.armed().q
+    rig.faults(wrap={2: 2048})
+    assert rig.robot.hold("the encoder leapt") == []
+    rig.wait(0.01)
+    assert [servo.torque_on for servo in rig.line.servos] == [True, False, True, True, True]
+    reading, _ = rig.tick(q)
+    assert reading.status[1] == Status.TORQUE_OFF
