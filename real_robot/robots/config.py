@@ -33,7 +33,7 @@ LIMITS = (  # of a joint, as a robot's file calls them
 
 TIMES = {  # plausible range and the likely mistake
     "rate_hz": (5.0, 2000.0, "it is a rate in 1/s, not a period"),
-    "timeout_s": (1e-4, 0.2, "did you mean milliseconds? It is in s"),
+    "timeout_s": (1e-4, 1.0, "did you mean milliseconds? It is in s"),
     "max_reading_age_s": (1e-3, 1.0, "did you mean milliseconds? It is in s"),
 }
 

@@ -258,8 +258,15 @@ class DynamixelRobot:
         expected = {
             "drive mode": (table.DRIVE_MODE, servo.drive_mode),
             "homing offset": (table.HOMING_OFFSET, servo.homing_offset),
-            "operating mode": (table.OPERATING_MODE, table.POSITION_MODE),
         }
+        if (mode := has(table.OPERATING_MODE)) != table.POSITION_MODE:
+            name = table.MODES.get(mode, "unknown")
+            raise UserError(
+                f"{joint}: servo {servo.id} is in operating mode {mode} ({name}), expected "
+                f"{table.POSITION_MODE} (position): another program has set it, as LeRobot sets 4; "
+                f"write {table.POSITION_MODE} to register 11, torque off, or let offline-rl robot "
+                "calibrate do so"
+            )
         for name, (item, value) in expected.items():
             if has(item) != value:
                 raise UserError(

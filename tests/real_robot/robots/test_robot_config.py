@@ -111,7 +111,7 @@ def test_what_is_not_declared_is_missing_not_assumed(tmp_path: Path) -> None:
         ({"adapter": "feetech"}, "expected dynamixel, simulated"),
         ({"workspace": {"sites": ["tip"], "low": [0], "high": [1]}}, "3 numbers"),
         ({"channels": {"puck": {"unit": "m"}}}, "expected shape and unit"),
-        ({"timeout_s": 10}, r"timeout_s is 10, expected 0.0001 to 0.2: .*milliseconds"),
+        ({"timeout_s": 10}, r"timeout_s is 10, expected 0.0001 to 1: .*milliseconds"),
         ({"max_reading_age_s": 50}, r"max_reading_age_s is 50, expected .*milliseconds"),
         ({"rate_hz": 0.01}, "rate_hz is 0.01, expected 5 to 2000: .*not a period"),
         ({"unusual": ["timeout"]}, "unusual 'timeout'; did you mean timeout_s"),
