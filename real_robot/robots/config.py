@@ -21,7 +21,7 @@ from offline_rl.utils.files import read_yaml
 from offline_rl.utils.modules import named
 from offline_rl.utils.options import Checked, Range, build, unknown
 from offline_rl.utils.paths import share
-from real_robot.robot import Channel, Limits, Robot, RobotSpec, Workspace
+from real_robot.robot import Channel, Grip, Limits, Robot, RobotSpec, Workspace
 from real_robot.safety.limits import FURTHEST_M, SMALLEST
 
 ADAPTERS = ("dynamixel", "simulated")
@@ -54,6 +54,16 @@ class Joint:
     current: float = math.nan  # A; .inf where the joint measures none, which is then not checked
     m_per_rad: float | None = None  # travel of a joint in m for each rad that its servo turns
     unusual: list[str] = field(default_factory=list)  # limits outside the plausible range
+    grip: dict | None = None  # the joint is a gripper: see `Gripper`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gripper:
+    """The table `grip` of a joint."""
+
+    current: float  # A that it holds with at most, below the joint's own limit
+    squeeze: float  # rad or m that its goal goes beyond where it is measured, at most
+    closes: Literal["low", "high"]  # the end of `position` at which it is closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +347,29 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
         max_reading_age_s=config.max_reading_age_s,
         workspace=workspace,
         channels=channels,
+        grips={
+            name: _grip(f"{path.name}: joints.{name}", row)
+            for name, row in joints.items()
+            if row.grip is not None
+        },
         unusual={name: tuple(row.unusual) for name, row in joints.items()},
     )
+
+
+def _grip(where: str, row: Joint) -> Grip:
+    """Raises UserError if the grip is not inside the joint's own limits."""
+    table = build(Gripper, _table(row.grip, f"{where}.grip"), f"{where}.grip.")
+    if not 0 < table.squeeze < row.tracking_error:
+        raise UserError(
+            f"{where}.grip.squeeze={table.squeeze:g}: expected above 0 and below tracking_error, "
+            f"{row.tracking_error:g}, or every grip would be a tracking error"
+        )
+    if not 0 < table.current < row.current:
+        raise UserError(
+            f"{where}.grip.current={table.current:g}: expected above 0 and below the joint's "
+            f"current, {row.current:g} A, at which the robot stops"
+        )
+    return Grip(table.current, table.squeeze, 1 if table.closes == "high" else -1)
 
 
 def _channel(row: Any, where: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from offline_rl.utils.options import Checked, Range
-from real_robot.robot import Limits, RobotSpec
+from real_robot.robot import Grip, Limits, RobotSpec
 from real_robot.safety.stopping import duration_s
 
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
@@ -102,6 +102,7 @@ class Envelope:
     box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
+    grips: list[Grip | None] = field(default_factory=list)  # [J]; None: no gripper
     room: list[float] = field(default_factory=list)  # no stop is longer; see __post_init__
     scratch: list[float] = field(default_factory=list)  # [J]
 
@@ -110,6 +111,7 @@ class Envelope:
         for values in (*limits, self.stop_jerk, self.tracking_error, self.current_a):
             if not min(values) >= SMALLEST:
                 raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
+        self.grips.extend([None] * (len(self.joints) - len(self.grips)))
         # from the greatest velocity, with the acceleration still to be taken back and then turned
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
@@ -227,6 +229,7 @@ def envelope(
         rules=rules or Rules(),
         points=points if box is not None else None,
         scratch=[0.0] * len(spec.joints),
+        grips=[spec.grips.get(joint) for joint in spec.joints],
         box_low_m=tuple(box.low_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
         box_high_m=tuple(box.high_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
     )
