@@ -2,7 +2,7 @@
 
 The space bar stops at once, whatever is being typed, and so do Escape and what ends or suspends
 other programs: Ctrl-C, Ctrl-\\, Ctrl-Z. Words end with Enter: start, finish, re-arm, arm, limp,
-confirm <joint>, quit. A keyboard is no substitute for a switch that cuts the power.
+confirm=<joint>, quit. A keyboard is no substitute for a switch that cuts the power.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class Console:
             self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
             put_wish(self._wishes, Wish(typed=word))
-        elif word.startswith(f"{CONFIRM} "):
-            put_wish(self._wishes, Wish(confirm=word.removeprefix(CONFIRM).strip()))
+        elif word.startswith(CONFIRM):
+            put_wish(self._wishes, Wish(confirm=word.removeprefix(CONFIRM)))
         elif word in WORDS:
             wish: dict[str, Any] = {word: True}
             put_wish(self._wishes, Wish(**wish))
         elif word:
-            known = ", ".join((*WORDS, RE_ARM, f"{CONFIRM} <joint>", "quit"))
+            known = ", ".join((*WORDS, RE_ARM, f"{CONFIRM}<joint>", "quit"))
             self.said = f"{word!r} is no word here; there are {known}; space is the emergency stop"
             return
         self.said = ""

@@ -45,7 +45,7 @@ def robot(arguments: Sequence[str]) -> None:
     process of the run failed.
 
     While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp
-    quit, and confirm <joint> after its encoder leapt.
+    quit, and confirm=<joint> after its encoder leapt.
     The robot holds when a run ends. The space bar does not replace a switch that cuts the power.
     """
     verbs: dict[str, Callable[[dict[str, Any]], None]] = {

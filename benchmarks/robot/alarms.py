@@ -1,9 +1,10 @@
 """False alarms of the stuck-sensor check: an hour of free motion and of contact, simulated.
 
-    python -m benchmarks.robot alarms [minutes=60] [seed=0]
+    python -m benchmarks.robot alarms [stretches=60] [seed=0]
 
-The tabletop arm swings; every other minute a wall stands in its way, at a distance that changes,
-so that it grazes the wall, pushes against it, or is stopped by it. An operator re-arms it.
+The tabletop arm swings; every other stretch, a minute each, a wall stands in its way, at a distance
+that changes, so that it grazes the wall, pushes against it, or is stopped by it. An operator
+re-arms it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from real_robot.control.loop import Wish
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
 
-AWAY_M = 0.8  # the wall's place in front of the arm's base, out of reach
+AWAY_M = 0.5  # the wall's place in front of the arm's base, out of reach
 NEAREST_M, FURTHEST_M = 0.02, 0.08  # the wall's middle, beyond where the tip was
 SPEED_M = 0.001  # a tick, at which the wall comes and goes
 PATIENCE = 20  # ticks that the operator waits
@@ -31,18 +32,19 @@ PATIENCE = 20  # ticks that the operator waits
 class Options:
     """What `alarms` takes."""
 
-    minutes: int = 60  # of simulated time
+    stretches: int = 60  # of free motion and of contact, in turns
+    stretch_s: int = 60  # simulated
     seed: int = 0
 
 
 def measure(options: Options) -> dict[str, Any]:
     stops, contacts, running = Counter[str](), 0, 0
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        for minute in range(options.minutes):
-            bench = Bench(Path(folder), options.seed * 1000 + minute)
+        for stretch in range(options.stretches):
+            bench = Bench(Path(folder), options.seed * 1000 + stretch)
             wall_m = goal_m = AWAY_M
-            for tick in range(round(60 * RATE_HZ)):
-                if minute % 2:
+            for tick in range(round(options.stretch_s * RATE_HZ)):
+                if stretch % 2:
                     goal_m = _nearer(bench) if tick % 400 == 0 else goal_m
                     wall_m += min(max(goal_m - wall_m, -SPEED_M), SPEED_M)
                     bench.event("place", body="wall", at_m=[wall_m, float(bench.tip[1]), 0.1])
@@ -52,10 +54,10 @@ def measure(options: Options) -> dict[str, Any]:
                 running += bench.guard.state is State.RUNNING
                 contacts += bool(_touches(bench))
     return {
-        "minutes": options.minutes,
+        "minutes": options.stretches * options.stretch_s / 60,
         "seed": options.seed,
         "running_s": round(running / RATE_HZ),
-        "contact_s": round(contacts / RATE_HZ),
+        "contact_s": round(contacts / RATE_HZ, 1),
         "stops": dict(stops.most_common()),
         "machine": description(),
     }

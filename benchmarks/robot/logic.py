@@ -277,7 +277,7 @@ def _silent(b: Bench) -> None:
 
 def _take(b: Bench) -> None:
     here = b.ticks.record["q"].tolist()
-    b.told.held = Wish(take=True, target=here, target_ns=b.now_ns + 10**11)
+    b.told.held, b.told.speaks = Wish(take=True, target=here), True
 
 
 def _suspend(b: Bench) -> None:
@@ -483,7 +483,9 @@ ROWS = (
     ),
     *(
         Row(
-            *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked", P + READ_S),
+            # a second reading confirms it
+            *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked"),
+            P + 2 * READ_S,
             partial(_encoder_leaps, ticks=ticks),
             reasons=(Reason.ENCODER_LEAPT,),
             ends=FAULT,
@@ -514,7 +516,7 @@ ROWS = (
     ),
     *(
         Row(
-            *("26", f"adapter answers {what}", "FAULT", P, _answers(change)),
+            *("26", f"adapter answers {what}", "FAULT", P + READ_S, _answers(change)),
             reasons=(Reason.ADAPTER_INVALID,),
             ends=FAULT,
         )

@@ -7,6 +7,7 @@ inference. Time passes on the line and where a deadline is waited for; nothing s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,14 @@ class Told(Inputs):
         self._clock, self._chunks = clock, Reader(chunks)
         self.wishes = list[Wish]()
         self.held = Wish()  # where there is none
+        self.speaks = False  # True: what is held is said anew in every tick
 
     def chunk(self) -> Chunk | None:
         return chunk_of(self._chunks.record) if self._chunks.newest() else None
 
     def wish(self) -> Wish:
+        if self.speaks:
+            self.held = replace(self.held, target_ns=self._clock.now_ns())
         return self.wishes.pop(0) if self.wishes else self.held
 
     def watchdog_ns(self) -> int:

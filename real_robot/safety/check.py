@@ -220,9 +220,11 @@ def _stands_still(
     after.still_high[i] = high = goal if changed else max(before.still_high[i], goal)
     way = high - low
     if way <= digit:  # the joint moves, or its goals stand still too
-        after.still_s[i], after.still_a[i], after.alive[i] = 0.0, drawn, 0
+        after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
+        after.alive[i] = 0
         return False
-    after.still_s[i], after.still_a[i] = before.still_s[i] + e.period_s, before.still_a[i]
+    after.still_s[i] = before.still_s[i] + e.period_s
+    after.still_q[i], after.still_a[i] = before.still_q[i], before.still_a[i]
     same = dq == before.measured_v[i] and drawn == before.drawn_a[i]
     after.alive[i] = before.alive[i] if same else 1
     if after.still_s[i] < e.rules.stuck_s:
@@ -231,6 +233,7 @@ def _stands_still(
         return way > max(8 * digit, room / 4)
     if not after.alive[i]:
         return way > max(2 * digit, room / 150)
+    way = abs(goal - before.still_q[i])  # a goal that went and came back draws what it drew
     soft = abs(drawn - before.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
     return soft and way > max(6 * digit, room / 32)
 

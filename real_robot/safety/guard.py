@@ -39,6 +39,7 @@ from real_robot.safety.states import (
 )
 
 ROUNDING = 1e-9  # rad: two floats of the same goal
+ARM_PATIENCE_S = 1.0  # that arming's readings may take
 ARM_TRIES = 3  # readings, of which one must come
 SETTLE_S = 0.3  # after which a robot that stands has come to rest
 PUSHED = 0.125  # of tracking_error, beyond which a joint is pushed by hand
@@ -198,7 +199,7 @@ class Guard:
         first = next(iter(self.unconfirmed))
         return (
             f"the encoder leapt: {'; '.join(found)}. If the joint really stands where it is "
-            f"measured, type {CONFIRM} {first}; otherwise calibrate the robot"
+            f"measured, type {CONFIRM}{first}; otherwise calibrate the robot"
         )
 
     def _amiss(self, now_ns: int) -> str | None:
@@ -208,7 +209,8 @@ class Guard:
             return self.invalid
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
-        if fault := stamp_fault(reading, now_ns):
+        # now_ns is from before the reading
+        if fault := stamp_fault(reading, now_ns + round(ARM_PATIENCE_S * 1e9)):
             return f"the adapter's read() failed: {fault}"
         self._watch(reading)
         if doubts := self.doubts(reading.q.tolist()):
@@ -320,11 +322,12 @@ class Guard:
             others=others,
             relief=self._relief,
         )
-        if after.reasons >> Reason.ENCODER_LEAPT & 1:
+        leaps = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
+        if leaps:
             self._go_with_the_encoder(before, after, reading)
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
-        self._send(now_ns)
+        self._send(now_ns, anyway=leaps)
         if machine.state is State.SOFT_STOP and after.stands():
             machine.fire(Event.STANDSTILL, now_ns)
         self._yield(after)
@@ -467,10 +470,12 @@ class Guard:
             blame = enumerate(self.motion.blame)
             self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
-    def _send(self, now_ns: int) -> None:
+    def _send(self, now_ns: int, *, anyway: bool) -> None:
+        """anyway: also if the robot stands, after a fault: its goals are other ones."""
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
-        if self._mute or (latched and motion.stands() and self._relief is None):
+        resting = latched and motion.stands() and self._relief is None
+        if self._mute or (resting and not anyway):
             return  # servos keep their last goal; one that lost torque is not told to move
         self._goal[:] = motion.q
         if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():

@@ -38,7 +38,7 @@ class Motion:
     )
     MEASURED = (
         *("measured", "measured_v", "drawn_a", "current_a"),
-        *("still_low", "still_high", "still_s", "still_a", "alive", "squeeze"),
+        *("still_low", "still_high", "still_s", "still_q", "still_a", "alive", "squeeze"),
     )
     NUMBERS = (
         *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
@@ -64,7 +64,8 @@ class Motion:
     still_low: list[float]  # the lowest and highest goal since q was last measured to change,
     still_high: list[float]
     still_s: list[float]  # how long these have been apart,
-    still_a: list[float]  # the current before,
+    still_q: list[float]  # the goal and the current before,
+    still_a: list[float]
     alive: list[int]  # and 1 if velocity or current changed meanwhile
     squeeze: list[float]  # share of its grip's squeeze that a gripper uses
 

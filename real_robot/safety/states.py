@@ -12,7 +12,7 @@ from enum import IntEnum
 
 CHECK_VALID_S = 60.0  # how long a check of a connected robot holds
 RE_ARM = "re-arm"  # what a person types
-CONFIRM = "confirm"  # followed by the name of a joint whose encoder leapt
+CONFIRM = "confirm="  # and the name of a joint whose encoder leapt; a space would be the e-stop
 
 
 class State(IntEnum):

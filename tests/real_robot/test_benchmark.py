@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.robot import RESULTS, page
+from benchmarks.robot import RESULTS, alarms, page
 from benchmarks.robot.first import page_words
 from benchmarks.robot.logic import summary
 from benchmarks.robot.stepped import commands, outside
@@ -75,3 +75,11 @@ def test_the_page_is_of_the_results_that_lie_beside_it():
     assert found == page.page(folder), "run python -m benchmarks.robot page"
     for file in folder.glob("*.json"):
         assert f"`python -m benchmarks.robot {file.stem}`" in found
+
+
+def test_neither_free_motion_nor_contact_is_taken_for_a_stuck_sensor():
+    """A small part of the hour that benchmarks/results/robot holds."""
+    found = alarms.measure(alarms.Options(stretches=2, stretch_s=4))
+    assert found["running_s"] >= 4
+    assert found["contact_s"] > 0
+    assert "SENSOR_STUCK" not in found["stops"]

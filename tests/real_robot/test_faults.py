@@ -20,7 +20,7 @@ from real_robot.safety.limits import Rules, envelope
 from real_robot.safety.states import Reason, Refused, State
 
 PERIOD_S = 1 / RATE_HZ
-REPEATS = range(5)
+REPEATS = range(4)
 JAMMED_S = 1e4  # a lag by which joints stand, and encoders still tremble
 FASTEST_STOP_S = 2.0 / 15 + 15 / 400 + 3 * PERIOD_S  # v / a + a / j, and three ticks to see it
 
@@ -297,10 +297,17 @@ def test_a_joint_that_reports_an_error_is_a_fault_at_once(tmp_path, seed: int, s
     assert "disarm" not in made.robot.calls
 
 
+@pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("seed", REPEATS)
-def test_the_goal_of_a_joint_whose_encoder_leapt_goes_with_it_at_once(tmp_path, seed: int):
+def test_the_goal_of_a_joint_whose_encoder_leapt_goes_with_it_at_once(
+    tmp_path, seed: int, holds: bool
+):
     """Its servo compares goal and encoder, so that any other goal would drive it by the leap."""
     made, joint = bench(tmp_path, seed), seed % 2
+    if holds:
+        made.inputs.wishes[made.inputs.calls + 1] = Wish(finish=True)
+        made.run(200)
+        assert made.guard.state is State.HOLD
     made.robot.offset[joint] = 200 * 2 * np.pi / 4096
     made.robot.encoder_leapt()
     rows = made.run(1)
@@ -362,10 +369,10 @@ def test_after_a_leap_the_operator_confirms_each_joint_before_the_robot_is_armed
     refused = say(arm=True)
     for joint, q in zip(("shoulder", "elbow"), trusted, strict=True):
         assert f"joint {joint} was last trusted at {q:.2f}"[:-1] in refused
-    assert "type confirm shoulder" in refused
+    assert "type confirm=shoulder" in refused
     assert "needs no confirmation" in say(confirm="wrist")
-    assert "type confirm elbow" in say(confirm="shoulder")
-    assert "type confirm elbow" in say(arm=True)
+    assert "type confirm=elbow" in say(confirm="shoulder")
+    assert "type confirm=elbow" in say(arm=True)
     assert say(confirm="elbow") is None
     assert say(arm=True) is None
     assert made.guard.state is State.HOLD
@@ -613,10 +620,10 @@ def test_a_plan_out_of_the_workspace_is_not_followed(tmp_path, seed: int):
 
 
 def test_a_short_soak_of_random_faults_leaves_no_state_stuck(tmp_path):
-    """Twenty thousand ticks; the million is benchmarks/robot/soak.py's."""
-    outcome = soak(20_000, seed=3, folder=tmp_path, joints=2)
+    """Fourteen thousand ticks; the million is benchmarks/robot/soak.py's."""
+    outcome = soak(14_000, seed=3, folder=tmp_path, joints=2)
     assert outcome.violations == 0
-    assert outcome.faults > 100
+    assert outcome.faults > 70
     assert outcome.stuck == []
     assert set(outcome.reasons) >= {"READING_STALE", "TARGET_NOT_FINITE", "ESTOP_PRESSED"}
 

@@ -105,6 +105,9 @@ def test_words_become_wishes_and_others_are_answered(console: Console):
     assert wishes(console) == [Wish(start=True), Wish(finish=True)]
     console.feed("strat\n")
     assert "'strat' is no word here" in console.said
+    console.feed("confirm=waist\n")
+    assert wishes(console)[-1] == Wish(confirm="waist")
+    assert not console._words.pressed
 
 
 def test_only_the_whole_word_re_arms(console: Console, monkeypatch):
