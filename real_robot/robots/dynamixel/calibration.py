@@ -90,8 +90,8 @@ def zero_here(bus: Bus, id_: int) -> int:
     if not 0 <= present - offset < table.TICKS:
         raise UserError(
             f"servo {id_} shows tick {present} at the joint's zero, outside its turn: it was "
-            "turned past its tick 0. Switch its power off and on and begin again; if it says so again, "
-            "turn its horn by a quarter"
+            "turned past its tick 0. Switch its power off and on and begin again; if it says so "
+            "again, turn its horn by a quarter"
         )
     wanted = offset + table.CENTRE - present
     if abs(wanted) > MAX_HOMING:
