@@ -136,6 +136,11 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     line = console.line(made.ring.record, 200.0)
     assert Reason.PLAN_EXHAUSTED.text in line
     assert "type re-arm" in line
+    (tmp_path / "no_plan").write_text("inference took 350 ms, the plan leaves it 200 ms")
+    console._no_plan = tmp_path / "no_plan"
+    text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms, the plan leaves it 200 ms)"
+    assert text in console.line(made.ring.record, 200.0)
+    assert console.news(made.ring.record) == f"HOLD | {text}"
 
 
 def test_a_terminal_that_vanishes_ends_the_run(console: Console):

@@ -22,6 +22,7 @@ class Closing(Swing):
     """Holds the arm still and turns the last joint by `speed` rad/s, by at most `way` rad."""
 
     speed, way, joint = 1.0, 1.5, GRIPPER
+    opens = False  # it moves away from its closed end
 
     def path(self, times_s: np.ndarray) -> np.ndarray:
         since = np.maximum(times_s - self.bench.start_s, 0)
@@ -47,7 +48,8 @@ def run(
     policy = Closing()
     for name, value in changes.items():
         setattr(policy, name, value)
-    bench = Stepped(folder / str(seed), policy, seed, robot_file(folder))
+    closes = "high" if policy.speed > 0 or policy.opens else "low"
+    bench = Stepped(folder / str(seed), policy, seed, robot_file(folder, closes=closes))
     policy.bench = bench
     bench.arm()
     policy.middle = np.array(bench.guard.motion.q)
@@ -68,11 +70,13 @@ def meets(at_rad: float, closes: int = 1, joint: int = GRIPPER) -> Any:
     return lambda bench: bench.event("grasp", index=joint, at_rad=at_rad, closes=closes)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_grasp_holds_within_its_current_and_is_no_fault(tmp_path: Path, seed: int) -> None:
-    """It sees nothing of the object but its own position and current; both wait in HOLD, too."""
+@pytest.mark.parametrize(("seed", "sign"), [(0, 1), (1, 1), (2, -1), (3, -1)])
+def test_a_grasp_holds_within_its_current_and_is_no_fault(
+    tmp_path: Path, seed: int, sign: int
+) -> None:
+    """Whichever end it closes at. It goes on holding in HOLD."""
     at_rad = float(np.random.default_rng(seed).uniform(0.2, 0.8))
-    found = run(tmp_path, seed, 2.0, meets(at_rad))
+    found = run(tmp_path, seed, 2.0, meets(sign * at_rad, sign), speed=float(sign))
     guard, bench = found.guard, found.bench
     assert guard.state is State.RUNNING
     assert max(found.currents[-50:]) < 1.05 * GRIP_A
@@ -81,8 +85,9 @@ def test_a_grasp_holds_within_its_current_and_is_no_fault(tmp_path: Path, seed: 
     bench.run(150)
     assert guard.state is State.HOLD
     assert guard.machine.latched is None
-    assert at_rad < guard.motion.measured[GRIPPER] < at_rad + 0.05
-    assert 0 < guard.motion.q[GRIPPER] - guard.motion.measured[GRIPPER] < SQUEEZE
+    q, goal = sign * guard.motion.measured[GRIPPER], sign * guard.motion.q[GRIPPER]
+    assert at_rad < q < at_rad + 0.05
+    assert 0 < goal - q < SQUEEZE
     assert guard.motion.current_a[GRIPPER] > 0.5 * GRIP_A
 
 
@@ -90,7 +95,7 @@ STOPS = {Reason.TRACKING_ERROR, Reason.SENSOR_STUCK, Reason.CURRENT_HIGH, Reason
 
 
 def test_a_gripper_that_meets_something_while_it_opens_stops(tmp_path: Path) -> None:
-    found = run(tmp_path, 0, 2.0, meets(-0.4, -1), speed=-1.0)
+    found = run(tmp_path, 0, 2.0, meets(-0.4, -1), speed=-1.0, opens=True)
     assert found.guard.cause in STOPS
     assert found.guard.culprits == 1 << GRIPPER
 
