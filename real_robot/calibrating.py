@@ -27,8 +27,10 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
     from real_robot.robots.dynamixel import table
     from real_robot.robots.dynamixel.bus import Bus, SerialPort, adapter_latency_s
     from real_robot.robots.dynamixel.calibration import (
+        SILENT,
         Ranges,
         finish,
+        into_position_mode,
         read_back,
         save,
         turn_round,
@@ -56,13 +58,14 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
             """Ticks now. Raises UserError where a servo does not answer."""
             found = dict(zip(joints, Ranges(bus, list(joints)).look().tolist(), strict=True))
             for id_, ticks in found.items():
-                _checked(ticks < 0, id_)
+                _checked(ticks == SILENT, id_)
             return found
 
         here()
         wait("Torque goes off: hold the arm. Then Enter", lambda: None)
         for id_ in joints:
             _checked(bus.write(id_, table.TORQUE_ENABLE.address, b"\0").code, id_)
+            into_position_mode(bus, id_)
         wait(
             "Turn each joint a little to its positive side, as the model has it. Then Enter",
             lambda: None,

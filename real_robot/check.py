@@ -83,7 +83,9 @@ def check(
     if connect:
         call("connect", robot.connect)
         try:
-            say("readings", _dry_run(robot, policy, merged))
+            found, reading = _dry_run(robot, policy, merged)
+            say("readings", found)
+            say("current", _current(robot.spec, merged, reading))
         finally:
             call("close", robot.close)
     return lines
@@ -113,7 +115,7 @@ def limits_of(spec: RobotSpec, own: Mapping[str, Mapping[str, float]]) -> Limits
         merged = tightest(spec.limits, limits_from(own, spec.joints, spec.limits))
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
-    if found := faults(spec.joints, merged, spec.units):
+    if found := faults(spec.joints, merged, spec.units, spec.unusual):
         raise UserError(f"{spec.name}: {found[0]}")
     return merged
 
@@ -138,9 +140,10 @@ def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
         low, high = policy.action_low[place], policy.action_high[place]
         i = robot.joints.index(joint)
         least, most = limits.position_low[i], limits.position_high[i]
-        if unit == "rad" and max(abs(low), abs(high)) > FURTHEST_RAD:
+        furthest = max(abs(low), abs(high))
+        if unit == "rad" and furthest > max(FURTHEST_RAD, abs(least), abs(most)):
             raise UserError(
-                f"joint {joint}: the policy's actions reach {max(abs(low), abs(high)):g}, the "
+                f"joint {joint}: the policy's actions reach {furthest:g}, the "
                 f"robot's limit is {most:g} rad: are those degrees? Bundles are in rad"
             )
         room = 0.02 * (most - least)
@@ -200,8 +203,24 @@ def _answer(policy: Any) -> str:
     return f"{spec.horizon} x {spec.action_dim}, {took}; the golden answer comes out"
 
 
-def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
-    """Reads for a while, without torque, and asks the policy what it would do."""
+def _current(spec: RobotSpec, limits: Limits, reading: Reading) -> str:
+    """Which joints' current is checked while the robot moves."""
+    measured, limited = np.isfinite(reading.current_a), np.isfinite(limits.current_a)
+    unchecked = {
+        "not measured, so its limit is not checked": limited & ~measured,
+        "measured, and no limit declared (.inf)": measured & ~limited,
+        "neither measured nor limited": ~measured & ~limited,
+    }
+    parts = [
+        f"{', '.join(joint for joint, it in zip(spec.joints, which, strict=True) if it)}: {why}"
+        for why, which in unchecked.items()
+        if which.any()
+    ]
+    return f"UNCHECKED: {'; '.join(parts)}" if parts else "measured and limited at every joint"
+
+
+def _dry_run(robot: Robot, policy: Any, limits: Limits) -> tuple[str, Reading]:
+    """Read for a while, without torque, and ask the policy what it would do."""
     spec = robot.spec
     late, took, seen = 0, 0.0, -1
     reading = _read(robot)
@@ -241,7 +260,7 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> str:
                 )
         chunk, _ = policy.act(observer(policy.spec, spec)(row))
         goals(policy.spec, spec)(np.asarray(chunk))
-    return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms"
+    return f"{READINGS} in time, the slowest in {took * 1e3:.1f} ms", reading
 
 
 def _read(robot: Robot) -> Reading:

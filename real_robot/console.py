@@ -17,6 +17,7 @@ import threading
 import time
 import tty
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -63,8 +64,12 @@ def keys(stream: TextIO) -> Iterator[int | None]:
 class Console:
     """Turns keys into wishes, and rows into a line."""
 
-    def __init__(self, words: Words, wishes: Ring, joints: Sequence[str] = ()) -> None:
+    def __init__(
+        self, words: Words, wishes: Ring, joints: Sequence[str] = (), no_plan: Path | None = None
+    ) -> None:
+        """no_plan: a file that says why the plan ran out."""
         self._words, self._wishes, self._joints = words, wishes, joints
+        self._no_plan = no_plan
         self.typed = ""
         self.quit = self._gone = False
         self.said = ""  # about the last word
@@ -143,16 +148,21 @@ class Console:
             self.quit = self.quit or self._gone
             self.feed(typed.decode(errors="ignore"))
 
-    def line(self, row: np.ndarray, rate_hz: float) -> str:
-        """The state, who moves the robot, rates, and what holds it back."""
+    def line(self, row: np.ndarray, rate_hz: float, silent_s: float = 0.0) -> str:
+        """The state, who moves the robot, rates, and what holds it back.
+
+        silent_s: since when control has sent no row; all that is known is that old.
+        """
         state = State(int(row["state"]))
+        if silent_s:
+            return f"STALE: no word from control for {silent_s:.1f} s; it was {state.name}"
         parts = [f"{state.name:9s}", f"{rate_hz:6.1f} Hz", f"missed {int(row['missed'])}"]
         if int(row["mode"]) == Mode.POLICY:
             parts.append(f"inference {int(row['inference_ns']) * 1e-6:.0f} ms")
         if row["clips"].any():
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
-            parts.append(f"{why(row, self._joints)}; type {RE_ARM}")
+            parts.append(f"{self.why(row)}; type {RE_ARM}")
         if self.lost:
             parts.append(f"{self.lost} rows damaged in shared memory")
         if self._words["starting"]:
@@ -163,12 +173,35 @@ class Console:
             parts.append(f"> {self.typed}")
         return " | ".join(parts)
 
+    def news(self, row: np.ndarray) -> str:
+        """The state in a line that changes only with it, for a log."""
+        parts = [State(int(row["state"])).name]
+        parts += [self.why(row)] if int(row["latched"]) >= 0 else []
+        parts += [self.said] if self.said else []
+        return " | ".join(parts)
 
-def why(row: np.ndarray, joints: Sequence[str]) -> str:
-    """Why the robot stopped, with the joints' names. row: one with a latched reason."""
-    bits = int(row["culprits"])
-    guilty = [joint for i, joint in enumerate(joints) if bits >> i & 1]
-    return Reason(int(row["latched"])).told(guilty)
+    def why(self, row: np.ndarray) -> str:
+        """Why the robot stopped, with the joints' names. row: one with a latched reason."""
+        bits, reason = int(row["culprits"]), Reason(int(row["latched"]))
+        text = reason.told([joint for i, joint in enumerate(self._joints) if bits >> i & 1])
+        if reason is Reason.PLAN_EXHAUSTED and self._no_plan is not None:
+            with contextlib.suppress(OSError):  # control writes it within its tick
+                text = f"{text} ({self._no_plan.read_text()})"
+        return text
+
+
+def tell(line: str, stream: TextIO | None = None) -> None:
+    """Print a line; dropped if the reader takes none, for who waits here stops the robot."""
+    stream = sys.stdout if stream is None else stream
+    with contextlib.suppress(OSError):
+        handle = stream.fileno()
+        stream.flush()
+        blocks = os.get_blocking(handle)
+        os.set_blocking(handle, False)
+        try:
+            os.write(handle, f"{line}\n".encode())
+        finally:
+            os.set_blocking(handle, blocks)
 
 
 def show(line: str, stream: TextIO = sys.stdout) -> None:

@@ -83,6 +83,15 @@ class Channel:
 
 
 @dataclass(frozen=True)
+class Grip:
+    """How a joint that is a gripper holds: contact while it closes is no fault."""
+
+    current_a: float  # A that it holds with at most
+    squeeze: float  # rad or m that its goal is beyond where it is measured, at most
+    closes: Literal[-1, 1]  # towards its lowest or its highest position
+
+
+@dataclass(frozen=True)
 class RobotSpec:
     """Readable while the robot is disconnected."""
 
@@ -100,6 +109,9 @@ class RobotSpec:
     own_watchdog_s: float | None = None  # it stops by itself after so long without a command
     workspace: Workspace | None = None
     channels: Mapping[str, Channel] = field(default_factory=dict)
+    # joint -> its limits, as a robot's file calls them, outside the plausible range on purpose
+    unusual: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    grips: Mapping[str, Grip] = field(default_factory=dict)  # of the joints that are grippers
 
 
 @dataclass(frozen=True, slots=True)

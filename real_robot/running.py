@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -13,23 +14,25 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import make_folder
+from offline_rl.utils.files import make_folder, read_yaml
 from offline_rl.utils.options import build, coerce
 from policies.bundle import read as read_bundle
 from real_robot.check import check, control_rate
-from real_robot.console import Console, keys, show, why
+from real_robot.console import Console, keys, show, tell
 from real_robot.control.loop import Wish
 from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
-from real_robot.control.session import Processes, Session, new_folder, put_wish, wish_type
+from real_robot.control.session import NO_PLAN, Processes, Session, new_folder, put_wish, wish_type
 from real_robot.recording.files import read
-from real_robot.robots.config import make, yaml_in
+from real_robot.robots.config import make
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
 LINE_S = 0.2
+STALE_S = 0.3  # an older state of the control process is shown as stale
 START_S = 60.0  # in which control connects
 LATENCY_S = 0.5  # at most, from a command to the motion
+Stop = Literal["keys", "signals"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Outcome:
     granted: str  # what the kernel gave the control process
     recording: Path | None
     why: str = "finished"  # what stopped it, in words
+
+    @property
+    def stopped(self) -> bool:
+        """True if a reason stopped the robot, and no operator has re-armed it since."""
+        return self.latched is not None or self.state in (State.FAULT, State.ESTOP)
 
     @property
     def text(self) -> str:
@@ -67,6 +75,7 @@ class RunOptions:
     command_latency_s: float = 0.0  # from a command to the motion, measured
     limits: str | None = None  # a file of tighter ones; see `own_limits`
     adapter: str | None = None  # another than the robot's own, such as simulated
+    stop: Stop = "keys"  # how an operator stops it; signals: SIGINT and SIGTERM, no terminal
 
 
 def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any) -> Outcome:
@@ -85,6 +94,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
             f"command_latency_s is {latency_s:g}, expected 0 to {LATENCY_S:g} s: measure the time "
             "from a command to the motion, in seconds"
         )
+    _refuse_unstoppable(keyboard, chosen.start, chosen.stop, chosen.seconds)
     limits, rules = own_limits(chosen.limits)
     machine = make(robot, adapter=chosen.adapter, **changes)
     rate_hz = control_rate(machine.spec, chosen.rate_hz)
@@ -117,6 +127,18 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     return conduct(session, seconds=chosen.seconds, start=chosen.start, keyboard=keyboard)
 
 
+def _refuse_unstoppable(keyboard: bool, start: bool, stop: Stop, seconds: float | None) -> None:
+    """Raise UserError if the robot would move and no key could stop it, unless that is asked for.
+
+    keyboard: False if a Python caller has asked for a run without one.
+    """
+    if start and keyboard and not sys.stdin.isatty() and stop == "keys" and seconds is None:
+        raise UserError(
+            "start=true without a terminal: the robot would move and no key could stop it. Add "
+            "stop=signals (SIGINT stops at once, SIGTERM brings it to rest) or seconds=…"
+        )
+
+
 def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """(limits, rules) of a user's YAML file; empty where there is none. Raises UserError.
 
@@ -125,9 +147,8 @@ def own_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str,
     """
     if path is None:
         return {}, {}
-    values = yaml_in(Path(path)) or {}
-    tables = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
-    if not tables:
+    values = read_yaml(Path(path))
+    if not all(isinstance(v, dict) for v in values.values()):
         raise UserError(f"{path}: expected a table for each limit, as in velocity: {{waist: 0.5}}")
     rules = values.pop("rules", {})
     build(Rules, rules, f"{path}: rules.")
@@ -177,10 +198,12 @@ def replay(
     rate_hz: float | None = None,
     limits: str | None = None,
     adapter: str | None = None,
+    stop: Stop = "keys",
     keyboard: bool = True,
     **changes: Any,
 ) -> Outcome:
     """Plays back what a recording's robot was told, or, where nothing was, how it was moved."""
+    _refuse_unstoppable(keyboard, start, stop, None)
     found, (own, rules) = read(recording), own_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
     check(machine, None, rate_hz=rate_hz, limits=own)
@@ -251,7 +274,7 @@ def conduct(
         processes = Processes(session)
         joints = session.make_robot().spec.joints
         wishes = Ring.create(session.path / "wishes", wish_type(len(joints)), 64)
-        console = Console(processes.words, wishes, joints)
+        console = Console(processes.words, wishes, joints, session.path / NO_PLAN)
         with console.signals(), keys(stream) as handle:
             try:
                 for name, wanted in (
@@ -270,7 +293,7 @@ def conduct(
                 show("")
         if not rows.newest() and not rows.next:
             raise UserError("it was ended before it began")
-        return _outcome(session, rows.record, time.monotonic() - begun, joints)
+        return _outcome(session, rows.record, time.monotonic() - begun, console)
     finally:
         _remove_empty(session.recording)
         shutil.rmtree(session.folder, ignore_errors=True)
@@ -306,7 +329,10 @@ def _look_after(
     last: bool,
 ) -> float:
     """Until the run is to end; returns when the first tick was seen, monotonic s."""
-    begun, shown, ticks, rate, moved = 0.0, 0.0, 0, 0.0, False
+    begun, shown, ticks, rate, moved, newest = 0.0, 0.0, 0, 0.0, False, time.monotonic()
+    told = ""
+    if handle is None:
+        tell(without_terminal(start, seconds))
     said = Reader(Ring.open(processes.session.path / "said"), from_start=True)
     while not console.quit:
         console.wait(handle)
@@ -316,8 +342,11 @@ def _look_after(
             console.said = said.record["text"].item().decode(errors="replace")
         now = time.monotonic()
         if not rows.newest():
+            if begun and now - shown >= LINE_S and now - newest > STALE_S:
+                ticks, shown = int(rows.record["tick"]), now
+                show(console.line(rows.record, 0.0, silent_s=now - newest))
             continue
-        row = rows.record
+        row, newest = rows.record, now
         if begun == 0:
             begun = shown = now
             if start:
@@ -326,6 +355,9 @@ def _look_after(
             rate = (int(row["tick"]) - ticks) / (now - shown)
             ticks, shown = int(row["tick"]), now
             show(console.line(row, rate))
+        if handle is None and (news := console.news(row)) != told:
+            tell(news)
+            told = news
         state = State(int(row["state"]))
         moved = moved or state is State.RUNNING
         over = seconds is not None and now - begun >= seconds
@@ -336,12 +368,22 @@ def _look_after(
     return begun or time.monotonic()
 
 
+def without_terminal(start: bool, seconds: float | None) -> str:
+    """What an operator without a terminal has to know, in a line."""
+    begins = "It moves with its first plan" if start else "It holds: only a terminal can start it"
+    ends = "" if seconds is None else f" It ends after {seconds:g} s."
+    return (
+        f"No terminal: no key stops the robot. {begins}. kill -INT {os.getpid()} stops it at once, "
+        f"kill {os.getpid()} brings it to rest.{ends}"
+    )
+
+
 class _NoTerminal:
     def isatty(self) -> bool:
         return False
 
 
-def _outcome(session: Session, row: np.ndarray, seconds: float, joints: Sequence[str]) -> Outcome:
+def _outcome(session: Session, row: np.ndarray, seconds: float, console: Console) -> Outcome:
     granted = session.path / "granted"
     latched = int(row["latched"])
     return Outcome(
@@ -351,5 +393,5 @@ def _outcome(session: Session, row: np.ndarray, seconds: float, joints: Sequence
         int(row["missed"]),
         granted.read_text() if granted.exists() else "",
         Path(session.recording) if session.recording else None,
-        why(row, joints) if latched >= 0 else "finished",
+        console.why(row) if latched >= 0 else "finished",
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import coerce, parse, unknown
+
+if TYPE_CHECKING:
+    from real_robot.running import Outcome
 
 FOR_PYTHON = {"keyboard", "ask", "changes", "return"}  # of what a verb's function names
 
@@ -33,6 +36,13 @@ def robot(arguments: Sequence[str]) -> None:
       record=          every tick, to this file; recorder_needed=false: a full disk does not stop it
       offset=          steps from an observation to when its first action is reached
       command_latency_s=0   from a command to the motion, as measured; up to 0.5
+
+      stop=signals     without a terminal: SIGINT stops at once, SIGTERM brings the robot to rest;
+                       start=true needs a terminal, stop=signals or seconds=
+
+    Exit codes: 0 the run was finished or quit; 1 a fault, an emergency stop or another reason
+    stopped the robot, and it was not re-armed; 2 a mistake in the command, nothing has moved, or a
+    process of the run failed.
 
     While it runs: space or Ctrl-C stops at once. Words: start finish re-arm arm limp
     quit, and confirm=<joint> after its encoder leapt.
@@ -88,7 +98,7 @@ def _run(values: dict[str, Any]) -> None:
     values = _typed(RunOptions, values)
     if "bundle" not in values:
         raise UserError("bundle=… is missing: the policy that is to move the robot")
-    print(run(values.pop("bundle"), values.pop("robot"), **values).text)
+    _end(run(values.pop("bundle"), values.pop("robot"), **values))
 
 
 def _record(values: dict[str, Any]) -> None:
@@ -97,7 +107,7 @@ def _record(values: dict[str, Any]) -> None:
     values = _typed(record, values)
     if "out" not in values:
         raise UserError("out=… is missing: the file to record to")
-    print(record(values.pop("robot"), values.pop("out"), **values).text)
+    _end(record(values.pop("robot"), values.pop("out"), **values))
 
 
 def _replay(values: dict[str, Any]) -> None:
@@ -106,7 +116,14 @@ def _replay(values: dict[str, Any]) -> None:
     values = _typed(replay, values)
     if "recording" not in values:
         raise UserError("recording=… is missing: the file to play back")
-    print(replay(values.pop("recording"), values.pop("robot"), **values).text)
+    _end(replay(values.pop("recording"), values.pop("robot"), **values))
+
+
+def _end(outcome: Outcome) -> None:
+    """Print how a run ended. Exit with code 1 if something stopped the robot."""
+    print(outcome.text, flush=True)
+    if outcome.stopped:
+        raise SystemExit(1)
 
 
 def _calibrate(values: dict[str, Any]) -> None:

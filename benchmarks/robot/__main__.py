@@ -13,7 +13,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json
 from offline_rl.utils.options import build, parse, unknown
 
-MEASURED = ("task", "faults", "alarms", "soak", "timing", "bus")
+MEASURED = ("first", "task", "faults", "alarms", "soak", "timing", "bus")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -53,6 +53,19 @@ def _share(side: Found, episodes: int) -> str:
     return f"{side['succeeded']} of {episodes} ({100 * low:.0f}–{100 * high:.0f} %)"
 
 
+def _first(found: Found) -> str:
+    columns: dict[str, Callable[[Any], str]] = {
+        "target": lambda row: str(row["target"]),
+        "reached after s": lambda row: (
+            "" if row["reached_s"] is None else f"{row['reached_s']:.2f}"
+        ),
+        "stopped by": lambda row: row["stopped_by"] or "nothing",
+    }
+    rows = [{"target": k, **row} for k, row in enumerate(found["episodes"], start=1)]
+    result = f"{found['succeeded']} of {len(rows)} succeeded."
+    return "\n\n".join([FIRST, _table(rows, columns), f"{result} {_where(found)}"])
+
+
 def _task(found: Found) -> str:
     count = found["episodes"]
     columns: dict[str, Callable[[Any], str]] = {
@@ -210,6 +223,11 @@ INTRO = """# The robot on simulated hardware
 
 All of it is measured on simulated servos: five X servos on one line that speak the vendor's
 protocol, MuJoCo behind them, and a log of every goal that they took. No arm of metal was there."""
+FIRST = """## The documented first run
+
+`python -m benchmarks.robot first`: the commands at the top of docs/robot.md, then the bundle on the
+simulated servos on one simulated clock, from ten starts to ten targets. A target counts if the tip
+stands within 2 cm of it in 4 s, and nothing stops the robot in 10 s."""
 TASK = """## A trained bundle through the servo protocol
 
 `python -m benchmarks.robot task`: demonstrations of `arm/reach` by the scripted expert, a clone,
@@ -250,6 +268,7 @@ BUS = """## The bus by itself
 wire alone needs 2.54 ms for 16 bytes of each servo with the adapter's millisecond, 1.94 ms for the
 position."""
 PARTS: dict[str, Callable[[Found], str]] = {
+    "first": _first,
     "task": _task,
     "faults": _faults,
     "alarms": _alarms,

@@ -109,8 +109,8 @@ class Told(Inputs):
 class Stepped:
     """policy: as `Inference` takes it; its chunks arrive at uniformly random moments."""
 
-    def __init__(self, folder: Path, policy: Any, seed: int) -> None:
-        described = describe("desk")
+    def __init__(self, folder: Path, policy: Any, seed: int, robot: str | Path = "desk") -> None:
+        described = describe(robot)
         self.chance = np.random.default_rng(seed)
         self.arrived = list[tuple[int, str, dict[str, Any]]]()  # what the servos saw
         self.line = arm.build(described, seed=seed, log=lambda *e: self.arrived.append(e))

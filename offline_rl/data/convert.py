@@ -1,6 +1,6 @@
 """A data set from one layout to another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -65,6 +65,10 @@ def convert(
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")
         data = data.take(np.flatnonzero(data.usable))
+    gaps = ~data.usable & ~data.terminated & ~data.truncated
+    if gaps.any():
+        data = replace(data, truncated=data.truncated | gaps)
+        notes.append(f"{gaps.sum():,} gaps end an episode here: no layout of ours tells of them")
     if form == "minari":
         if unusable := int((~data.usable).sum()):
             raise UserError(

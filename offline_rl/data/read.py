@@ -95,6 +95,8 @@ def read(
     )
     notes += [REACHED] if reaching(found, options) else []
     data = replace(data, notes=tuple(notes))
+    if found.unknown_next is not None:
+        data = replace(data, next_index=np.where(found.unknown_next, -1, data.next_index))
     if not d4rl_compatible or found.qlearning_rows is None:
         return data
     kept = np.flatnonzero(found.qlearning_rows(columns["terminated"]))

@@ -47,7 +47,7 @@ from offline_rl.training.run_folder import (
 )
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
-from offline_rl.utils.files import read_json, read_object, write_json
+from offline_rl.utils.files import parse_yaml, read_json, read_object, write_json
 from offline_rl.utils.options import build, coerce, spelt, unknown
 from offline_rl.utils.paths import share
 from offline_rl.utils.trees import flatten, plain
@@ -199,19 +199,21 @@ class Cell:
 def read_suite(name: str) -> Suite:
     """configs/suite/<name>.yaml, or a file of one's own. Raises UserError."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     files = {path.stem: path for path in (share("configs") / "suite").glob("*.yaml")}
     path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
     if path is None:
         raise UserError(unknown("suite", name, files))
-    try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except FileNotFoundError:
-        raise UserError(f"suite={name}: there is no such file") from None
-    except Exception as error:  # the parsers' own, of several libraries
-        raise UserError(f"{path} is no YAML: {error}") from None
+    if not path.is_file():
+        raise UserError(f"suite={name}: there is no such file")
+    values: Any = parse_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected cells: and what belongs to them, found {values!r}")
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     suite = build(Suite, values, f"{path.name}: ")
     if not suite.cells:
         raise UserError(f"{path}: no cells, so there is nothing to run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -117,16 +118,58 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, empty where that is. Raises UserError naming file and fault."""
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
+@functools.cache
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader, in C where available, reading numbers as YAML 1.2 and JSON do.
+
+    YAML 1.1 takes `1e3` for text. A date stays text, and a key that is given twice is refused.
+    """
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in resolvers if tag not in _RESOLVED]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set[str]()
+            for key in (key for key, _ in node.value if key.tag == _TEXT):
+                if key.value in seen:
+                    fault = f"duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    Loader.add_implicit_resolver(_FLOAT, _FLOAT_PATTERN, list("-+0123456789."))
+    return Loader
+
+
+_TEXT = "tag:yaml.org,2002:str"
+_FLOAT = "tag:yaml.org,2002:float"
+_RESOLVED = (_FLOAT, "tag:yaml.org,2002:timestamp")
+_FLOAT_PATTERN = re.compile(
+    r"""^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:e[-+]?[0-9]+)?|[0-9][0-9_]*e[-+]?[0-9]+
+    |\.[0-9][0-9_]*(?:e[-+]?[0-9]+)?|\.inf)$|^\.nan$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def parse_yaml(path: Path) -> Any:
+    """Content of a YAML file. Raises UserError naming file and fault."""
+    import yaml
 
     try:
-        found: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, ValueError, TypeError, OSError, LookupError, RecursionError) as error:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_yaml_loader())
+    except (yaml.YAMLError, ValueError, TypeError, OSError, LookupError, RecursionError) as error:
         fault = " ".join(str(error).split())
         raise UserError(f"{path} is not readable as YAML: {fault}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, empty where that is. Raises UserError naming file and fault."""
+    found = parse_yaml(path)
+    found = {} if found is None else found
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"{path}: names and their values are expected, found {found!r:.80}")
     return found

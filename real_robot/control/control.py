@@ -21,6 +21,7 @@ from real_robot.control.playback import WINDOW, Playback
 from real_robot.control.rings import Ring, Words
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.control.session import (
+    NO_PLAN,
     SAID,
     TICKS_S,
     Session,
@@ -29,13 +30,14 @@ from real_robot.control.session import (
     pin,
     say,
     told_as_error,
+    why_no_plan,
 )
 from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Robot
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
-from real_robot.safety.states import MOVING, Refused, State
+from real_robot.safety.states import MOVING, Reason, Refused, State
 
 ARM_S = 1.0  # in which a robot must give one good reading
 END_MARGIN_S = 4.0  # that a stop may take longer, when the run is to end: ticks are missed
@@ -49,7 +51,7 @@ def guard_of(session: Session, robot: Robot) -> Guard:
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
     limits = tightest(spec.limits, own)
-    if found := faults(spec.joints, limits, spec.units):
+    if found := faults(spec.joints, limits, spec.units, spec.unusual):
         raise UserError(f"{spec.name}: {found[0]}")
     rules = build(Rules, session.rules, "rules.")
     return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
@@ -80,6 +82,7 @@ def run(session: Session) -> None:
         if session.plan is not None:
             inputs.plan = _playback(session, guard)
         loop = Loop(guard, clock, schedule, inputs, ticks)
+        loop.why_no_plan = lambda now_ns: why_no_plan(session, words, now_ns)
         words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
         granted = ask_for_real_time()
@@ -148,7 +151,7 @@ def _arm(guard: Guard, clock: Clock, words: Words) -> str:
 
 def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: Unconfirmed) -> None:
     """Until the run is to end and the robot stands, or does not in the time of its longest stop."""
-    guard, ended_ns = loop.guard, 0
+    guard, ended_ns, had_run_out = loop.guard, 0, False
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
     words["end_ns"] = end_ns
     while True:
@@ -159,6 +162,11 @@ def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: U
         words["control_ns"] = now
         words["armed"] = guard.state not in (State.DISCONNECTED, State.CONNECTED, State.CHECKED)
         words["starting"] = loop.starting
+        machine = guard.machine
+        has_run_out = Reason.PLAN_EXHAUSTED in (machine.pending, machine.latched)
+        if has_run_out and not had_run_out:
+            (session.path / NO_PLAN).write_text(loop.why_no_plan(now))
+        had_run_out = has_run_out
         if loop.refused is not None:
             say(said, loop.refused)
             loop.refused = None

@@ -19,7 +19,14 @@ from policies.player import queue
 from policies.policy import refuse_rewards
 from real_robot.control.observing import goals, observer, sees_channels
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.control.session import Session, chunk_type, main_folder, pin, told_as_error
+from real_robot.control.session import (
+    LACKS,
+    Session,
+    chunk_type,
+    main_folder,
+    pin,
+    told_as_error,
+)
 from real_robot.robot import Code, RobotSpec
 from real_robot.safety.states import State
 
@@ -72,6 +79,7 @@ class Inference:
         self._next_ns, self._episode, self._seen = 0, -1, 0
         self._state: Any = None
         self.seq = 0
+        self.lacks = ""  # the first measurement that the newest observation had no number for
 
     def warm_up(self) -> None:
         """Lets the runtime allocate and choose; what it answers is not used."""
@@ -91,8 +99,9 @@ class Inference:
         if not wanted or now_ns < self._next_ns or int(row["code"]) != Code.OK:
             return False
         observation = self._observe(row)
-        if not self._finite(observation):
-            return False  # the robot's reading is at fault; the loop says so
+        self.lacks = self._lacking(observation)
+        if self.lacks:
+            return False  # control says so once its plan has run out
         if int(row["episode"]) != self._episode:
             self._episode, self._state, self._seen = int(row["episode"]), None, 0
             if self._queue is not None:
@@ -107,10 +116,12 @@ class Inference:
         self._seen += 1
         if (self._seen - 1) % self._steps:
             return False
+        begun_ns = self._words["asked_ns"] = self._now_ns()
         if self._queue is not None:
             chunk = self._queue.decide(np.array([0]))[0]
         else:
             chunk, self._state = self.policy.act(observation, self._state)
+        self._words["asked_ns"], self._words["took_ns"] = 0, self._now_ns() - begun_ns
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(np.asarray(chunk))
@@ -119,9 +130,21 @@ class Inference:
         self.seq += 1
         return True
 
-    def _finite(self, observation: Any) -> bool:
-        """Whether every number of the observation is one."""
-        return all(np.isfinite(part).all() for part in channels.parts(observation))
+    def _lacking(self, observation: Any) -> str:
+        """The name of the first measurement that is no number; empty if there is none."""
+        spec = self.policy.spec
+        for channel in spec.channels:
+            part = observation if spec.lone is not None else observation[channel.name]
+            missing = ~np.isfinite(part).reshape(-1)
+            if missing.any():
+                return channel.names[int(missing.argmax())] if channel.names else channel.name
+        return ""
+
+    def leaves_ns(self, offset: float | None) -> int:
+        """Time that a plan leaves the next answer, from its observation on. offset: of `Timing`."""
+        horizon = self.policy.spec.horizon
+        steps = 1.0 if offset is None and horizon == 1 else offset or 0.0
+        return round((horizon + steps - self._steps) * self._period_ns)
 
 
 def infer(session: Session) -> None:
@@ -143,8 +166,12 @@ def infer(session: Session) -> None:
         time.sleep(0.005)
     inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, words)
     inference.warm_up()
+    words["leaves_ns"], lacks = inference.leaves_ns(session.offset), ""
     while not session.ended(words):
         words["inference_beat"] += 1
+        if inference.lacks != lacks:
+            lacks = inference.lacks
+            (session.path / LACKS).write_text(lacks)
         if not inference.look(time.monotonic_ns()):
             time.sleep(POLL_S)
 

@@ -8,7 +8,7 @@ as it wakes, and that is the tick of the nearest point.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,10 @@ class Inputs(Protocol):
     def chunk(self) -> Chunk | None:
         """The newest one not given before."""
 
+    def plan_handed_out(self) -> bool:
+        """True if no further chunk will come, because a recording was played back to its end."""
+        return False
+
     def wish(self) -> Wish: ...
 
     def watchdog_ns(self) -> int | None:
@@ -99,6 +103,8 @@ class Loop:
         self.tick_number = 0
         self.episode = 0
         self.refused: str | None = None  # the last wish that was
+        # of inference, at a time in ns
+        self.why_no_plan: Callable[[int], str] = lambda now_ns: "inference is silent"
         count = len(guard.envelope.joints)
         self._start_ns = clock.now_ns()
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
@@ -185,6 +191,8 @@ class Loop:
         target: Sequence[float] | None = None
         if guard.state in PLANNED:
             target = schedule.goal(now)
+            if target is None and guard.state is State.RUNNING and self.inputs.plan_handed_out():
+                self.finish(now)
         elif guard.state is State.TAKEOVER:
             target = self._persons(wish, now)
         watchdog = self.inputs.watchdog_ns() if guard.state in ARMED else None
@@ -249,7 +257,8 @@ class Loop:
         self.starting = self.starting and self.guard.state is State.HOLD
         if self.starting and now - self._asked_ns > STARTING_S * 1e9:
             self.starting = False
-            self.refused = f"no plan came within {STARTING_S:.0f} s: type start again"
+            why = self.why_no_plan(now)
+            self.refused = f"no plan came within {STARTING_S:.0f} s: {why}; type start again"
 
     def finish(self, now: int) -> None:
         """Whoever moves the robot, or is about to, brings it to rest. Raises Refused where nobody

@@ -52,6 +52,11 @@ class Playback:
         self._step, self._seq = first + STEPS, self._seq + 1
         return Chunk(self._seq, due_ns, now_ns, np.concatenate([self._way[first:][:WINDOW], rest]))
 
+    @property
+    def handed_out(self) -> bool:
+        """True once the recording's last window has been handed out."""
+        return self._begun_ns > 0 and self._end == len(self._way) + len(self._goals)
+
     def _to_first(self) -> np.ndarray:
         """[N, J], from rest to rest."""
         here = np.array(self._here())

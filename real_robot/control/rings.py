@@ -190,6 +190,9 @@ class Words:
         "watchdog_fired",  # 1 once it has taken the bus
         "starting",  # 1: a policy is wanted, and begins with its first plan
         "inference_beat",
+        "asked_ns",  # since when inference waits for its policy, monotonic; 0: it does not
+        "took_ns",  # that its last answer took
+        "leaves_ns",  # that a plan leaves the next answer
         "writer_beat",
         "estop",  # presses of the emergency stop
         "estop_seen",  # of these, by the control loop

@@ -39,6 +39,8 @@ MEMORY = Path("/dev/shm")
 TICKS_S = 20.0  # of rows that the ring keeps: more than any writer is ever late
 RECORDER_AGE_NS = 1_000_000_000
 CONSOLE_AGE_NS = 500_000_000
+LACKS = "lacks"  # file: the measurement that inference waits for, empty if none
+NO_PLAN = "no_plan"  # file: why the plan ran out
 HELD_S = 1.0  # in which the watchdog has held the robot of a dead control process
 # what a terminal sends is for the console alone: whoever moves the robot ends when it stands
 CONSOLES = (
@@ -120,6 +122,19 @@ class Session:
         if os.getppid() != self.console_pid:
             words["stop"] = 1
         return bool(words["stop"])
+
+
+def why_no_plan(session: Session, words: Words, now_ns: int) -> str:
+    """Why inference has sent no plan in time."""
+    lacks = session.path / LACKS
+    if lacks.exists() and (name := lacks.read_text()):
+        return f"{name} is not measured: see whether its tracker runs"
+    asked_ns, leaves_ms = words["asked_ns"], words["leaves_ns"] * 1e-6
+    took_ms = (now_ns - asked_ns if asked_ns else words["took_ns"]) * 1e-6
+    verb = "has taken" if asked_ns else "took"
+    found = f"inference {verb} {took_ms:.0f} ms, the plan leaves it {leaves_ms:.0f} ms"
+    slow = took_ms > leaves_ms
+    return f"{found}: use a faster runtime or longer chunks" if slow else found
 
 
 def new_folder() -> str:
@@ -308,6 +323,9 @@ class SharedInputs:
         if self._chunks is not None and self._chunks.newest():
             return chunk_of(self._chunks.record)
         return None
+
+    def plan_handed_out(self) -> bool:
+        return self.plan is not None and self.plan.handed_out
 
     def wish(self) -> Wish:
         seen = self._words["estop"]

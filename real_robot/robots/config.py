@@ -9,22 +9,33 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_yaml
 from offline_rl.utils.modules import named
 from offline_rl.utils.options import Checked, Range, build, unknown
 from offline_rl.utils.paths import share
-from real_robot.robot import Channel, Limits, Robot, RobotSpec, Workspace
-from real_robot.safety.limits import SMALLEST
+from real_robot.robot import Channel, Grip, Limits, Robot, RobotSpec, Workspace
+from real_robot.safety.limits import FURTHEST_M, SMALLEST
 
 ADAPTERS = ("dynamixel", "simulated")
+LIMITS = (  # of a joint, as a robot's file calls them
+    *("position", "velocity", "acceleration", "jerk", "stop_acceleration", "stop_jerk"),
+    *("tracking_error", "current"),
+)
+
+
+TIMES = {  # plausible range and the likely mistake
+    "rate_hz": (5.0, 2000.0, "it is a rate in 1/s, not a period"),
+    "timeout_s": (1e-4, 1.0, "did you mean milliseconds? It is in s"),
+    "max_reading_age_s": (1e-3, 1.0, "did you mean milliseconds? It is in s"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +51,19 @@ class Joint:
     stop_acceleration: float = math.nan
     stop_jerk: float = math.nan
     tracking_error: float = math.nan
-    current: float = math.nan
+    current: float = math.nan  # A; .inf where the joint measures none, which is then not checked
+    m_per_rad: float | None = None  # travel of a joint in m for each rad that its servo turns
+    unusual: list[str] = field(default_factory=list)  # limits outside the plausible range
+    grip: dict | None = None  # the joint is a gripper: see `Gripper`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gripper:
+    """The table `grip` of a joint."""
+
+    current: float  # A that it holds with at most, below the joint's own limit
+    squeeze: float  # rad or m that its goal goes beyond where it is measured, at most
+    closes: Literal["low", "high"]  # the end of `position` at which it is closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +76,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Checked):
     """Of `dynamixel`."""
 
     port: str
@@ -63,7 +86,8 @@ class Line:
     watchdog_s: float | None = None
     calibration: str | None = None  # a file; default: see `calibration_file`
     tracker: str | None = None  # a ring that another process writes `channels` into
-    latency_s: float | None = None  # of the adapter; default: what the system says of it
+    # of the adapter, at most 0.1; default: what the system says of it
+    latency_s: Annotated[float, Range(0, 0.1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +116,7 @@ class Config:
     dynamixel: dict = field(default_factory=dict)
     simulated: dict = field(default_factory=dict)
     options: dict = field(default_factory=dict)  # of an adapter of yours
+    unusual: list[str] = field(default_factory=list)  # of the times: outside the plausible range
 
     def __post_init__(self) -> None:
         if self.adapter not in ADAPTERS and ":" not in self.adapter:
@@ -102,6 +127,14 @@ class Config:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; expected a positive number, at least "
                     f"{SMALLEST:g}"
+                )
+        _refuse_unknown(self.unusual, TIMES)
+        for name, (low, high, hint) in TIMES.items():
+            value = getattr(self, name)
+            if not low <= value <= high and name not in self.unusual:
+                raise ValueError(
+                    f"{name} is {value:g}, expected {low:g} to {high:g}: {hint}; if it is right, "
+                    f"add unusual: [{name}]"
                 )
         if not self.joints:
             raise ValueError("joints is empty; a robot has at least one")
@@ -142,21 +175,10 @@ def find(name: str | Path) -> Path:
     return share("configs") / "robot" / f"{name}.yaml"
 
 
-def yaml_in(path: Path) -> Any:
-    """What a YAML file holds. Raises UserError naming file and fault."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        fault = " ".join(str(error).split())
-        raise UserError(f"{path} is not readable as YAML: {fault}") from None
-
-
 def describe(name: str | Path, **changes: Any) -> Described:
     """The robot `name` with some of its file's values replaced. Raises UserError."""
     path = find(name)
-    values = yaml_in(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys and values, found {type(values).__name__}")
+    values = read_yaml(path)
     config = build(Config, values | changes, f"{path.name}: ")
     joints = {
         joint: build(Joint, _table(row, f"{path.name}: joints.{joint}"), f"joints.{joint}.")
@@ -167,7 +189,34 @@ def describe(name: str | Path, **changes: Any) -> Described:
             raise UserError(
                 f"{path.name}: joints.{joint}.position={row.position}: expected [lowest, highest]"
             )
+        _check_units(f"{path.name}: joints.{joint}", row)
+    ids = [row.id for row in joints.values() if row.id is not None]
+    if twice := [id_ for id_ in ids if ids.count(id_) > 1]:
+        which = ", ".join(joint for joint, row in joints.items() if row.id == twice[0])
+        raise UserError(
+            f"{path.name}: joints {which} have the same id {twice[0]}: give each servo its own"
+        )
     return Described(path, config, joints, _spec(path, config, joints))
+
+
+def _check_units(where: str, row: Joint) -> None:
+    """Raise UserError for an unknown limit in `unusual` and for travel of a joint that turns."""
+    try:
+        _refuse_unknown(row.unusual, LIMITS)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if row.m_per_rad is None:
+        return
+    if row.unit != "m" or not 0 < row.m_per_rad < math.inf:
+        raise UserError(
+            f"{where}.m_per_rad={row.m_per_rad:g}: expected a positive number, and unit: m; it is "
+            "the joint's travel in m for each rad that its servo turns"
+        )
+
+
+def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(unknown("unusual", wrong[0], known))
 
 
 def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Robot:
@@ -262,7 +311,11 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
     rows = list(joints.values())
-    columns = {f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(Joint)[3:]}
+    columns = {
+        name: np.array([getattr(row, name) for row in rows], np.float64)
+        for name in LIMITS
+        if name != "position"
+    }
     columns["current_a"] = columns.pop("current")
     low, high = np.array([row.position for row in rows], np.float64).T
     workspace = None
@@ -270,6 +323,11 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
         box = build(Box, config.workspace, f"{path.name}: workspace.")
         if config.model is None or len(box.low) != 3 or len(box.high) != 3:
             raise UserError(f"{path.name}: workspace needs a model, and low and high of 3 numbers")
+        if (furthest := max(map(abs, (*box.low, *box.high)))) > FURTHEST_M:
+            raise UserError(
+                f"{path.name}: workspace reaches to {furthest:g} m, expected at most "
+                f"{FURTHEST_M:g}: did you mean millimeters? Write {furthest / 1e3:g}"
+            )
         workspace = Workspace(
             path.parent / config.model, tuple(box.sites), np.array(box.low), np.array(box.high)
         )
@@ -289,7 +347,29 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
         max_reading_age_s=config.max_reading_age_s,
         workspace=workspace,
         channels=channels,
+        grips={
+            name: _grip(f"{path.name}: joints.{name}", row)
+            for name, row in joints.items()
+            if row.grip is not None
+        },
+        unusual={name: tuple(row.unusual) for name, row in joints.items()},
     )
+
+
+def _grip(where: str, row: Joint) -> Grip:
+    """Raises UserError if the grip is not inside the joint's own limits."""
+    table = build(Gripper, _table(row.grip, f"{where}.grip"), f"{where}.grip.")
+    if not 0 < table.squeeze < row.tracking_error:
+        raise UserError(
+            f"{where}.grip.squeeze={table.squeeze:g}: expected above 0 and below tracking_error, "
+            f"{row.tracking_error:g}, or every grip would be a tracking error"
+        )
+    if not 0 < table.current < row.current:
+        raise UserError(
+            f"{where}.grip.current={table.current:g}: expected above 0 and below the joint's "
+            f"current, {row.current:g} A, at which the robot stops"
+        )
+    return Grip(table.current, table.squeeze, 1 if table.closes == "high" else -1)
 
 
 def _channel(row: Any, where: str) -> bool:

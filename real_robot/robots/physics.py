@@ -34,6 +34,7 @@ class Physics:
             mujoco.mj_resetDataKeyframe(self.model, self.data, 0)
         self.period_ns = period_ns
         self.now_ns: int | None = None
+        self._objects: dict[int, tuple[float, float, float]] = {}
         self.before_step: Callable[[int], Any] | None = None  # called with the time, ns
         hinges = [self.model.joint(name) for name in joints]
         self._q = np.array([hinge.qposadr[0] for hinge in hinges])
@@ -80,6 +81,21 @@ class Physics:
         """Push joint `index` from outside with `torque` N m until it is set to another value."""
         self.data.qfrc_applied[self._dq[index]] = torque
 
+    def grasp(self, index: int, at_rad: float, closes: int, stiffness: float = 30.0) -> None:
+        """Put an elastic object where joint `index` meets it at `at_rad` while it closes.
+
+        closes: 1 or -1, the sign of the joint's closing. stiffness: N m/rad.
+        """
+        self._objects[index] = at_rad, closes, stiffness
+
+    def _squeeze(self) -> None:
+        for index, (at_rad, closes, stiffness) in self._objects.items():
+            q, dq = self._qpos[self._q[index]], self._qvel[self._dq[index]]
+            deep = max(0.0, (q - at_rad) * closes)
+            # with some damping, as foam has; an object never pulls
+            force = max(0.0, stiffness * (deep + 0.02 * dq * closes)) if deep else 0.0
+            self.data.qfrc_applied[self._dq[index]] = -closes * force
+
     def pose(self, q: np.ndarray) -> None:
         """Puts the arm there, at rest; [J] rad."""
         self._qpos[self._q] = q
@@ -115,4 +131,5 @@ class Physics:
                 continue
             if self.before_step is not None:
                 self.before_step(self.now_ns)
+            self._squeeze()
             self._mujoco.mj_step(self.model, self.data)

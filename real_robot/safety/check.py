@@ -29,6 +29,8 @@ from real_robot.safety.states import FAULTS, MOVING, Reason, State
 from real_robot.safety.stopping import distance, duration_s
 
 LEAP = 4  # times the fastest a joint may be measured: no joint goes so far, only its encoder
+GRIP_FULL = 0.9  # of a grip's current, above which it squeezes less
+GRIP_MORE, GRIP_LEAST = 1.03, 0.05  # by which a squeeze grows in a tick; its least share
 SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
@@ -82,13 +84,27 @@ def check(
         reasons |= 1 << Reason.TARGET_NOT_FINITE
 
     if moving and not reasons and target is not None:
-        reasons = _follow(e, before, after, target)
+        reasons = _follow(e, before, after, _gripping(e, after, target))
     if reasons or not moving:
         goals = None if moving or blind(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
             wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
             _stop(e, before, after, wanted)
     after.reasons = reasons
+
+
+def _gripping(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequence[float]:
+    """The target with every gripper at most its squeeze further closed than it is measured.
+
+    The difference of goal and position is a position servo's force.
+    """
+    for i, grip in enumerate(e.grips):
+        if grip is not None:
+            most = motion.squeeze[i] * grip.squeeze
+            if (target[i] - motion.measured[i]) * grip.closes > most:
+                target = [*target]
+                target[i] = motion.measured[i] + grip.closes * most
+    return target
 
 
 def blind(e: Envelope, motion: Motion, reasons: int) -> bool:
@@ -160,7 +176,15 @@ def _measure(
                 blame |= 1 << Reason.CURRENT_EXTREME
             elif current > e.current_a[i]:
                 blame |= 1 << Reason.CURRENT_HIGH
-        if _stands_still(e, i, before, after, q, dq, drawn) and not yields:
+        grip = e.grips[i]
+        presses = grip is not None and (before.q[i] - q) * grip.closes > 0
+        if grip is not None:
+            share, full = before.squeeze[i] * GRIP_MORE, GRIP_FULL * grip.current_a
+            if presses and abs(drawn) > full:  # a servo's force is about proportional to its error
+                share = min(share, abs(before.q[i] - q) / grip.squeeze * full / abs(drawn))
+            after.squeeze[i] = min(1.0, max(GRIP_LEAST, share))
+        stands = _stands_still(e, i, before, after, q, dq, drawn)
+        if stands and not yields and not presses:  # a gripper that closes may meet what it grips
             blame |= 1 << Reason.SENSOR_STUCK
         after.measured[i], after.measured_v[i], after.drawn_a[i] = q, dq, drawn
         after.blame[i] = blame

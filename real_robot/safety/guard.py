@@ -391,7 +391,11 @@ class Guard:
         elif not blind(e, motion, motion.reasons):
             apart = zip(motion.measured, motion.q, e.resolution, strict=True)
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
-            self._relief, self._relieved = [*motion.measured] if far else None, stop
+            relief = [*motion.measured]
+            for i, grip in enumerate(e.grips):
+                if grip is not None and (motion.q[i] - relief[i]) * grip.closes > 0:
+                    relief[i] = motion.q[i]  # it goes on holding what it grips
+            self._relief, self._relieved = relief if far else None, stop
 
     def _give_way(self, motion: Motion) -> None:
         """Let a robot that holds be pushed by hand, and bring it back when it is let go.

@@ -38,7 +38,7 @@ class Motion:
     )
     MEASURED = (
         *("measured", "measured_v", "drawn_a", "current_a"),
-        *("still_low", "still_high", "still_s", "still_q", "still_a", "alive"),
+        *("still_low", "still_high", "still_s", "still_q", "still_a", "alive", "squeeze"),
     )
     NUMBERS = (
         *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
@@ -67,6 +67,7 @@ class Motion:
     still_q: list[float]  # the goal and the current before,
     still_a: list[float]
     alive: list[int]  # and 1 if velocity or current changed meanwhile
+    squeeze: list[float]  # share of its grip's squeeze that a gripper uses
 
     def __init__(self, q: Sequence[float], now_ns: int) -> None:
         """At rest at `q`, just armed."""
@@ -75,7 +76,7 @@ class Motion:
             setattr(self, name, [0.0] * count)
         self.q[:], self.measured[:], self.goal[:] = q, q, [_NAN] * count
         self.still_low[:], self.still_high[:] = q, q
-        self.goal_v[:] = self.goal
+        self.goal_v[:], self.squeeze[:] = self.goal, [1.0] * count
         self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
         self.clips, self.blame, self.alive = [0] * count, [0] * count, [0] * count
         self.now_ns = self.fresh_ns = now_ns

@@ -9,15 +9,46 @@ from typing import Annotated, Any
 import numpy as np
 
 from offline_rl.utils.options import Checked, Range
-from real_robot.robot import Limits, RobotSpec
+from real_robot.robot import Grip, Limits, RobotSpec
 from real_robot.safety.stopping import duration_s
 
 LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
 STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
 FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
 SMALLEST = 1e-6  # of any limit but positions, in its unit: a smaller one is a mistake
-FASTEST_RAD_S = 50.0  # eight turns a second; the same in degrees is a slow joint
-FURTHEST_M, FASTEST_M_S = 20.0, 20.0  # beyond, these are millimetres
+FURTHEST_M = 20.0  # limits beyond are millimeters
+
+
+@dataclass(frozen=True)
+class Plausible:
+    """Largest value that a limit has on any robot arm known to us, and the unit that it hides."""
+
+    most: float
+    unit: str
+    wrong: str  # the unit that a larger value is probably in
+    factor: float  # from that unit to `unit`
+
+
+def _scale(unit: str, position: float, velocity: float, tracking: float) -> dict[str, Plausible]:
+    wrong, factor = ("degrees", np.pi / 180) if unit == "rad" else ("millimeters", 1e-3)
+    most = {
+        "position_low": (position, unit),
+        "position_high": (position, unit),
+        "velocity": (velocity, f"{unit}/s"),
+        "acceleration": (300.0, f"{unit}/s²"),
+        "jerk": (30_000.0, f"{unit}/s³"),
+        "stop_acceleration": (1_000.0, f"{unit}/s²"),
+        "stop_jerk": (100_000.0, f"{unit}/s³"),
+        "tracking_error": (tracking, unit),
+    }
+    table = {name: Plausible(x, per, wrong, factor) for name, (x, per) in most.items()}
+    return table | {"current_a": Plausible(50.0, "A", "mA", 1e-3)}
+
+
+# Fast arms reach 11 rad/s, 40 rad/s² and 10,000 rad/s³. A stop may be several times as hard.
+PLAUSIBLE = {"rad": _scale("rad", FURTHEST_RAD, 12.0, 1.0), "m": _scale("m", FURTHEST_M, 5.0, 0.2)}
+# what a robot's file calls them
+FILE_NAMES = {"position_low": "position", "position_high": "position", "current_a": "current"}
 Upto1 = Annotated[float, Range(high=1, above=0)]
 Upto10 = Annotated[float, Range(high=10, above=0)]
 
@@ -71,6 +102,7 @@ class Envelope:
     box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
+    grips: list[Grip | None] = field(default_factory=list)  # [J]; None: no gripper
     room: list[float] = field(default_factory=list)  # no stop is longer; see __post_init__
     scratch: list[float] = field(default_factory=list)  # [J]
 
@@ -79,6 +111,7 @@ class Envelope:
         for values in (*limits, self.stop_jerk, self.tracking_error, self.current_a):
             if not min(values) >= SMALLEST:
                 raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
+        self.grips.extend([None] * (len(self.joints) - len(self.grips)))
         # from the greatest velocity, with the acceleration still to be taken back and then turned
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
@@ -113,10 +146,16 @@ def tightest(robot: Limits, *others: Limits) -> Limits:
     return Limits(**merged)
 
 
-def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> list[str]:
+def faults(
+    joints: Sequence[str],
+    limits: Limits,
+    units: Sequence[str] = (),
+    unusual: Mapping[str, Sequence[str]] | None = None,
+) -> list[str]:
     """What is wrong with these limits, a sentence each; empty where nothing is.
 
-    units: of the joints, rad or m, by which numbers in degrees or millimetres are known.
+    units: of the joints, rad or m; limits outside `PLAUSIBLE` are refused. unusual: joint -> its
+    limits that may lie outside.
     """
     found = [f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()]
     if found:
@@ -140,8 +179,8 @@ def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> 
                     f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}: limits "
                     "are in rad, m, s and A"
                 )
-        if units:
-            found += _other_unit(joint, i, limits, units[i])
+            elif units and FILE_NAMES.get(f.name, f.name) not in (unusual or {}).get(joint, ()):
+                found += _implausible(joint, f.name, value, PLAUSIBLE[units[i]][f.name])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):
             if stop[i] < limits[name][i]:
                 found.append(
@@ -151,19 +190,16 @@ def faults(joints: Sequence[str], limits: Limits, units: Sequence[str] = ()) -> 
     return found
 
 
-def _other_unit(joint: str, i: int, limits: Limits, unit: str) -> list[str]:
-    furthest = max(abs(limits.position_low[i]), abs(limits.position_high[i]))
-    other, most, speed = "degrees", FURTHEST_RAD, FASTEST_RAD_S
-    if unit == "m":
-        other, most, speed = "millimetres", FURTHEST_M, FASTEST_M_S
+def _implausible(joint: str, name: str, value: float, plausible: Plausible) -> list[str]:
+    """A sentence if the value is probably in another unit. Infinite: the limit is switched off."""
+    if abs(value) <= plausible.most or np.isinf(value):
+        return []
+    key = FILE_NAMES.get(name, name)
+    turn = ", more than a full turn" if plausible.unit == "rad" and abs(value) > 2 * np.pi else ""
     return [
-        f"joint {joint}: {name} is {value:g} {per}, more than {bound:g}: are those {other}? "
-        "Limits are in rad, m and s"
-        for name, value, bound, per in (
-            ("its furthest position", furthest, most, unit),
-            ("velocity", limits.velocity[i], speed, f"{unit}/s"),
-        )
-        if value > bound
+        f"joint {joint}: {key} is {value:g} {plausible.unit}{turn}, expected at most "
+        f"{plausible.most:g}: did you mean {plausible.wrong}? Then write "
+        f"{value * plausible.factor:.4g}; if it is right, add unusual: [{key}] to the joint"
     ]
 
 
@@ -193,6 +229,7 @@ def envelope(
         rules=rules or Rules(),
         points=points if box is not None else None,
         scratch=[0.0] * len(spec.joints),
+        grips=[spec.grips.get(joint) for joint in spec.joints],
         box_low_m=tuple(box.low_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
         box_high_m=tuple(box.high_m.tolist()) if box is not None else (0.0, 0.0, 0.0),
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.robot import RESULTS, alarms, page
+from benchmarks.robot.first import page_words
 from benchmarks.robot.logic import summary
 from benchmarks.robot.stepped import commands, outside
 
@@ -57,6 +58,13 @@ def test_a_reaction_that_never_came_is_late():
     assert (row["repeats"], row["late"], row["other"]) == (3, 2, 1)
     assert (row["median_ms"], row["max_ms"]) == (12.0, 20.0)
     json.dumps(row, allow_nan=False)
+
+
+def test_the_first_run_is_made_of_the_commands_at_the_top_of_the_page():
+    assert page_words("generate") == ["generate", "recipe=arm", "qualities=[reach]"]
+    words = page_words("train")
+    assert words[:3] == ["train", "algorithm=bc", "task=arm/reach"]
+    assert any(word.startswith("dataset=") for word in words)
 
 
 def test_the_page_is_of_the_results_that_lie_beside_it():

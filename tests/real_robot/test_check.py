@@ -71,10 +71,25 @@ def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
     machine = robot()
     lines = check(machine, bundle(tmp_path))
     assert [line.name for line in lines] == [
-        *("limits", "workspace", "names", "units", "rates", "answer", "readings")
+        *("limits", "workspace", "names", "units", "rates", "answer", "readings", "current")
     ]
+    assert lines[-1].found == "measured and limited at every joint"
     assert machine.calls == ["connect", "close"]
     assert machine.arrived == []
+
+
+def test_a_joint_whose_current_is_limited_and_not_measured_is_named():
+    machine = robot()
+    machine.current = np.array([np.nan, 0.1])
+    assert check(machine, None)[-1].found == (
+        "UNCHECKED: shoulder: not measured, so its limit is not checked"
+    )
+    limits = replace(machine.spec.limits, current_a=np.full(2, np.inf))
+    machine.spec = replace(machine.spec, limits=limits)
+    assert check(machine, None)[-1].found == (
+        "UNCHECKED: elbow: measured, and no limit declared (.inf); "
+        "shoulder: neither measured nor limited"
+    )
 
 
 def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_rewards(tmp_path):
@@ -177,7 +192,7 @@ def test_a_bundle_without_a_golden_answer_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "value", "sentence"),
     [
-        ("position_high", 137.0, "elbow: its furthest position is 137 rad, .* degrees"),
+        ("position_high", 137.0, "elbow: position is 137 rad, .* degrees"),
         ("position_low", -137.0, "degrees"),
         ("velocity", 114.0, "elbow: velocity is 114 rad/s, .* degrees"),
     ],

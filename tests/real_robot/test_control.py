@@ -424,3 +424,22 @@ def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
             of(port=str(link)).claim()
     lock.close()
     of(**{place: str(first)}).claim().close()
+
+
+def test_why_a_plan_ran_out_is_written_down_when_it_does(session, words, tmp_path):
+    made = Bench(tmp_path)
+    made.run(50)
+    made.inputs.dead, made.inputs.waiting = True, []
+    made.loop.why_no_plan = lambda now_ns: "target.x is not measured"
+    wish, calls = made.inputs.wish, itertools.count()
+
+    def wish_or_end() -> Wish:
+        words["stop"] = next(calls) > 200
+        return wish()
+
+    made.inputs.wish = wish_or_end
+    said = Ring.create(tmp_path / "said", SAID, 4)
+    kept = Unconfirmed(tmp_path / "none.json", made.guard)
+    control._loop(made.loop, session, words, said, kept)
+    assert made.guard.machine.latched is Reason.PLAN_EXHAUSTED
+    assert (session.path / "no_plan").read_text() == "target.x is not measured"

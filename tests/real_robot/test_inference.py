@@ -76,6 +76,31 @@ def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions
         np.testing.assert_allclose(chunk.actions, 0.1 * (count + 1), rtol=1e-6)
 
 
+def test_what_an_observation_lacks_and_how_long_an_answer_may_take_is_said(tmp_path) -> None:
+    """A plan lasts 6 steps of 50 ms from its observation; the next is asked for 2 steps later."""
+    robot, made = robot_spec(), Planner(2)
+    ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
+    words, clock = Words(tmp_path / "words", create=True), iter(range(10**9, 10**10, 7))
+    own: Any = made
+    inference = Inference(own, robot, ticks, chunks, words, lambda: next(clock))
+    assert inference.leaves_ns(0.0) == 4 * PERIOD_NS
+    assert inference.leaves_ns(1.0) == 5 * PERIOD_NS
+
+    def look(q: list[float], at_ns: int) -> bool:
+        row = ticks.record
+        row["state"], row["episode"], row["measured_ns"], row["q"] = State.RUNNING, 1, 0, q
+        ticks.push()
+        return inference.look(at_ns)
+
+    assert not look([0.0, np.nan], 10**9)
+    assert inference.lacks == "elbow.q"
+    assert look([0.0, 0.0], 2 * 10**9)
+    assert inference.lacks == ""
+    assert words["took_ns"] == 7
+    assert words["asked_ns"] == 0
+
+
 def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     """The present observation last, each channel in an array of its own."""
     asked, robot = list[dict[str, list[list[float]]]](), robot_spec()

@@ -136,6 +136,11 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     line = console.line(made.ring.record, 200.0)
     assert Reason.PLAN_EXHAUSTED.text in line
     assert "type re-arm" in line
+    (tmp_path / "no_plan").write_text("inference took 350 ms, the plan leaves it 200 ms")
+    console._no_plan = tmp_path / "no_plan"
+    text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms, the plan leaves it 200 ms)"
+    assert text in console.line(made.ring.record, 200.0)
+    assert console.news(made.ring.record) == f"HOLD | {text}"
 
 
 def test_a_terminal_that_vanishes_ends_the_run(console: Console):
@@ -530,6 +535,69 @@ def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_wr
     with pytest.raises(UserError, match=sentence):
         run(file, "desk", adapter="simulated", record=str(tmp_path / "new" / "x.rec"), **options)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("state", "latched", "code"),
+    [
+        (State.HOLD, None, 0),
+        (State.FAULT, Reason.BUS_LOST, 1),
+        (State.ESTOP, Reason.ESTOP_PRESSED, 1),
+        (State.HOLD, Reason.CLIPPED_TOO_LONG, 1),
+    ],
+)
+def test_the_exit_code_of_a_run_is_1_where_something_stopped_the_robot(
+    monkeypatch, capsys, state: State, latched: Reason | None, code: int
+):
+    outcome = running.Outcome(state, latched, 1.0, 0, "", None)
+    monkeypatch.setattr(running, "run", lambda *_, **__: outcome)
+    with nullcontext() if code == 0 else pytest.raises(SystemExit, match="1"):
+        robot(["run", "robot=desk", "bundle=b"])
+    assert state.name in capsys.readouterr().out
+
+
+def test_a_start_that_no_key_could_stop_is_refused_unless_something_else_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", running._NoTerminal())
+    file = write_desk_bundle(tmp_path / "b")
+    how = {"adapter": "simulated", "start": True}
+    with pytest.raises(UserError, match=r"no key could stop it\. Add stop=signals"):
+        run(file, "desk", **how)
+    with pytest.raises(UserError, match="no key could stop it"):
+        running.replay(tmp_path / "none.rec", "desk", **how)
+    monkeypatch.setattr(running, "check", lambda *_, **__: None)
+    monkeypatch.setattr(running, "conduct", lambda *_, **__: "it runs")
+    assert run(file, "desk", stop="signals", **how) == "it runs"
+    assert run(file, "desk", seconds=1.0, **how) == "it runs"
+    assert run(file, "desk", keyboard=False, **how) == "it runs"
+
+
+def test_without_a_terminal_it_is_said_what_stops_the_robot():
+    said = running.without_terminal(True, 5.0)
+    assert "no key stops the robot" in said
+    assert f"kill -INT {os.getpid()} stops it at once" in said
+    assert "ends after 5 s" in said
+    assert "only a terminal can start it" in running.without_terminal(False, None)
+
+
+def test_a_state_that_nobody_confirms_any_more_is_shown_as_stale(tmp_path, console: Console):
+    made = Bench(tmp_path)
+    made.run(100)
+    line = console.line(made.ring.record, 100.0, silent_s=0.7)
+    assert line == "STALE: no word from control for 0.7 s; it was RUNNING"
+
+
+def test_it_is_said_why_a_plan_ran_out(tmp_path):
+    session = Session(str(tmp_path), robot="desk", rate_hz=100)
+    words = Words(tmp_path / "words", create=True)
+    words["leaves_ns"], words["took_ns"] = 200_000_000, 350_000_000
+    said = session_module.why_no_plan(session, words, 10**9)
+    assert said.startswith("inference took 350 ms, the plan leaves it 200 ms")
+    words["asked_ns"] = 10**9 - 900_000_000
+    said = session_module.why_no_plan(session, words, 10**9)
+    assert said.startswith("inference has taken 900 ms, the plan leaves it 200 ms")
+    (tmp_path / "lacks").write_text("target.x")
+    said = session_module.why_no_plan(session, words, 10**9)
+    assert said == "target.x is not measured: see whether its tracker runs"
 
 
 def test_the_outcome_says_in_which_state_a_run_ended():

@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from robots_in_memory import spec
 
+from offline_rl.algorithms.bc import BC
 from offline_rl.data.convert import convert
 from offline_rl.data.read import read
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.sequences import windows
+from offline_rl.training.sources import rows_for
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring
 from real_robot.recording.rows import Mode, row_type
@@ -76,15 +81,72 @@ def test_a_recording_is_converted_and_read_again_as_the_same(
         assert (again.spec.action_names, again.spec.rate_hz) == (("shoulder", "elbow"), 50.0)
 
 
-def test_an_episode_is_cut_where_a_tick_is_missing_or_a_reading_failed(tmp_path: Path) -> None:
+def failing(*failed: int, guided: bool = False) -> Any:
+    def change(row: Any, k: int) -> None:
+        row["code"] = k in failed
+        row["sent"] = np.nan if guided else row["sent"]
+
+    return change
+
+
+def test_an_episode_is_cut_where_a_tick_is_missing(tmp_path: Path) -> None:
     def change(row: Any, k: int) -> None:
         row["tick"] = k + (k > 2)
-        row["code"] = k == 6
 
     recorded(tmp_path / "a.rec", [1] * 9, change)
+    assert read(tmp_path / "a.rec").episode_lengths().tolist() == [3, 6]
+
+
+def test_one_or_two_failed_readings_do_not_end_an_episode_and_are_no_transition(
+    tmp_path: Path,
+) -> None:
+    """Ticks 3, 6 and 7 lack a reading: no other row follows 2 or 5 by a period."""
+    rows = recorded(tmp_path / "a.rec", [1] * 10, failing(3, 6, 7))
     data = read(tmp_path / "a.rec")
-    assert data.episode_lengths().tolist() == [3, 3, 2]
-    assert "1 ticks left out" in " ".join(data.notes)
+    assert data.episode_lengths().tolist() == [7]
+    np.testing.assert_allclose(2 * data.actions, rows["sent"][[0, 1, 2, 4, 5, 8, 9]], rtol=1e-6)
+    assert data.usable.tolist() == [True, True, False, True, False, True, False]
+    assert "3 ticks left out" in " ".join(data.notes)
+    assert "2 gaps of at most 2 ticks do not end an episode" in " ".join(data.notes)
+
+
+def test_three_failed_readings_or_a_tick_that_moved_nothing_end_an_episode(tmp_path: Path) -> None:
+    recorded(tmp_path / "a.rec", [1] * 9, failing(3, 4, 5))
+    assert read(tmp_path / "a.rec").episode_lengths().tolist() == [3, 3]
+
+    def rests(row: Any, k: int) -> None:
+        row["mode"] = Mode.POLICY if k != 3 else 0
+
+    recorded(tmp_path / "b.rec", [1] * 9, rests)
+    assert read(tmp_path / "b.rec").episode_lengths().tolist() == [3, 5]
+
+
+def test_windows_of_actions_for_imitation_go_on_behind_a_gap(tmp_path: Path) -> None:
+    recorded(tmp_path / "a.rec", [1] * 8, failing(3))
+    buffer = ReplayBuffer.from_dataset(rows_for(BC, read(tmp_path / "a.rec")))
+    data = {name: value[0] for name, value in buffer.data.items()}
+    _, future, inside = windows(data, torch.tensor([1]), 1, 4)
+    assert inside.all()
+    assert future.tolist() == [[1, 2, 3, 4]]
+
+
+def test_a_gap_is_an_episodes_end_in_a_layout_that_cannot_tell_of_it(tmp_path: Path) -> None:
+    recorded(tmp_path / "a.rec", [1] * 8, failing(3))
+    told = convert(tmp_path / "a.rec", tmp_path / "folder", format="lerobot")
+    assert "7 rows, 2 episodes" in told
+    assert "1 gaps end an episode here" in told
+    assert read(tmp_path / "folder").episode_lengths().tolist() == [3, 4]
+
+
+def test_guided_by_hand_the_step_before_a_gap_has_no_action_and_is_left_out(
+    tmp_path: Path,
+) -> None:
+    """An action is where the joints were a tick later, which tick 3 does not say for tick 2."""
+    rows = recorded(tmp_path / "a.rec", [0] * 8, failing(3, guided=True))
+    data = read(tmp_path / "a.rec")
+    np.testing.assert_allclose(2 * data.actions, rows["q"][[1, 2, 5, 6, 7, 7]], rtol=1e-6)
+    assert data.episode_lengths().tolist() == [6]
+    assert data.usable.tolist() == [True, False, True, True, True, False]
 
 
 def test_where_a_person_guided_the_arm_actions_are_where_it_came_to(tmp_path: Path) -> None:

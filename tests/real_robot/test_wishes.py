@@ -62,7 +62,7 @@ def test_a_start_is_forgotten_when_no_plan_comes_within_two_seconds(tmp_path):
     made.loop.refused = None
     made.until(lambda: not made.loop.starting)
     assert 2.0 < (made.clock.now - asked_ns) * 1e-9 < 2.02
-    assert made.loop.refused == "no plan came within 2 s: type start again"
+    assert made.loop.refused == ("no plan came within 2 s: inference is silent; type start again")
     made.inputs.dead, made.inputs.latency_ns, made.inputs.next_ns = False, 0, 0
     made.run(100)
     assert made.guard.state is State.HOLD

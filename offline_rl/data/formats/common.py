@@ -58,6 +58,7 @@ class Found:
     action_units: tuple[str, ...] = ()
     rate_hz: float | None = None  # steps a second, where it says so
     action_offset: float | None = None  # steps to when an action is reached, where it says so
+    unknown_next: np.ndarray | None = None  # [N] bool: rows before a gap inside an episode
     files: tuple[Path, ...] = ()  # read besides the raw ones
     finish: Callable[[Columns], Columns] = lambda columns: columns  # once they are known as sound
     qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] kept

@@ -8,7 +8,13 @@ A robot is given no rewards, so all are 0.
 
 A step is a tick in which a policy or a person moved the robot. Where nobody ever did, as while a
 person guides the limp arm by hand, every tick is one, and its action is where the joints were a
-tick later. An episode is cut where ticks are missing or a reading failed: a step is a period.
+tick later. An episode is cut where ticks are missing, for a step is a period.
+
+A tick whose reading failed is left out. Up to `BRIDGED_TICKS` of them in a row do not end the
+episode. The next observation of the step before such a gap is unknown, so it is no transition to
+learn values from, and no number is made up for it. Windows of actions for imitation go on behind
+the gap, and are too short by the ticks that were left out. In an episode that was guided by hand
+the step before a gap is left out too: where the joints came to a tick later was not read.
 """
 
 from collections.abc import Callable
@@ -22,6 +28,7 @@ from offline_rl.utils.errors import UserError
 
 NAME = "real_robot"
 TAKES = ("observation_keys",)
+BRIDGED_TICKS = 2  # in a row; a run that lacks two readings in a row is stopped by a fault
 
 
 def missed(raw: Raw) -> str | None:
@@ -51,11 +58,17 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     rows = np.flatnonzero(whole)
     if len(rows) < 2:
         raise UserError(f"{raw.where}: no two ticks in which the robot moved and was read.")
-    apart = (np.diff(raw.get("tick")[rows]) != 1) | (np.diff(raw.get("episode")[rows]) != 0)
-    ends = np.append(apart, True)
+    same = np.diff(raw.get("episode")[rows]) == 0
+    apart = np.diff(raw.get("tick")[rows].astype(np.int64))
+    # ticks in between were all recorded, and are steps whose reading failed
+    recorded = (np.diff(rows) == apart) & (np.diff(steps.cumsum()[rows]) == apart)
+    bridged = np.append(same & recorded & (apart > 1) & (apart <= 1 + BRIDGED_TICKS), False)
+    ends = np.append(~same | (apart != 1), True) & ~bridged
     if guided:
         after = np.where(ends, rows, np.append(rows[1:], rows[-1]))
-        goals = measured["q"][after]
+        kept = np.flatnonzero(~bridged)
+        rows, ends, goals = rows[kept], ends[kept], measured["q"][after[kept]]
+        bridged = np.append(np.diff(kept) != 1, False) & ~ends
         notes.append("nothing was sent: actions are where the joints were a tick later")
     else:
         goals = goals[rows]
@@ -68,6 +81,11 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         for joint, a, b, unit in zip(about["joints"], low, high, about["units"], strict=True)
     )
     notes.append(f"actions of -1 and 1 stand for the joints' limits: {', '.join(told)}")
+    if bridged.any():
+        notes.append(
+            f"{bridged.sum():,} gaps of at most {BRIDGED_TICKS} ticks do not end an episode; the "
+            "next observation is unknown there"
+        )
     columns = {
         "observations": np.concatenate([_flat(measured[key][rows]) for key in asked], 1),
         "actions": goals,
@@ -81,6 +99,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         as_columns(columns),
         {"actions": "sent"},
         notes=notes,
+        unknown_next=bridged,
         action_range=(low, high),
         observation_names=tuple(name for name, _ in numbers),
         observation_units=tuple(unit for _, unit in numbers),

@@ -22,6 +22,8 @@ from real_robot.robots.dynamixel import table
 from real_robot.robots.dynamixel.bus import Bus
 from real_robot.robots.dynamixel.packets import MAX_ID
 
+FAR = 1 << 32  # ticks, beyond what a servo shows
+SILENT = -FAR  # in place of ticks, which are negative past tick 0
 MAX_HOMING = 1024  # beyond it a servo in position mode ignores the offset
 
 
@@ -84,7 +86,14 @@ def zero_here(bus: Bus, id_: int) -> int:
     from its centre that no offset helps.
     """
     offset = _get(bus, id_, table.HOMING_OFFSET)
-    wanted = offset + table.CENTRE - _get(bus, id_, table.PRESENT_POSITION)
+    present = _get(bus, id_, table.PRESENT_POSITION)
+    if not 0 <= present - offset < table.TICKS:
+        raise UserError(
+            f"servo {id_} shows tick {present} at the joint's zero, outside its turn: it was "
+            "turned past its tick 0. Switch its power off and on and begin again; if it says so "
+            "again, turn its horn by a quarter"
+        )
+    wanted = offset + table.CENTRE - present
     if abs(wanted) > MAX_HOMING:
         raise UserError(
             f"servo {id_} stands {wanted} ticks from its centre; at most {MAX_HOMING} can be "
@@ -92,6 +101,15 @@ def zero_here(bus: Bus, id_: int) -> int:
         )
     _put(bus, id_, table.HOMING_OFFSET, wanted)
     return wanted
+
+
+def into_position_mode(bus: Bus, id_: int) -> None:
+    """Set the operating mode that runs use; another program may have left another one.
+
+    Torque must be off. Raises UserError.
+    """
+    if _get(bus, id_, table.OPERATING_MODE) != table.POSITION_MODE:
+        _put(bus, id_, table.OPERATING_MODE, table.POSITION_MODE)
 
 
 def turn_round(bus: Bus, id_: int, moved: int) -> None:
@@ -108,16 +126,16 @@ class Ranges:
 
     def __init__(self, bus: Bus, ids: Sequence[int]) -> None:
         self._bus, self.ids = bus, tuple(ids)
-        self.low = np.full(len(self.ids), table.TICKS)
-        self.high = np.full(len(self.ids), -1)
+        self.low = np.full(len(self.ids), FAR)
+        self.high = np.full(len(self.ids), -FAR)
 
     def look(self) -> np.ndarray:
-        """The positions now, [J] ticks, -1 where a servo did not answer."""
+        """The positions now, [J] ticks, `SILENT` where a servo did not answer."""
         position = table.PRESENT_POSITION
         # one by one, with patience: new servos answer late
         answers = [self._bus.read(id_, position.address, position.size) for id_ in self.ids]
-        here = np.array([-1 if a.code else position.unpack(a.data) for a in answers])
-        known = here >= 0
+        here = np.array([SILENT if a.code else position.unpack(a.data) for a in answers])
+        known = here != SILENT
         self.low[known] = np.minimum(self.low, here)[known]
         self.high[known] = np.maximum(self.high, here)[known]
         return here

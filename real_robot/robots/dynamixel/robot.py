@@ -102,7 +102,10 @@ def _signed(milliseconds: float) -> float:
 
 
 class DynamixelRobot:
-    """calibration: in the order of the joints. open_port: called by `connect`."""
+    """servos: in the order of the joints. open_port: called by `connect`.
+
+    m_per_rad: [J] travel of joints that slide, for each rad of the servo; None where they turn.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class DynamixelRobot:
         latency_s: float = LATENCY_S,
         watchdog_s: float | None = None,
         tracker: Path | None = None,
+        m_per_rad: Sequence[float | None] | None = None,
     ) -> None:
         most_s = 127 * table.WATCHDOG_S
         if watchdog_s and not table.WATCHDOG_S <= watchdog_s <= most_s:
@@ -123,11 +127,13 @@ class DynamixelRobot:
         watchdog_s = DEFAULT_WATCHDOG_S if watchdog_s is None else watchdog_s
         count = len(spec.joints)
         self._servos, self._ids = servos, tuple(servo.id for servo in servos.values())
-        self._spec = _tightened(spec, servos, watchdog_s or None)
+        self._per_rad = np.array([each or 1.0 for each in m_per_rad or [None] * count])
+        self._per_tick = self._per_rad * table.RAD  # [J] rad or m
+        self._spec = _tightened(spec, servos, watchdog_s or None, self._per_tick)
         self._watchdog_s = self._spec.own_watchdog_s or 0.0
         low, high = self._spec.limits.position_low, self._spec.limits.position_high
-        self._low = np.ceil(np.nan_to_num(low, nan=0) / table.RAD - 1e-9).astype(int)
-        self._high = np.floor(np.nan_to_num(high, nan=0) / table.RAD + 1e-9).astype(int)
+        self._low = np.ceil(np.nan_to_num(low, nan=0) / self._per_tick - 1e-9).astype(int)
+        self._high = np.floor(np.nan_to_num(high, nan=0) / self._per_tick + 1e-9).astype(int)
         self._open_port, self._baud, self._latency_s = open_port, baud, latency_s
         self._tracker_path = tracker
         self._tracker: Tracker | None = None
@@ -149,6 +155,12 @@ class DynamixelRobot:
     @classmethod
     def by_config(cls, described: Described, line: Line) -> DynamixelRobot:
         """Raises UserError where the calibration is missing or of another arm."""
+        for joint, row in described.joints.items():
+            if row.unit == "m" and row.m_per_rad is None:
+                raise UserError(
+                    f"{described.path.name}: joints.{joint} is in m and its servo turns: write "
+                    "m_per_rad, the joint's travel in m for each rad of the servo"
+                )
         path = calibration_file(described, line)
         servos = calibration.load(path, described.spec.joints)
         for joint, row in described.joints.items():
@@ -165,6 +177,7 @@ class DynamixelRobot:
             latency_s=latency_s,
             watchdog_s=line.watchdog_s,
             tracker=Path(line.tracker) if line.tracker else None,
+            m_per_rad=[row.m_per_rad for row in described.joints.values()],
         )
 
     @property
@@ -245,8 +258,15 @@ class DynamixelRobot:
         expected = {
             "drive mode": (table.DRIVE_MODE, servo.drive_mode),
             "homing offset": (table.HOMING_OFFSET, servo.homing_offset),
-            "operating mode": (table.OPERATING_MODE, table.POSITION_MODE),
         }
+        if (mode := has(table.OPERATING_MODE)) != table.POSITION_MODE:
+            name = table.MODES.get(mode, "unknown")
+            raise UserError(
+                f"{joint}: servo {servo.id} is in operating mode {mode} ({name}), expected "
+                f"{table.POSITION_MODE} (position): another program has set it, as LeRobot sets 4; "
+                f"write {table.POSITION_MODE} to register 11, torque off, or let offline-rl robot "
+                "calibrate do so"
+            )
         for name, (item, value) in expected.items():
             if has(item) != value:
                 raise UserError(
@@ -398,8 +418,8 @@ class DynamixelRobot:
                 status[shown["error"] & bit != 0] |= flag
         if code is Code.OK:
             self._seq += 1
-            self._q = (shown["position"] - table.CENTRE) * table.RAD
-            self._dq = shown["velocity"] * table.RAD_S
+            self._q = (shown["position"] - table.CENTRE) * self._per_tick
+            self._dq = shown["velocity"] * (table.RAD_S * self._per_rad)
             self._current = shown["current"] * self._current_a
             # they measure when they have heard the request: long before the last has answered
             self._heard_ns = begin + int((14 + count) * 10e9 / self._baud)
@@ -415,10 +435,10 @@ class DynamixelRobot:
         now = self.bus.port.now_ns()
         if not np.isfinite(command.q).all():
             return Sent(Code.REFUSED, now, np.full(len(self._ids), np.nan))
-        ticks = np.rint(command.q / table.RAD).astype(int).clip(self._low, self._high)
+        ticks = np.rint(command.q / self._per_tick).astype(int).clip(self._low, self._high)
         goals = [table.GOAL_POSITION.pack(int(tick) + table.CENTRE) for tick in ticks]
         code = self.bus.sync_write(self._ids, table.GOAL_POSITION.address, goals)
-        return Sent(code, now, ticks * table.RAD)
+        return Sent(code, now, ticks * self._per_tick)
 
     def hold(self, reason: str) -> Sequence[str]:
         """reason: for a log; the servos need none.
@@ -550,10 +570,14 @@ def _words(bits: int) -> str:
 
 
 def _tightened(
-    spec: RobotSpec, servos: dict[str, calibration.Servo], watchdog_s: float | None
+    spec: RobotSpec,
+    servos: dict[str, calibration.Servo],
+    watchdog_s: float | None,
+    per_tick: np.ndarray,
 ) -> RobotSpec:
     """The robot's limits inside the calibrated ranges."""
     ranges = np.array([servo.range_rad for servo in servos.values()])
+    ranges *= (per_tick / table.RAD)[:, None]
     limits = replace(
         spec.limits,
         position_low=np.maximum(spec.limits.position_low, ranges[:, 0]),
@@ -563,6 +587,6 @@ def _tightened(
     return replace(
         spec,
         limits=limits,
-        resolution=np.full(len(spec.joints), table.RAD),
+        resolution=per_tick,
         own_watchdog_s=None if count is None else count * table.WATCHDOG_S,
     )

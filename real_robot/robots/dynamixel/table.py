@@ -67,6 +67,14 @@ TICK_PERIOD = 32768  # ms, after which the realtime tick is 0 again
 WATCHDOG_S = 0.02
 WATCHDOG_TRIPPED = 255
 POSITION_MODE = 3
+MODES = {  # names of the operating modes
+    0: "current",
+    1: "velocity",
+    3: "position",
+    4: "extended position",
+    5: "current-based position",
+    16: "PWM",
+}
 REVERSE = 0x01  # in the drive mode
 TORQUE_BY_GOAL = 0x08
 

@@ -176,6 +176,7 @@ class Line:
             "place": self.physics.place,
             "pose": self.physics.pose,
             "push": self.physics.push,
+            "grasp": self.physics.grasp,
         }
         actions[kind](**what)
         self.log(now_ns, kind, what)

@@ -191,12 +191,14 @@ def test_a_suite_that_is_none_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
         read_suite("nowhere.yaml")
     (folder / "torn.yaml").write_text("cells: [{algorithm: ")
-    with pytest.raises(UserError, match=r"torn\.yaml is no YAML"):
+    with pytest.raises(UserError, match=r"torn\.yaml is not readable as YAML"):
         read_suite("torn.yaml")
     with pytest.raises(UserError, match="unknown suite"):
         read_suite("nothing-of-this-name")
     (folder / "twice.yaml").write_text("cells: []\nseeds: 1\nseeds: 2\n")
-    with pytest.raises(UserError, match=r"twice\.yaml is no YAML: .*duplicate key seeds.*line 3"):
+    with pytest.raises(
+        UserError, match=r"twice\.yaml is not readable as YAML: .*duplicate key seeds.*line 3"
+    ):
         read_suite("twice.yaml")
     with pytest.raises(UserError, match=r"mine\.yaml: no cells"):
         read_suite(str(suite()))

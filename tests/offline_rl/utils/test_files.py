@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import locked, read_json, write_atomically, write_json
+from offline_rl.utils.files import locked, read_json, read_yaml, write_atomically, write_json
 from offline_rl.utils.trees import plain
 
 
@@ -169,3 +169,31 @@ def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
         folder.save(Done(updates=10), {"w": torch.ones(1)}, {})
     assert [done.updates for done in folder.checkpoints()] == [5]
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_numbers_in_yaml_are_those_of_json(tmp_path: Path) -> None:
+    """YAML 1.1, which PyYAML reads, takes an exponent without a sign or a point for text."""
+    path = tmp_path / "numbers.yaml"
+    path.write_text(
+        "jerk: 1e3\nrate: 2.5E2\nsmall: -1.5e-3\nhalf: .5\nnone: .inf\nwhole: 4_096\n"
+        "day: 2024-01-02\nname: e3\nversion: 1.2.3\n"
+    )
+    found = read_yaml(path)
+    assert found == {
+        "jerk": 1000.0,
+        "rate": 250.0,
+        "small": -0.0015,
+        "half": 0.5,
+        "none": float("inf"),
+        "whole": 4096,
+        "day": "2024-01-02",
+        "name": "e3",
+        "version": "1.2.3",
+    }
+
+
+def test_a_key_given_twice_in_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("a: {x: 1, <<: &y {x: 2}}\nb:\n  velocity: 1\n  velocity: 2\n")
+    with pytest.raises(UserError, match=r"duplicate key velocity.*line 4"):
+        read_yaml(path)

@@ -9,7 +9,7 @@ import pytest
 from offline_rl.utils.errors import UserError
 from real_robot import calibrating
 from real_robot.robots.config import Described, make
-from real_robot.robots.dynamixel import bus
+from real_robot.robots.dynamixel import bus, table
 
 ZERO, ASIDE = np.zeros(5), np.full(5, 0.3)
 LOW, HIGH = np.array([-2.3, -1.5, -2.4, -1.8, -2.7]), np.array([2.2, 1.4, 2.3, 1.7, 2.6])
@@ -83,6 +83,45 @@ def test_a_port_that_a_run_has_is_left_alone(
     with pytest.raises(UserError, match=f"in use by {'process 4242' if owner else 'another'}"):
         calibrating.calibrate("desk", ask=person)
     assert (new_arm.events, person.heard) == ([], [])
+
+
+def test_servos_that_another_program_left_in_another_mode_are_calibrated_for_position_mode(
+    tmp_path: Any, new_arm: Any
+) -> None:
+    """LeRobot leaves mode 4, extended position."""
+    for servo in new_arm.line.servos:
+        assert servo.write(table.OPERATING_MODE.address, b"\4") == 0
+    file = str(tmp_path / "calibration.json")
+    calibrating.calibrate("desk", ask=Person(new_arm), calibration=file)
+    modes = [servo.get(table.OPERATING_MODE) for servo in new_arm.line.servos]
+    assert modes == [table.POSITION_MODE] * 5
+
+
+def test_a_joint_that_passed_tick_0_backwards_is_calibrated_like_any_other(
+    tmp_path: Any, new_arm: Any
+) -> None:
+    """Turned aside, servo 1 shows a negative tick; at its zero it is back in its turn."""
+    servo = new_arm.line.servos[0]
+    servo.mounting_ticks = 1030 - table.CENTRE
+    person = Person(new_arm)
+
+    def ask(sentence: str, meanwhile: Callable[[], Any]) -> None:
+        if "positive" in sentence:
+            new_arm.event("pose", q=-1.6 * (np.arange(5) == 0) + ASIDE * (np.arange(5) > 0))
+            assert servo.position() < 0
+        else:
+            person(sentence, meanwhile)
+
+    file = str(tmp_path / "calibration.json")
+    calibrating.calibrate("desk", ask=ask, calibration=file)
+
+
+def test_a_servo_that_was_turned_past_its_turn_is_not_said_to_be_silent(
+    tmp_path: Any, new_arm: Any
+) -> None:
+    new_arm.line.servos[0].mounting_ticks = -10 - table.CENTRE
+    with pytest.raises(UserError, match=r"servo 1 shows tick -10 .*past its tick 0.*power off"):
+        calibrating.calibrate("desk", ask=Person(new_arm), calibration=str(tmp_path / "c.json"))
 
 
 def test_a_servo_that_does_not_answer_ends_it_before_anything_is_written(new_arm: Any) -> None:

@@ -188,7 +188,7 @@ def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
 def test_a_servo_in_another_mode_since_it_was_connected_is_not_armed(rig: Any) -> None:
     rig.robot.connect()
     rig.line.servos[3].write(table.OPERATING_MODE.address, b"\x04")
-    with pytest.raises(UserError, match="wrist: servo 4 has operating mode 4"):
+    with pytest.raises(UserError, match=r"wrist: servo 4 is in operating mode 4 .*calibrate do so"):
         rig.robot.arm()
     assert not any(servo.torque_on for servo in rig.line.servos)
 

@@ -1,6 +1,8 @@
 """Robots are files: what is read from one, and what is refused in a sentence."""
 
+import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from offline_rl.utils.errors import UserError
 from real_robot.control.kinematics import forward
 from real_robot.robots.config import describe, find, make, names
 from real_robot.robots.dynamixel import calibration
-from real_robot.safety.limits import envelope
+from real_robot.safety.limits import envelope, faults
 
 MINIMAL = {
     "adapter": "dynamixel",
@@ -109,11 +111,73 @@ def test_what_is_not_declared_is_missing_not_assumed(tmp_path: Path) -> None:
         ({"adapter": "feetech"}, "expected dynamixel, simulated"),
         ({"workspace": {"sites": ["tip"], "low": [0], "high": [1]}}, "3 numbers"),
         ({"channels": {"puck": {"unit": "m"}}}, "expected shape and unit"),
+        ({"timeout_s": 10}, r"timeout_s is 10, expected 0.0001 to 1: .*milliseconds"),
+        ({"max_reading_age_s": 50}, r"max_reading_age_s is 50, expected .*milliseconds"),
+        ({"rate_hz": 0.01}, "rate_hz is 0.01, expected 5 to 2000: .*not a period"),
+        ({"unusual": ["timeout"]}, "unusual 'timeout'; did you mean timeout_s"),
+        ({"joints": {"a": {"unusual": ["velocty"]}}}, "joints.a: .*did you mean velocity"),
+        ({"joints": {"a": {"m_per_rad": 0.01}}}, "joints.a.m_per_rad=0.01: .*unit: m"),
+        ({"joints": {"a": {"id": 1}, "b": {"id": 1}}}, "joints a, b have the same id 1"),
+        (
+            {"model": "m", "workspace": {"sites": [], "low": [0, 0, 0], "high": [9, 9, 460]}},
+            "reaches to 460 m.*millimeters",
+        ),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         describe(written(tmp_path, **changes))
+
+
+def test_a_limit_in_another_unit_is_refused_with_the_number_in_the_right_one() -> None:
+    """20 degrees are 0.349 rad, 45 are 0.785, and 800 mA are 0.8 A."""
+    joint: dict[str, Any] = {"id": 1, "position": [-1, 1], "velocity": 2, "acceleration": 20}
+    joint |= {"jerk": 800, "stop_acceleration": 30, "stop_jerk": 2000}
+    joint |= {"tracking_error": 0.35, "current": 0.8}
+
+    def found(tmp: Path, **changes: Any) -> list[str]:
+        spec = describe(written(tmp, joints={"waist": joint | changes})).spec
+        return faults(spec.joints, spec.limits, spec.units, spec.unusual)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        assert found(path) == []
+        for name, value, says in (
+            ("tracking_error", 20, "20 rad, more than a full turn, .*degrees.*write 0.3491"),
+            ("velocity", 45, "45 rad/s.*degrees.*write 0.7854"),
+            ("current", 800, "800 A.*mA.*write 0.8"),
+            ("acceleration", 1145, "acceleration is 1145 rad/s²"),
+            ("stop_jerk", 200_000, "stop_jerk is 200000 rad/s³"),
+            ("position", [-90, 1], "position is -90 rad.*write -1.571"),
+        ):
+            changes = {name: value}
+            changes |= {"stop_acceleration": 1145} if name == "acceleration" else {}
+            (first, *_) = found(path, **changes)
+            assert re.search(f"joint waist: {name}.*{says}|{says}", first), first
+            assert f"unusual: [{name}]" in first
+        usual = found(path, tracking_error=20, velocity=45, unusual=["tracking_error", "velocity"])
+        assert usual == []
+        assert found(path, current=float("inf")) == []
+        (first,) = found(path, unit="m", tracking_error=5)
+        assert re.search("5 m, expected at most 0.2: did you mean millimeters.*0.005", first)
+
+
+def test_a_servo_that_moves_a_slide_needs_its_travel_and_answers_in_m(tmp_path: Path) -> None:
+    """At 0.01 m/rad, a tick is 2 pi / 4096 * 0.01 m; the range is that of the servo."""
+    path = tmp_path / "arm.json"
+    servo = calibration.Servo(id=1, drive_mode=0, homing_offset=0, range_min=0, range_max=4095)
+    calibration.save(path, {"a": servo})
+    joint = {"id": 1, "position": [-0.02, 0.02], "unit": "m"}
+    with pytest.raises(UserError, match=r"joints\.a is in m and its servo turns: write m_per_rad"):
+        make(written(tmp_path, joints={"a": joint}), calibration=str(path))
+    robot = make(
+        written(tmp_path, joints={"a": joint | {"m_per_rad": 0.01}}), calibration=str(path)
+    )
+    assert robot.spec.resolution.tolist() == [0.01 * 2 * np.pi / 4096]
+    assert robot.spec.limits.position_low.tolist() == [-0.02]
+    wide = joint | {"m_per_rad": 0.01, "position": [-1, 1]}
+    robot = make(written(tmp_path, joints={"a": wide}), calibration=str(path))
+    np.testing.assert_allclose(robot.spec.limits.position_low, -0.01 * np.pi)
 
 
 def test_a_name_that_does_not_exist_is_told_from_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""The first run of docs/robot.md from ten starts to ten targets, on one simulated clock.
+
+    python -m benchmarks.robot first [bundle=policy.bundle] [episodes=10]
+
+Without a bundle, the first two commands of the page are run in `out`. The starts and targets are
+those of an evaluation in arm/reach. A target counts if the tip stands within 2 cm of it within the
+task's 4 s, and nothing stops the robot within 10 s: the policy goes on at the target.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import envs
+import policies
+from benchmarks.robot import task
+from benchmarks.robot.stepped import RATE_HZ, Stepped
+from benchmarks.robot.task import TASK, offline_rl, starts
+from envs.suites.arm import CLOSE_M, STILL_RAD_S
+from offline_rl.utils.hardware import description
+from real_robot.control.loop import Wish
+from real_robot.control.session import MEMORY
+
+RUN_S = 10.0
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "robot.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `first` takes."""
+
+    bundle: str | None = None  # default: made by the page's own commands
+    episodes: int = 10
+    out: str = "runs/robot/first"
+
+
+def page_words(command: str) -> list[str]:
+    """Words of the page's first command that begins with `offline-rl <command>`."""
+    line = next(
+        line for line in PAGE.read_text().splitlines() if line.startswith(f"offline-rl {command} ")
+    )
+    return line.replace("'", "").split()[1:]
+
+
+def make_bundle(folder: Path) -> Path:
+    """Generate and train as the page says, below `folder`; nothing that exists is made again."""
+    data = folder / "data"
+    made = folder / "arm_reach" / "bc" / "default" / "seed_0" / "policy.bundle"
+    if not made.exists():
+        offline_rl(*page_words("generate"), f"out={data}", f"runs={folder}")
+        words = [w for w in page_words("train") if not w.startswith("dataset=")]
+        offline_rl(*words, f"dataset={data / 'reach.hdf5'}", f"out={folder}")
+    return made
+
+
+def measure(options: Options) -> dict[str, Any]:
+    path = Path(options.bundle) if options.bundle else make_bundle(Path(options.out))
+    policy, most = policies.load(path), envs.task(TASK).max_episode_steps or 0
+    poses, targets = starts(options.episodes)
+    episodes = []
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        for k, (pose, target) in enumerate(zip(poses, targets, strict=True)):
+            bench = Stepped(Path(folder) / str(k), policy, k)
+            episodes.append(play(bench, pose, target, most / task.RATE_HZ))
+    return {
+        "succeeded": sum(each["success"] for each in episodes),
+        "episodes": episodes,
+        "machine": description(),
+    }
+
+
+def play(bench: Stepped, pose: np.ndarray, target: np.ndarray, seconds: float) -> dict[str, Any]:
+    """One run from `pose` to `target`. seconds: in which the tip has to stand there."""
+    bench.event("pose", q=pose)
+    bench.event("place", body="target", at_m=target.tolist())
+    bench.target = target
+    bench.arm()
+    bench.told.wishes.append(Wish(start=True))
+    reached_s: float | None = None
+    for tick in range(1, round(RUN_S * RATE_HZ) + 1):
+        bench.tick()
+        near = np.linalg.norm(bench.tip - target) < CLOSE_M
+        still = np.abs(bench.line.physics.dq).max() < STILL_RAD_S
+        if reached_s is None and near and still:
+            reached_s = tick / RATE_HZ
+        if bench.guard.machine.latched is not None:
+            break
+    latched = bench.guard.machine.latched
+    return {
+        "success": reached_s is not None and reached_s <= seconds and latched is None,
+        "reached_s": reached_s,
+        "stopped_by": None if latched is None else latched.name,
+    }

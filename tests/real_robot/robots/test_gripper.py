@@ -1,0 +1,141 @@
+"""A gripper closes on an object: contact is no fault, its force is bounded, a collision stops."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.robot.logic import Swing
+from benchmarks.robot.stepped import Stepped
+from offline_rl.utils.errors import UserError
+from real_robot.control.loop import Wish
+from real_robot.robots.config import describe, find
+from real_robot.safety.states import Reason, State
+
+GRIPPER, GRIP_A, SQUEEZE = 4, 0.4, 0.08
+
+
+class Closing(Swing):
+    """Holds the arm still and turns the last joint by `speed` rad/s, by at most `way` rad."""
+
+    speed, way, joint = 1.0, 1.5, GRIPPER
+    opens = False  # it moves away from its closed end
+
+    def path(self, times_s: np.ndarray) -> np.ndarray:
+        since = np.maximum(times_s - self.bench.start_s, 0)
+        goals = np.tile(self.middle, (len(times_s), 1))
+        goals[:, self.joint] += np.clip(self.speed * since, -self.way, self.way)
+        return goals
+
+
+def robot_file(folder: Path, **grip: Any) -> Path:
+    values = yaml.safe_load(find("desk").read_text())
+    values["joints"]["roll"] |= {"current": 1.2}
+    usual = {"current": GRIP_A, "squeeze": SQUEEZE, "closes": "high"}
+    values["joints"]["roll"]["grip"] = usual | grip
+    (folder / "desk.xml").write_text(find("desk").with_name("desk.xml").read_text())
+    path = folder / "gripper.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def run(
+    folder: Path, seed: int, seconds: float, act: Any = lambda bench: None, **changes: Any
+) -> Any:
+    policy = Closing()
+    for name, value in changes.items():
+        setattr(policy, name, value)
+    closes = "high" if policy.speed > 0 or policy.opens else "low"
+    bench = Stepped(folder / str(seed), policy, seed, robot_file(folder, closes=closes))
+    policy.bench = bench
+    bench.arm()
+    policy.middle = np.array(bench.guard.motion.q)
+    bench.start_s = bench.now_ns * 1e-9  # type: ignore[attr-defined]
+    act(bench)
+    bench.told.wishes.append(Wish(start=True))
+    currents = []
+    for _ in range(round(seconds * 100)):
+        bench.tick()
+        currents.append(bench.guard.motion.current_a[GRIPPER])
+        if bench.guard.machine.latched is not None:
+            break
+    return SimpleNamespace(bench=bench, guard=bench.guard, currents=currents)
+
+
+def meets(at_rad: float, closes: int = 1, joint: int = GRIPPER) -> Any:
+    """An object in the way of a joint."""
+    return lambda bench: bench.event("grasp", index=joint, at_rad=at_rad, closes=closes)
+
+
+@pytest.mark.parametrize(("seed", "sign"), [(0, 1), (1, 1), (2, -1), (3, -1)])
+def test_a_grasp_holds_within_its_current_and_is_no_fault(
+    tmp_path: Path, seed: int, sign: int
+) -> None:
+    """Whichever end it closes at. It goes on holding in HOLD."""
+    at_rad = float(np.random.default_rng(seed).uniform(0.2, 0.8))
+    found = run(tmp_path, seed, 2.0, meets(sign * at_rad, sign), speed=float(sign))
+    guard, bench = found.guard, found.bench
+    assert guard.state is State.RUNNING
+    assert max(found.currents[-50:]) < 1.05 * GRIP_A
+    assert min(found.currents[-50:]) > 0.75 * GRIP_A
+    bench.told.wishes.append(Wish(finish=True))
+    bench.run(150)
+    assert guard.state is State.HOLD
+    assert guard.machine.latched is None
+    q, goal = sign * guard.motion.measured[GRIPPER], sign * guard.motion.q[GRIPPER]
+    assert at_rad < q < at_rad + 0.05
+    assert 0 < goal - q < SQUEEZE
+    assert guard.motion.current_a[GRIPPER] > 0.5 * GRIP_A
+
+
+STOPS = {Reason.TRACKING_ERROR, Reason.SENSOR_STUCK, Reason.CURRENT_HIGH, Reason.CURRENT_EXTREME}
+
+
+def test_a_gripper_that_meets_something_while_it_opens_stops(tmp_path: Path) -> None:
+    found = run(tmp_path, 0, 2.0, meets(-0.4, -1), speed=-1.0, opens=True)
+    assert found.guard.cause in STOPS
+    assert found.guard.culprits == 1 << GRIPPER
+
+
+def test_another_joint_that_meets_something_stops_as_before(tmp_path: Path) -> None:
+    found = run(tmp_path, 0, 2.0, meets(0.3, 1, 0), joint=0)
+    assert found.guard.cause in STOPS
+    assert found.guard.culprits == 1
+
+
+def test_a_gripper_that_is_forced_far_beyond_its_grip_stops(tmp_path: Path) -> None:
+    """3.5 N m on a servo of 1.78 N m/A are 2 A; the joint may draw 1.2."""
+    found = run(tmp_path, 0, 1.0, meets(0.3))
+    assert found.guard.state is State.RUNNING
+    physics = found.bench.line.physics
+    physics.grasp(GRIPPER, float(physics.q[GRIPPER]) - 0.15, 1)
+    found.bench.run(60)
+    assert found.guard.cause in STOPS
+
+
+def test_an_emergency_stop_does_not_drop_what_is_gripped(tmp_path: Path) -> None:
+    found = run(tmp_path, 0, 1.5, meets(0.3))
+    found.bench.told.wishes.append(Wish(estop=True))
+    found.bench.run(100)
+    assert found.guard.state is State.ESTOP
+    assert found.guard.motion.q[GRIPPER] > found.guard.motion.measured[GRIPPER] + 0.003
+    assert found.guard.motion.current_a[GRIPPER] > 0.5 * GRIP_A
+
+
+@pytest.mark.parametrize(
+    ("grip", "says"),
+    [
+        ({"squeeze": 0.4}, "grip.squeeze=0.4: expected above 0 and below tracking_error, 0.35"),
+        ({"current": 1.2}, "grip.current=1.2: expected above 0 and below the joint's current, 1.2"),
+        ({"closes": "up"}, "closes"),
+        ({"force": 3}, "force"),
+    ],
+)
+def test_a_grip_outside_the_joints_own_limits_is_refused(
+    tmp_path: Path, grip: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        describe(robot_file(tmp_path, **grip))
