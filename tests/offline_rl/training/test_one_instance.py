@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box
 
 import envs
 from envs import tasks
 from offline_rl import UserError, train
+from offline_rl.training.evaluator import Evaluator
 from offline_rl.training.plan import limit_of, prepare
 
 QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
@@ -68,6 +70,45 @@ def test_what_collects_in_several_environments_at_once_is_refused() -> None:
         with pytest.raises(UserError, match=r"single: no second.*algorithm\.environments=1$"):
             limit_of(env, options, SimpleNamespace(environments=40))
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
+
+
+class Stacked:
+    """Policies of three training seeds. An action depends on that seed and the episode's.
+
+    The policy of the last training seed is broken.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.shape, self.seeds = (3, width), np.zeros(3 * width)
+
+    def reset(self, seeds: np.ndarray | None = None) -> None:
+        self.seeds = np.tile(np.arange(self.shape[1]), 3) if seeds is None else seeds
+
+    def observe(self, rewards: torch.Tensor) -> None:
+        assert rewards.shape == self.shape
+
+    def __call__(self, observations: torch.Tensor) -> torch.Tensor:
+        assert observations.shape[:2] == self.shape
+        of_policy = torch.tensor([[0.1], [-0.2], [np.nan]])
+        return (of_policy * torch.from_numpy(self.seeds % 5).reshape(self.shape))[..., None]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 9])
+def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) -> None:
+    """Groups of seeds, or of starts of which the last group has fewer."""
+    engine: Any = SimpleNamespace(seeds=[0, 1, 2], stacked_policy=lambda width, **_: Stacked(width))
+    starts, found = np.array([11, 12, 13, 14, 16]), list[Any]()
+    for number in (count, 3 * len(starts)):
+        with closing(envs.make_vector("walk", number)) as env:
+            evaluator = Evaluator(engine, env, lambda x: x, starts, beside=False)
+            found.append(evaluator._play())
+            evaluator.abandon()
+    (some, broken), (whole, broken_at_once) = found
+    assert broken == broken_at_once == {2}
+    np.testing.assert_array_equal(some.seeds, np.tile(starts, 3))
+    for column in ("seeds", "returns", "lengths"):
+        np.testing.assert_array_equal(getattr(some, column), getattr(whole, column))
+    assert len({*whole.returns.tolist()}) == 3 * len(starts)
 
 
 @pytest.mark.slow
