@@ -19,6 +19,7 @@ from torch import Tensor
 ROUNDING = {"fp32": 2.0**-18, "tf32": 2.0**-10, "bf16": 2.0**-8}  # relative, of the parameters
 FREQUENCIES = (1.2e4, 3.4e4)  # one run with such rounding errors for each
 FACTOR = 4.0  # allowed difference, in units of the largest difference between those runs
+FILLED = 0.02  # size of parameters in place of zeros
 TOLERANCE = 0.2  # allowed on top of it, relative to the output: a sample or a maximum may change
 
 
@@ -46,6 +47,18 @@ def call(
         for x, old in zip(leaves, before, strict=True):
             x.copy_(old)
     return Outputs(changes, metrics)
+
+
+def fill_zeros(leaves: list[Tensor], parameters: Sequence[int]) -> None:
+    """Replace parameters that are all zero by small numbers, in place.
+
+    Behind an output layer that starts at zero all gradients are zero, and a wrong program for them
+    would go unnoticed. The numbers depend on the place alone, so equal parameters stay equal.
+    """
+    for x in (leaves[k] for k in parameters):
+        if not x.any():
+            places = torch.arange(1, x[0].numel() + 1, device=x.device, dtype=x.dtype)
+            x.copy_(FILLED * places.sin().view_as(x[0]))
 
 
 def rounded(

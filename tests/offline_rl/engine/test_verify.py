@@ -170,6 +170,39 @@ def test_every_output_is_compared(
     assert any(name in line and what in line for line in said)
 
 
+def test_a_wrong_gradient_behind_an_output_layer_of_zeros_is_found(
+    e: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a residual policy begins: its gradients are zero, right or wrong."""
+    k, output = place(e, "optimiser/policy/first/trunk.weights.0"), "params/policy/trunk.weights.2"
+    (start := flatten(e.state)[output]).zero_()
+    monkeypatch.setattr(
+        engine_module,
+        "compiled",
+        lambda graph, *_: spoiled(graph, lambda leaves, _: leaves[k].neg_()),
+    )
+    e.programs()
+    assert e.fallbacks == {"update": "uncompiled"}
+    assert not start.any()
+
+
+def test_the_check_is_of_an_update_that_changes_the_policy(
+    e: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the first ones, if those train the critics alone."""
+    found = set[int]()
+
+    def note(leaves: list[Tensor], _: Tensor) -> None:
+        update, elsewhere = (leaves[place(e, f"counters/{k}")] for k in ("update", "elsewhere"))
+        found.update((update - elsewhere).tolist())
+
+    monkeypatch.setattr(TD3BC, "policy_begins", lambda *_: (7, "some.key"))
+    monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, note))
+    e.programs()
+    assert found == {7 + e.period()}  # once it is done
+    assert (flatten(e.state)["counters/elsewhere"] == 0).all()
+
+
 def test_a_program_that_only_rounds_differently_is_kept(
     e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
