@@ -107,8 +107,11 @@ def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
     assert env.num_envs == 2
     assert env.limit == "two: 2 instances can be opened, no more (no licence is left)"
     assert returns(env, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
-    with pytest.raises(RuntimeError, match="no licence is left"):
+    with pytest.raises(Broken, match=r"two: 2 instances can be opened, no more \(no licence is"):
         envs.make_vector("two", 1)
+    other = envs.make_vector("two", 1, fewer=True)
+    assert (other.num_envs, other.limit) == (1, env.limit)
+    assert returns(other, [7]) == returns(envs.make_vector("walk", 1), [7])
 
 
 def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> None:

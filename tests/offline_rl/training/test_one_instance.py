@@ -51,17 +51,45 @@ class Single(Walk):
         Single.open -= 1
 
 
+class Few(Walk):
+    """Two may be open: the collectors of two training seeds leave none to an evaluation."""
+
+    open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        if Few.open == 2:
+            raise RuntimeError("no license is left")
+        Few.open += 1
+
+    def close(self) -> None:
+        Few.open -= 1
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_registered", {})
     envs.register("walk", Walk, max_episode_steps=20)
     envs.register("single", Single, max_episode_steps=20)
+    envs.register("few", Few, max_episode_steps=20)
 
 
 def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -> None:
     plan = prepare({**QUICK, "task": "single", "out": str(tmp_path)})
     assert (plan.stackable, Single.open) == (False, 0)
     assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).stackable
+
+
+def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**QUICK, "out": str(tmp_path), "num_env_steps": 12, "eval_every": 6, "task": "few"}
+    assert len(train(**options).results) == 2
+    assert "few: 2 instances can be opened, no more (no license is left): " in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(UserError, match=r"few: 2 instances can be opened.*Use fewer seeds"):
+        train(**{**options, "seeds": 3, "name": "more"})
+    assert Few.open == 0
 
 
 def test_what_collects_in_several_environments_at_once_is_refused() -> None:
@@ -117,11 +145,11 @@ def test_one_shared_instance_learns_what_separate_ones_learn(
 ) -> None:
     """The running episode goes on after each evaluation; seeds train one after another."""
     found = {}
-    for task in ("walk", "single"):
+    for task in ("walk", "single", "few"):
         run = train(**QUICK, task=task, out=str(tmp_path)).path
         rows = [(run / f"seed_{s}" / "evaluations.jsonl").read_text() for s in range(2)]
         found[task] = [[json.loads(row)["returns"] for row in text.splitlines()] for text in rows]
     assert len(found["walk"][0]) > 2
-    assert found["single"] == found["walk"]
-    assert Single.open == 0
+    assert found["single"] == found["few"] == found["walk"]
+    assert Single.open == Few.open == 0
     assert "(the simulator runs already), so one seed after another" in capsys.readouterr().out
