@@ -1,5 +1,6 @@
 """Check of compiled updates, what replaces a wrong one, and the compiler fault that it is for."""
 
+import math
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch._inductor.cpp_builder import CppOptions, is_gcc
 from offline_rl.algorithms.td3_bc import TD3BC
 from offline_rl.data import Dataset
 from offline_rl.engine import engine as engine_module
+from offline_rl.engine import verify
 from offline_rl.engine.compile import Compiled, inductor_options
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.trace import traced
@@ -214,6 +216,20 @@ def test_a_program_that_only_rounds_differently_is_kept(
     monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, change))
     e.programs()
     assert e.fallbacks == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "phrase"),
+    [(1e-9, None), (1e-3, "kl differs by 100 %"), (math.nan, "kl is not finite")],
+)
+def test_an_output_whose_terms_cancel_may_be_a_rounding_error(
+    size: float, phrase: str | None
+) -> None:
+    """As the divergence of two policies that are equal at the start."""
+    zero, ones = torch.zeros(2, 1), [torch.ones(2, 3)]
+    right = verify.Outputs(ones, zero)
+    found = verify.Outputs(ones, torch.tensor([[0.0], [size]]))
+    assert verify.difference(right, found, [right, right], ["weights", "kl"]) == phrase
 
 
 def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(
