@@ -133,10 +133,19 @@ def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> N
     mine.close()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
-    monkeypatch: pytest.MonkeyPatch,
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Single, "reset", Unseeded.reset)
+    """in_place: the environment answers with the same array each time."""
+    array = np.zeros(1, np.float32)
+
+    def answered(answer: tuple) -> tuple:
+        array[:] = answer[0]
+        return (array, *answer[1:]) if in_place else answer
+
+    monkeypatch.setattr(Single, "reset", lambda self, **_: answered(Walk.reset(self)))
+    monkeypatch.setattr(Single, "step", lambda self, action: answered(Walk.step(self, action)))
     mine, other = envs.make_vector("single", 1), envs.make_vector("single", 1)
     mine.reset([7])
     mine.step(np.zeros((1, 1)))
