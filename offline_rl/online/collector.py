@@ -185,7 +185,8 @@ class Collector:
             self._append(np.asarray(streams), steps, observations, actions)
         if self._act.remembers:
             rewards = np.zeros((len(self.envs), 1), np.float32)
-            rewards[streams] = [step.rewards for step in steps]
+            for s, step in zip(streams, steps, strict=True):
+                rewards[s] = step.rewards
             self._act.observe(torch.from_numpy(rewards).to(self.engine.device))
         self.steps += 1
         for s, step in zip(streams, steps, strict=True):

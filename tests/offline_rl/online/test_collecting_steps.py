@@ -370,6 +370,26 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
         np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
 
 
+def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(made: Any) -> None:
+    class Toy(TD3):
+        targets: ClassVar = {"critic_target": "critic"}
+
+        def networks(self) -> dict[str, nn.Module]:
+            return super().networks() | {"policy": Remembers()}
+
+    broken = [training(seed, 0) for seed in SEEDS]
+    options = {"kind": Toy, "online": Online(warm_up=0), "needs": {}}
+    collector, said = made(**options, faults=lambda seed, t: "raise" * (seed in broken and t == 1))
+    walk(collector, 5)
+    assert len(said) == len(SEEDS)
+    for s, seed in enumerate(SEEDS):
+        actions = collector.buffer.everything(s).actions
+        (episode,) = walked(actions, seed, without=0)
+        places = np.append(episode["observations"][:1, 0], episode["next_observations"][:, 0])
+        expected = by_hand(Remembers, SCALE[0] * places + MEAN[0])
+        np.testing.assert_allclose(actions[:, 0], expected, atol=1e-5)
+
+
 def test_a_memory_is_not_begun_by_random_actions(made: Any) -> None:
     class Toy(TD3):
         def networks(self) -> dict[str, nn.Module]:

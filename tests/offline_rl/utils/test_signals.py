@@ -33,6 +33,14 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
     assert said == ["interrupted: the compilation is abandoned"]
 
 
+def test_a_signal_after_a_compilation_lets_the_block_go_on(ctrl_c: None) -> None:
+    with postponed(lambda _: None) as asked:
+        with asked.abandons():
+            pass
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
 def test_a_compiler_that_fails_since_the_signal_ended_it_too_is_no_mistake(ctrl_c: None) -> None:
     def fails() -> None:
         try:
