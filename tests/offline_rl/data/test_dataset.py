@@ -233,6 +233,13 @@ def test_whole_numbers_with_a_range_are_amounts_in_its_units(dtype, units, expec
     assert data.actions[:, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_actions_without_an_axis_are_refused_for_that_whatever_range_is_given(dtype):
+    for units in ({"action_scale": 2}, {"action_range": [0, 2]}, {"action_range": "data"}):
+        with pytest.raises(UserError, match=r"actions have shape \[3\]; \[N, A\] is expected"):
+            of_actions(np.array([0, 1, 2], dtype), **units)
+
+
 def test_whole_numbers_below_0_are_amounts():
     data = of_actions(np.array([[-1], [0], [1]]))
     assert data.actions.dtype == np.float32
