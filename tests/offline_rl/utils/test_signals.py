@@ -28,7 +28,7 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
         with pytest.raises(Abandoned), asked.abandons():
             signal.raise_signal(signal.SIGINT)
         assert asked()
-        with pytest.raises(Abandoned), asked.abandons():  # one that would begin after it
+        with pytest.raises(Abandoned), asked.abandons():  # noqa: PT012 (begun after it)
             reached.append(1)
             raise RuntimeError
     assert not reached
