@@ -246,6 +246,12 @@ def test_whole_numbers_below_0_are_amounts():
     assert data.actions[:, 0].tolist() == [-1, 0, 1]
 
 
+def test_bfloat16_keeps_its_range():
+    torch = pytest.importorskip("torch")
+    large = torch.tensor([[2.0**17], [1.0]], dtype=torch.bfloat16)  # more than float16 holds
+    assert of_actions(large, action_scale=2.0**17).actions[0, 0] == 1
+
+
 def test_actions_outside_a_range_that_was_given_are_refused_in_its_units():
     with pytest.raises(UserError, match=r"column 1 reaches from 0 to 5, .* limits are -4 and 4"):
         of_actions(np.array([[0.0, 5], [1, 0]]), action_scale=4)
