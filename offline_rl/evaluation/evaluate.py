@@ -28,7 +28,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build, signature, spelt
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import mean_std, table, wrapped
+from offline_rl.utils.text import at_a_time, mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Player, bundle, channels
 from policies.channels import BASE_ACTION, Observations
@@ -126,7 +126,11 @@ def evaluate(**keys: Any) -> Evaluation:
         task = task_of(options.task, paths)
         seeds = starts(task, options.episodes)
         count = min(len(seeds), options.eval_envs or len(seeds))
-        with closing(envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)) as env:
+        alone = "eval_envs=1" if options.eval_envs == 1 else None
+        threads = min(cores(), 8)
+        with closing(
+            envs.make_vector(task, count, num_threads=threads, fewer=True, single=alone)
+        ) as env:
             if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
                 begun = env.starts()
             changed = {} if target is None else {"target_return": target}
@@ -134,8 +138,8 @@ def evaluate(**keys: Any) -> Evaluation:
             played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
             shares = (note_on_shares(p.spec, stated(env), task.name) for p in loaded.values())
             notes = list(dict.fromkeys(note for note in shares if note is not None))
-            if env.limit is not None:
-                notes.append(f"{env.limit}; episodes ran {env.num_envs} at a time")
+            if env.num_envs < count:
+                notes.append(f"{env.limit}, so evaluation ran {at_a_time(env.num_envs)}")
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     files, problem = list[Path](), None

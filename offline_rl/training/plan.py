@@ -83,7 +83,9 @@ class Plan(Resolved):
 
     def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
-        env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
+        env = envs.make_vector(
+            self.task, count, num_threads=threads, fewer=fewer, single=single(self.options)
+        )
         return env if self.base is None else WithBase(env, self.base)
 
 
@@ -130,7 +132,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
         )
     try:
-        env = tried_out(chosen.task) if chosen.task.env_id else None
+        env = tried_out(chosen.task, options) if chosen.task.env_id else None
         if env is not None:
             opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
@@ -224,9 +226,18 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 
-def tried_out(task: Task) -> envs.VectorEnv:
+def tried_out(task: Task, options: TrainOptions) -> envs.VectorEnv:
     """Return environments of the task; two of a user's, to try if both may be open."""
-    return envs.make_vector(task, 1 if task.env_id in NATIVE else 2, fewer=True)
+    count = 1 if task.env_id in NATIVE or options.eval_envs == 1 else 2
+    return envs.make_vector(task, count, fewer=True, single=single(options))
+
+
+def single(options: TrainOptions) -> str | None:
+    """Return the setting that allows one instance of the environment only; None if there is none.
+
+    Without online steps only evaluations open environments, as many as `eval_envs` says.
+    """
+    return "eval_envs=1" if options.eval_envs == 1 and options.num_env_steps else None
 
 
 def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str | None:
@@ -238,8 +249,8 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
         return None
     if (count := getattr(cfg, "environments", 1)) > 1:
         raise UserError(
-            f"{env.limit}, and {options.algorithm} collects in algorithm.environments={count} at "
-            "once. Use algorithm.environments=1"
+            f"{env.limit}, and {options.algorithm} collects in {count} at once. Use "
+            "algorithm.environments=1"
         )
     return env.limit
 

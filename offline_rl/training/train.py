@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
 from offline_rl.utils.options import signature, spelt
+from offline_rl.utils.text import at_a_time
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
 from policies.networks.defaults import denormals_restored, torch_defaults
@@ -103,6 +104,7 @@ def train(
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
+        say_once = cache(say)
         if start is not None and o.task != start.task:
             say(f"{start.run} learnt in {start.task}, and goes on in {o.task}")
         if not left:
@@ -123,7 +125,7 @@ def train(
             groups = [[m] for group in groups for m in group]
         for group in groups:
             if group:
-                train_group(plan, group, show, watch)
+                train_group(plan, group, show, watch, say_once)
     names = [m.folder.path.parent.name for m in members]
     return Result(path, [m.folder.outcome() for m in members], names)
 
@@ -193,10 +195,11 @@ def train_group(
     members: Sequence[Member],
     show: bool,
     watch: Callable[[Trainer], None] | None,
+    say_once: Callable[[str], None],
 ) -> None:
     """Train members that are at the same point side by side; close all that was opened for it."""
     with ExitStack() as opened:
-        _train_group(plan, members, show, watch, opened)
+        _train_group(plan, members, show, watch, say_once, opened)
 
 
 def _train_group(
@@ -204,6 +207,7 @@ def _train_group(
     members: Sequence[Member],
     show: bool,
     watch: Callable[[Trainer], None] | None,
+    say_once: Callable[[str], None],
     opened: ExitStack,
 ) -> None:
     """See `train_group`. opened: closes environments, threads and trackers at the end."""
@@ -230,10 +234,11 @@ def _train_group(
     evaluation: envs.VectorEnv | None = None
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
-        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        count = min(count, o.eval_envs or count)
+        evaluation = plan.world(count, threads, fewer=True)
         opened.callback(close_quietly, evaluation)
-        if show and evaluation.limit is not None and count > 1:
-            print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
+        if evaluation.num_envs < count:
+            say_once(f"{evaluation.limit}, so evaluation runs {at_a_time(evaluation.num_envs)}")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)

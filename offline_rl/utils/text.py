@@ -77,6 +77,11 @@ def span(values: Iterable[int]) -> str:
     return "–".join(f"{v:,}" for v in (found if len(found) == 1 else (found[0], found[-1])))
 
 
+def at_a_time(count: int) -> str:
+    """Return how many episodes run side by side, in words."""
+    return "one episode at a time" if count == 1 else f"{count} episodes at a time"
+
+
 def duration(seconds: float) -> str:
     """In the unit that suits."""
     if seconds < 120:

@@ -65,9 +65,44 @@ def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -
 def test_what_collects_in_several_environments_at_once_is_refused() -> None:
     options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
-        with pytest.raises(UserError, match=r"single: no second.*algorithm\.environments=1$"):
+        with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1$"):
             limit_of(env, options, SimpleNamespace(environments=40))
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
+
+
+class Server(Walk):
+    """A client of a physics server that serves the newest client only."""
+
+    newest: ClassVar[object] = None
+    made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        Server.newest = self
+        Server.made += 1
+
+    def step(self, action: np.ndarray) -> tuple:
+        if Server.newest is not self:
+            raise RuntimeError("Not connected to physics server")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("eval_envs", "made"), [(1, 2), pytest.param(None, 4, marks=pytest.mark.slow)]
+)
+def test_an_environment_whose_second_instance_breaks_the_first_is_trained_in(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    eval_envs: int | None,
+    made: int,
+) -> None:
+    """One to check and one to train in; otherwise two and, alone, a third to check."""
+    monkeypatch.setattr(Server, "made", 0)
+    envs.register("server", Server, max_episode_steps=20)
+    keys = {**QUICK, "seeds": 1, "num_env_steps": 24, "eval_envs": eval_envs, "task": "server"}
+    train(**keys, out=str(tmp_path))
+    assert Server.made == made
+    assert ("a second one breaks the first" in capsys.readouterr().out) == (eval_envs is None)
 
 
 @pytest.mark.slow
@@ -83,4 +118,6 @@ def test_one_shared_instance_learns_what_separate_ones_learn(
     assert len(found["walk"][0]) > 2
     assert found["single"] == found["walk"]
     assert Single.open == 0
-    assert "(the simulator runs already), so one seed after another" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "(RuntimeError: the simulator runs already), so one seed after another" in told
+    assert told.count("so evaluation runs one episode at a time") == 1
