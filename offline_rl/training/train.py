@@ -22,6 +22,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import as_it_learnt, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
+from offline_rl.data.meaning import note_on_shares
 from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
@@ -111,6 +112,8 @@ def train(
             say(f"{path}: already finished; nothing to do")
         else:
             say(headline(plan))
+            if (note := range_note(plan)) is not None:
+                say(note)
         for member in left:
             remove_temporaries(member.folder.path)
         begun = [m for m in left if m.folder.checkpoints() and m not in done]
@@ -389,32 +392,52 @@ def begun_with(
 
     actions: with the action range of the environment, if it states one. Default: spec.
     """
-    _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
-    transform = Transform.from_json(progress["transform"])
+    transform, known = before(start, seeds[0])
     if not fits(transform, spec):
         learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
             f"{start.run} learnt from observations {learnt}, the task has "
             f"{channels.each(list, spec.seen)}: give its own task, or data of it"
         )
-    own = Spec.from_json(progress["spec"]) if "spec" in progress else spec  # older ones say none
+    own, here = known or spec, actions or spec
     if (problem := own.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot go on with this data or task: {problem}; give it what its own are "
             "like"
         )
     try:
-        here = spec if actions is None else actions
-        if own.conversion(here) is not None:
-            raise ValueError(
-                f"its actions are {own.action_range}, here they are {here.action_range}"
-            )
-    except ValueError as error:
+        same = own.conversion(here) is None
+    except ValueError:
+        same = False
+    if not same:
         raise UserError(
-            f"{start.run} cannot go on with this data or task: {error}. Train it with task= from "
-            "the start: data is converted to the task's range, a policy is not"
-        ) from None
+            f"{start.run} cannot go on with this data or task: The policy's action range is "
+            f"{own.action_range}; here it is {here.action_range}. Use a task with range "
+            f"{own.action_range}, or retrain for {here.action_range}"
+        )
     return transform
+
+
+def before(start: Start, seed: int) -> tuple[Transform, Spec | None]:
+    """Return the transform and the policy's spec of a seed that is continued.
+
+    The spec is None if an earlier version saved the checkpoint.
+    """
+    _, progress = start.folder(seed).load(start.checkpoints[seed][0])
+    spec = Spec.from_json(progress["spec"]) if "spec" in progress else None
+    return Transform.from_json(progress["transform"]), spec
+
+
+def range_note(plan: Plan) -> str | None:
+    """Return a note if the actions of a policy trained before become shares of another range."""
+    own = None
+    if plan.start is not None:
+        own = before(plan.start, plan.seeds[0])[1]
+    elif plan.base is not None and plan.base.bundle is not None:
+        own = plan.base.bundle.spec
+    if own is None or plan.actions is None:
+        return None
+    return note_on_shares(own, plan.actions, f"task {plan.options.task}")
 
 
 def fits(transform: Transform, spec: Spec) -> bool:
