@@ -43,7 +43,9 @@ def fitted(
         gone.append(name)
         kept = [k for k, head in enumerate(header) if head not in gone]
         shown = table([header[k] for k in kept], [[row[k] for k in kept] for row in body])
-        note = textwrap.fill(f"Not shown for want of width: {', '.join(gone)}.", width)
+        note = textwrap.fill(
+            f"Hidden to fit the terminal: {', '.join(gone)} (see report.md).", width
+        )
     return f"{shown}\n{note}" if note else shown
 
 
