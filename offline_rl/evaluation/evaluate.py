@@ -18,8 +18,7 @@ from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
 from offline_rl.data.meaning import conversion, note_on_shares, spec_of, stated
-from offline_rl.evaluation.compare import NOTE as COMPARISON_NOTE
-from offline_rl.evaluation.compare import Difference, difference
+from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.evaluation.saved import save
@@ -75,6 +74,7 @@ class Evaluation:
                 first,
                 measure,
                 *({seed_of(p): values[p][measure] for p in self.runs[r]} for r in (run, first)),
+                begun=self.begun,
             )
             for run in others
             for measure in next(iter(values.values()))
@@ -98,7 +98,9 @@ class Evaluation:
             *(f"Note: {note}." for note in self.notes),
         ]
         if len(self.runs) > 1:
-            lines += ["", as_table(self.differences, every=every), "", wrapped(COMPARISON_NOTE)]
+            found = self.differences
+            note = wrapped(note_on(found, self.begun, every=every))
+            lines += ["", as_table(found, every=every), "", note]
         if self.not_saved is not None:
             lines += [f"Not saved: {self.not_saved}"]
         names = dict.fromkeys(path.name for path in self.saved)
