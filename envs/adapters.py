@@ -335,8 +335,11 @@ class LoopVectorEnv(VectorEnv):
         try:
             answer = getattr(self._envs[index], what)(*given, **how)
         except USER_ERRORS as error:
-            hint = "" if line(error) else f"; {what} answers {ANSWERS[what]}"
-            raise Broken(f"{self.name}: {what} broke: {told(error)}{hint}") from error
+            hint = "" if line(error) else f". It must return {ANSWERS[what]}"
+            if hint and "tensor" in str(error).lower():  # on a GPU, or one that requires grad
+                hint = ". Return a detached CPU tensor or a NumPy array"
+            words = told(error).rstrip(".") if hint else told(error)
+            raise Broken(f"{self.name}: {what} failed: {words}{hint}") from error
         return tuple(answer)
 
     def attempt(self) -> None:

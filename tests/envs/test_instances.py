@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict
 
 import envs
@@ -295,6 +296,20 @@ def test_where_episodes_begin_is_known(task: str, starts: str) -> None:
     env = envs.make_vector(task, 2, fewer=True)
     assert isinstance(env, LoopVectorEnv)
     assert env.starts() == starts
+
+
+def test_an_observation_that_requires_grad_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = torch.zeros(1, requires_grad=True)
+    monkeypatch.setattr(Walk, "reset", lambda self, **keys: (tensor, {}))
+    env = envs.make_vector("walk", 1)
+    remedy = r"requires grad.*instead\. Return a detached CPU tensor or a NumPy array$"
+    with pytest.raises(Broken, match=rf"^walk: reset failed: RuntimeError: .*{remedy}"):
+        env.reset([0])
+    monkeypatch.setattr(Walk, "reset", lambda self, **keys: 1)
+    with pytest.raises(Broken, match=r"It must return observation, info$"):
+        env.reset([0])
 
 
 class Strict(Walk):
