@@ -185,10 +185,16 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     opened.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
-        fewer = "leave pictures out of observation_keys=, or " * bool(options.observation_keys)
+        remedy = f"Use {', '.join(able) or 'another algorithm'}"
+        joined = (chosen.task.env_id or "env:").startswith("env:") and not given
+        if joined and spec.vectors == spec.channels:
+            names = ",".join(channel.name for channel in spec.channels)
+            remedy = f"Set observation_keys=[{names}] to join them, or use {', '.join(able)}"
+        elif options.observation_keys:
+            remedy = f"Leave pictures out of observation_keys=, or use {', '.join(able)}"
         raise UserError(
-            f"{options.algorithm} sees one vector only, and what is observed here is "
-            f"{seen(spec)}: {fewer}take {' or '.join(able) or 'another algorithm'}"
+            f"{options.algorithm} needs one observation vector, but the observations are "
+            f"{seen(spec)}. {remedy}"
         )
     learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
@@ -268,9 +274,10 @@ def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
         total = phase_updates(learner, schedule, phase)
         if 0 < total <= alone:
             given = "num_env_steps" if phase == ONLINE else "num_updates"
+            kind = "offline" if phase == "update" else phase
             raise UserError(
-                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
-                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+                f"The policy would not change: all {total:,} {kind} updates fall within {key} "
+                f"({alone:,} updates). Raise {given} or lower {key}"
             )
 
 
@@ -598,7 +605,7 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
+    table += f"; {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
@@ -615,12 +622,14 @@ def headline(plan: Plan) -> str:
 
 
 def row_of(algorithm: str, pattern: str | None) -> str:
-    """Return which row of which per-task table gives an algorithm's settings."""
+    """Return where an algorithm's settings are from: the row of a per-task table, or none."""
     owner = table_of(algorithm)
     file = f"configs/algorithm/{owner}.yaml"
-    if owner is None or pattern is None:
-        return "no per-task table" if owner is None else f"no row of {file}"
-    return f"row {pattern} of {file}"
+    if owner is None:
+        return "default settings"
+    if pattern is None:
+        return f"default settings ({file} has no row for this task)"
+    return f"settings of row {pattern} of {file}"
 
 
 def rows_left_out(plan: Plan, data: Dataset) -> str:
@@ -649,16 +658,17 @@ def idle(plan: Plan) -> str:
         name != "expert" and name not in TOLD for name in plan.algorithm.needs
     ):
         return (
-            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
-            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
-            "steps"
+            f"\nnum_env_steps={steps} may end before learning starts: {plan.options.algorithm} "
+            f"learns from whole episodes of up to {episode:,} steps. Raise num_env_steps"
         )
     if online.due(steps, batch, period):
         return ""
+    by_batch = online.warm_up < batch
+    key, value = ("batch_size", batch) if by_batch else ("online.warm_up", online.warm_up)
+    after = f", then {online.utd:g} updates a step, {period} at a time" if steps > value else ""
     return (
-        f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
-        f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
-        f"{batch}), {online.utd:g} a step and {period} at a time"
+        f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
+        f"num_env_steps or lower {key}"
     )
 
 

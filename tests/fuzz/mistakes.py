@@ -487,7 +487,7 @@ CALLS = {
     "offline_rl.finetune(run='nowhere', num_env_steps=5)": "run=nowhere: there is no such folder",
     "offline_rl.finetune(run='runs/none_small/bc/default')": "finetune: say how long, with",
     "offline_rl.load('nowhere')": "nowhere holds no seeds: give the folder above seed_0, or one of",
-    "offline_rl.load('small.npz')": "small.npz holds no seeds: give the folder above seed_0, or",
+    "offline_rl.load('small.npz')": "small.npz is a file, not the folder of a run. Load data",
     "offline_rl.load('runs/none_small/bc/default', seed=7)": "runs/none_small/bc/default has no",
     "offline_rl.load('runs/none_small/bc/default/seed_7')": "runs/none_small/bc/default/seed_7 has",
     "offline_rl.load('runs/neorl2_DMSD/td3_bc/stopped')": "runs/neorl2_DMSD/td3_bc/stopped/seed_0",

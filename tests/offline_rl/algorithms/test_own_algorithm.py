@@ -170,8 +170,8 @@ def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(fold
     [
         ("iql", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
         ("child.py", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
-        ("awac", "; settings of no row of configs/algorithm/awac.yaml"),
-        ("methods/mine.py", "; settings of no per-task table"),
+        ("awac", "; default settings (configs/algorithm/awac.yaml has no row for this task)"),
+        ("methods/mine.py", "; default settings"),
     ],
 )
 def test_the_headline_says_which_row_of_which_table_is_used(

@@ -112,6 +112,25 @@ def test_data_without_rewards_has_no_behavior_policy_to_compare_with(tmp_path: P
     assert "behavior policy" not in str(report(result.path))
 
 
+def test_an_algorithm_of_one_vector_names_the_keys_that_join_several(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(
+        "import gymnasium\nimport numpy as np\nfrom gymnasium.spaces import Box, Dict\n\n\n"
+        "class Parts(gymnasium.Env):\n"
+        "    max_episode_steps = 4\n"
+        "    observation_space = Dict({'t': Box(-1, 1, (1,)), 'x': Box(-1, 1, (2,))})\n"
+        "    action_space = Box(-1, 1, (1,))\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return {'t': np.zeros(1, np.float32), 'x': np.zeros(2, np.float32)}, {}\n"
+        "    def step(self, action):\n"
+        "        return self.reset()[0], 0.0, False, False, {}\n"
+    )
+    keys = {"algorithm": "sac", "task": f"env:{tmp_path}/parts.py:Parts", "num_env_steps": 20}
+    keys |= {"num_updates": 0, "out": str(tmp_path)}
+    with pytest.raises(UserError, match=r"are t \[1\], x \[2\]\. Set observation_keys=\[t,x\] to"):
+        prepare(keys)
+    assert prepare({**keys, "observation_keys": ["t", "x"]}).spec.observation_shape == (3,)
+
+
 def test_spot_is_refused_without_the_updates_that_fit_its_density(given) -> None:
     small = {"algorithm": "spot", "algorithm.hidden": [8], "algorithm.vae_hidden": [8]}
     for none in ({"pretrain_updates": 0}, {"algorithm.vae_updates": 0}):
