@@ -141,7 +141,7 @@ def evaluate(**keys: Any) -> Evaluation:
             shares = (note_on_shares(p.spec, stated(env), task.name) for p in loaded.values())
             notes = list(dict.fromkeys(note for note in shares if note is not None))
             if env.num_envs < count:
-                notes.append(f"{env.limit}, so evaluation ran {at_a_time(env.num_envs)}")
+                notes.append(f"{env.limit}. Evaluation ran {at_a_time(env.num_envs)}")
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     files, problem = list[Path](), None

@@ -122,10 +122,13 @@ def train(
             say("killed between the first checkpoints of two seeds: all begin again, together")
             begun, new = [], [m for m in left if m not in done]
         groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
+        why = plan.limit
         if not plan.stackable and len(left) > 1:
-            why = plan.limit or f"{o.algorithm}: networks too large to gain by it"
-            say(f"{why}, so one seed after another")
+            why = f"{why or f'{o.algorithm}: networks too large to gain by it'}, so one seed after "
+            why += "another"
             groups = [[m] for group in groups for m in group]
+        if left and why is not None:
+            say(why)
         for group in groups:
             if group:
                 train_group(plan, group, show, watch, say_once)
@@ -241,7 +244,8 @@ def _train_group(
         evaluation = plan.world(count, threads, fewer=True)
         opened.callback(close_quietly, evaluation)
         if evaluation.num_envs < count:
-            say_once(f"{evaluation.limit}, so evaluation runs {at_a_time(evaluation.num_envs)}")
+            why = "" if evaluation.limit == plan.limit else f"{evaluation.limit}. "
+            say_once(f"{why}Evaluation runs {at_a_time(evaluation.num_envs)}")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)

@@ -120,4 +120,4 @@ def test_one_shared_instance_learns_what_separate_ones_learn(
     assert Single.open == 0
     told = capsys.readouterr().out
     assert "(RuntimeError: the simulator runs already), so one seed after another" in told
-    assert told.count("so evaluation runs one episode at a time") == 1
+    assert told.count("\nEvaluation runs one episode at a time") == 1
