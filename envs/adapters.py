@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 
-from envs.faults import Broken, line, numbers, told
+from envs.faults import USER_ERRORS, Broken, line, numbers, reason, told
 from envs.instances import Instances, View, same
 from envs.vector import Step, Threads, VectorEnv
 
@@ -167,6 +167,7 @@ class LoopVectorEnv(VectorEnv):
     spend their time outside Python's lock, as MuJoCo's do. name: what errors call them.
     instances: those of the same task, shared where no more can be opened. Default: this has its
     own. fewer: have fewer environments where no more can be opened, instead of a ValueError.
+    single: why one instance is allowed, shared with others of the task. Default: it is not limited.
     `reset` and `step` raise Broken, naming the user's line, for whatever one of them raises.
     """
 
@@ -180,11 +181,13 @@ class LoopVectorEnv(VectorEnv):
         name: str = "the environment",
         instances: Instances | None = None,
         fewer: bool = False,
+        single: str | None = None,
     ) -> None:
         super().__init__(num_envs)
         self.name = name
         self.max_episode_steps = max_steps
-        self._instances = instances or Instances(make)
+        self._instances = instances or Instances(make, name)
+        self._single = single and f"Only one instance of {name} is allowed ({single})"
         self._envs = self._opened(num_envs, fewer)
         super().__init__(len(self._envs))
         self._threads = Threads(min(num_threads, self.num_envs))
@@ -203,30 +206,27 @@ class LoopVectorEnv(VectorEnv):
         period_s = getattr(first.unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
         if isinstance(period_s, float) and 0 < period_s < np.inf:
             self.rate_hz = 1 / period_s
-        if fewer and self.num_envs > 1 and not self._instances.tried:
-            self._compare_instances()
-        if self._instances.limit is not None:
-            self.limit = f"{name}: {self._instances.limit}"
+        if fewer and num_envs > 1 and not (single or self._instances.tried):
+            self._compare_instances(num_envs)
+        self.limit = self._instances.limit or self._single or self.limit
 
     def _opened(self, count: int, fewer: bool) -> list[View]:
         """Return the views of `count` environments, or of as many as can be opened."""
         views = list[View]()
         try:
-            while len(views) < count and (view := self._instances.new()) is not None:
+            while len(views) < count and (view := self._new(views)) is not None:
                 views.append(view)
-        except Exception as error:
-            said = " ".join(str(error).split())
-            limit = f"{self.name}: {len(self._instances.open)} instances can be opened, no more"
-            if fewer and self._instances.open:
-                self.limit = f"{limit} ({said})"
+        except USER_ERRORS as error:
+            count_open = len(self._instances.open)
+            limit = f"Only {count_open} instances of {self.name} can be open ({reason(error)})"
+            if fewer and count_open:
+                self.limit = limit
                 return views or [self._instances.shared()]
-            in_use = len(self._instances.open) > len(views)
+            in_use = count_open > len(views)
             for view in views:
                 view.close()
             if in_use:
-                raise Broken(
-                    f"{limit} ({said}). Use fewer seeds or environments at once"
-                ) from error
+                raise Broken(f"{limit}. Use fewer seeds or environments at once") from error
             raise
         if not views:
             return [self._instances.shared()] if count == 1 or fewer else self._too_many(count)
@@ -236,10 +236,16 @@ class LoopVectorEnv(VectorEnv):
             self._too_many(count)
         return views
 
+    def _new(self, views: Sequence[View]) -> View | None:
+        """Return a view of a new instance; None if no more are allowed besides `views`."""
+        if self._single and (views or self._instances.open):
+            return None
+        return self._instances.new()
+
     def _too_many(self, count: int) -> NoReturn:
         raise ValueError(
-            f"{self.name}: {self._instances.limit}, and {count} are needed at once. Use settings "
-            "that need one."
+            f"{self._instances.limit or self._single}, and {count} are needed at once. Use "
+            "settings that need one."
         )
 
     def starts(self) -> Literal["seeded", "random", "alike"]:
@@ -248,9 +254,13 @@ class LoopVectorEnv(VectorEnv):
         some, again, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
         return "random" if not same(some, again) else "alike" if same(some, other) else "seeded"
 
-    def _compare_instances(self) -> None:
-        """Keep the first environment only if another one beside it changes its episode."""
-        self._instances.tried = True
+    def _compare_instances(self, count: int) -> None:
+        """Use one environment only if another one changes or breaks its episode.
+
+        count: how many are wanted. One that is broken by another is opened anew, alone.
+        """
+        instances = self._instances
+        instances.tried = True
         rows, one = np.arange(2), np.arange(1)
         size = (TRIAL_STEPS, 1, self.action_dim)
         actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
@@ -269,23 +279,53 @@ class LoopVectorEnv(VectorEnv):
         def equal(some: list[Any], others: list[Any]) -> bool:
             return all(same(a, b) for a, b in zip(some, others, strict=False))
 
+        def works(alone: list[Any]) -> bool:
+            """True if the first environment still answers as it did in `alone`."""
+            with suppress(Exception):
+                return equal(alone, episode(one))
+            return False
+
         try:
             alone = episode(one)
+            if self.num_envs == 1:
+                return
             if not equal(alone, episode(one)):
                 return  # it does not repeat itself: nothing can be compared
-        except Exception:  # which `attempt` reports
+        except Exception as error:
+            self._use_one()
+            self._reopen_one()
+            try:
+                episode(one)
+            except Exception:  # it is broken by itself, which `attempt` reports
+                self._envs += self._opened(count - 1, True) if instances.limit is None else []
+                VectorEnv.__init__(self, len(self._envs))
+                return
+            if instances.limit is None:
+                instances.limit_to_one(f"a second one breaks the first, {reason(error)}")
             return
         try:
             if equal(alone, episode(rows)):
                 return
-            self._instances.limit = "its instances share state"
+            instances.limit = f"Instances of {self.name} share state"
         except Exception as error:
-            self._instances.limit = f"a second instance does not work beside the first ({error})"
+            instances.limit_to_one(reason(error))
+        self._use_one()
+        if not works(alone):
+            self._reopen_one()
+
+    def _use_one(self) -> None:
+        """Close all environments but the first."""
         for view in self._envs[1:]:
-            with suppress(Exception):  # it is out of use
+            with suppress(*USER_ERRORS):  # it is out of use
                 view.close()
         self._envs = self._envs[:1]
         super().__init__(1)
+
+    def _reopen_one(self) -> None:
+        """Open the first environment anew, while no other is open."""
+        with suppress(*USER_ERRORS):  # a broken one may fail to close
+            self._envs[0].close()
+        self._envs = [self._instances.new() or self._instances.shared()]
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         pairs = zip(seeds, indices, strict=True)
@@ -297,9 +337,12 @@ class LoopVectorEnv(VectorEnv):
         """What one environment answers."""
         try:
             answer = getattr(self._envs[index], what)(*given, **how)
-        except Exception as error:
-            hint = "" if line(error) else f"; {what} answers {ANSWERS[what]}"
-            raise Broken(f"{self.name}: {what} broke: {told(error)}{hint}") from error
+        except USER_ERRORS as error:
+            hint = "" if line(error) else f". It must return {ANSWERS[what]}"
+            if hint and "tensor" in str(error).lower():  # on a GPU, or one that requires grad
+                hint = ". Return a detached CPU tensor or a NumPy array"
+            words = told(error).rstrip(".") if hint else told(error)
+            raise Broken(f"{self.name}: {what} failed: {words}{hint}") from error
         return tuple(answer)
 
     def attempt(self) -> None:

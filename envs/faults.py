@@ -17,6 +17,9 @@ LIBRARIES = (  # whose lines tell a user nothing
 )
 
 
+USER_ERRORS = (Exception, SystemExit)  # what a user's code may raise: SDKs call sys.exit() too
+
+
 class Broken(ValueError):
     """An environment raised, or answered what is no observation or reward."""
 
@@ -38,6 +41,12 @@ def line(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+
+
+def reason(error: BaseException) -> str:
+    """Return the kind and the text of what the user's code raised, on one line, without a place."""
+    error = error.__cause__ or error
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 def told(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from envs.faults import USER_ERRORS, reason
+
 
 class Instance:
     """An open environment. One episode uses it at a time; its last view closes it."""
@@ -80,10 +82,10 @@ class View:
 
 
 class Instances:
-    """All open instances of one task."""
+    """All open instances of one task. name: the task in messages."""
 
-    def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], gymnasium.Env], name: str) -> None:
+        self.make, self.name = make, name
         self.limit: str | None = None  # why no more instances may be used at once
         self.tried = False  # whether two instances were compared
         self.several = False  # whether two were open at once: a failure later has another cause
@@ -103,16 +105,20 @@ class Instances:
             return None
         try:
             env = self.make()
-        except Exception as error:
+        except USER_ERRORS as error:
             if len(self.open) != 1 or self.several:
                 raise
-            self.limit = f"no second instance can be opened ({' '.join(str(error).split())})"
+            self.limit_to_one(reason(error))
             return None
         instance = Instance(env)
         self._open.add(instance)
         view = View(instance)
         self.several |= len(self.open) > 1
         return view
+
+    def limit_to_one(self, why: str) -> None:
+        """Open no second instance from now on."""
+        self.limit = f"Only one instance of {self.name} can be open ({why})"
 
     def shared(self) -> View:
         """Return a view of an instance that is open."""
@@ -122,9 +128,9 @@ class Instances:
 _known: dict[Hashable, Instances] = {}
 
 
-def instances_of(key: Hashable, make: Callable[[], gymnasium.Env]) -> Instances:
+def instances_of(key: Hashable, make: Callable[[], gymnasium.Env], name: str) -> Instances:
     """Return the instances of the task that `key` identifies in this process."""
-    return _known.setdefault(key, Instances(make))
+    return _known.setdefault(key, Instances(make, name))
 
 
 def copied(observation: Any) -> Any:

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from envs import suites
 from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, part_of, unit_box
 from envs.cards import Card, Reference, UnknownName, cards
-from envs.faults import told
+from envs.faults import USER_ERRORS, told
 from envs.instances import instances_of
 from envs.vector import VectorEnv
 
@@ -140,7 +140,12 @@ def make(
 
 
 def make_vector(
-    task_or_name: Task | str, num_envs: int, *, num_threads: int = 1, fewer: bool = False
+    task_or_name: Task | str,
+    num_envs: int,
+    *,
+    num_threads: int = 1,
+    fewer: bool = False,
+    single: str | None = None,
 ) -> VectorEnv:
     """`num_envs` environments of a task.
 
@@ -148,16 +153,24 @@ def make_vector(
     fewer: accept fewer environments where a simulator opens no more, or where its instances share
     state. That is tried once, on two of them; `limit` says so. Otherwise a ValueError is raised.
     One environment always shares the open instance of the same task.
+    single: why never more than one instance may be open, such as a setting; shared with all
+    environments of the task. Environments of our own ignore it.
     """
     found = _simulated(task_or_name)
     env_id = str(found.env_id)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
     key = _registered.get(env_id, env_id), found.max_episode_steps, found.observation_keys
-    instances = instances_of(key, lambda: make(found))
+    instances = instances_of(key, lambda: make(found), found.name)
     steps = found.max_episode_steps or 0
     vector = LoopVectorEnv(
-        instances.make, num_envs, steps, name=found.name, instances=instances, fewer=fewer
+        instances.make,
+        num_envs,
+        steps,
+        name=found.name,
+        instances=instances,
+        fewer=fewer,
+        single=single,
     )
     if found.max_episode_steps is None:
         vector.close()
@@ -189,7 +202,7 @@ def _built(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnas
         return gymnasium.make(spec, steps, **kwargs)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
         raise ValueError(f"{name} needs a package that is not installed: {error}.") from error
-    except Exception as error:
+    except USER_ERRORS as error:
         why = error.__cause__ if isinstance(error.__cause__, TypeError) else error
         remedy = ""
         if isinstance(why, TypeError) and "render_mode" in kwargs:
@@ -265,7 +278,7 @@ def _imported(name: str) -> ModuleType:
         raise
     except SyntaxError as error:  # of which no line was run
         raise ValueError(f"{error.filename}: SyntaxError: {error}.") from error
-    except Exception as error:
+    except USER_ERRORS as error:
         raise ValueError(f"{told(error)}.") from error
     if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
         raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,37 +62,72 @@ _LAZY = {
 }
 
 
+_HOME = Path(__file__).resolve().parents[1]
+_NEIGHBORS = ("envs", "policies", "real_robot")
+
+
+class _HiddenFolders:
+    """The last finder of modules: explains why a user's folder of a package's name is not found."""
+
+    @staticmethod
+    def find_spec(name: str, *rest: object) -> None:
+        """Raise ImportError if `name` is a module in a folder that our package of its name hides.
+
+        Such a folder has no __init__.py; one that has is found before ours.
+        """
+        package, _, module = name.partition(".")
+        if package not in _NEIGHBORS or not module:
+            return
+        for entry in sys.path:
+            folder = Path(entry).resolve() / package
+            part = folder / module.partition(".")[0]
+            if folder.parent != _HOME and (part.is_dir() or part.with_suffix(".py").is_file()):
+                raise ImportError(_renaming(package, folder), name=name)
+
+
+def _renaming(package: str, place: str | Path) -> str:
+    """Return why a user's folder or file of that name cannot be imported, and the remedy."""
+    kind = "file" if Path(place).suffix else "folder"
+    return f"offline_rl uses its own package {package!r}. Rename your {kind} {place} to import it."
+
+
+def _place(spec: ModuleSpec | None) -> str | None:
+    """Return the folder of a package, or the file of a module; None if it has neither."""
+    if spec is not None and spec.origin:
+        path = Path(spec.origin)
+        return str(path.parent if path.name == "__init__.py" else path)
+    locations = spec.submodule_search_locations if spec is not None else None
+    return next(iter(locations), None) if locations else None
+
+
 def _load_neighbors() -> None:
     """Import the packages beside this one, whatever else has their common names.
 
     A package of the user's, in the script's folder, is found first. Then ours is imported here, and
     a warning says so. Raises ImportError if the user's is imported already.
     """
-    home = Path(__file__).resolve().parents[1]
-    for name in ("envs", "policies", "real_robot"):
+    sys.meta_path.append(_HiddenFolders)
+    home = _HOME
+    for name in _NEIGHBORS:
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # a module in memory, without a file
             spec = None
         if spec is not None and spec.origin and Path(spec.origin).resolve().parents[1] == home:
             continue
-        other = spec.origin if spec is not None and spec.origin else "another module"
+        other = _place(spec)
         if name in sys.modules:
             raise ImportError(
-                f"offline_rl needs its own package {name!r}, and {other} is imported by that name. "
-                "Rename that one"
+                f"offline_rl needs its own package {name!r}, and {other or 'another module'} is "
+                "imported under that name. Rename it."
             )
         own = PathFinder.find_spec(name, [str(home)])
         if own is None or own.loader is None:
             raise ImportError(f"offline_rl lies in {home}, where its package {name!r} is missing")
         sys.modules[name] = module = importlib.util.module_from_spec(own)
         own.loader.exec_module(module)
-        if spec is not None:
-            warnings.warn(
-                f"in this process {name!r} is the package of offline_rl, not {other}: rename that "
-                "one to import it",
-                stacklevel=3,
-            )
+        if other is not None:
+            warnings.warn(_renaming(name, other), stacklevel=3)
 
 
 _load_neighbors()

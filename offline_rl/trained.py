@@ -49,6 +49,12 @@ def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
     Raises UserError if there is no such seed, or no checkpoint.
     """
     path = Path(run)
+    if path.is_file():
+        if path.suffix == ".bundle":
+            raise UserError(f"{path} is a policy bundle. Load it with policies.load")
+        raise UserError(
+            f"{path} is a file, not the folder of a run. Load data with offline_rl.Dataset.load"
+        )
     if seed is None and path.name.startswith("seed_"):
         path, seed = path.parent, int(path.name.removeprefix("seed_"))
     found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())

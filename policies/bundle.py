@@ -176,8 +176,8 @@ def file_of(path: Path) -> Path:
         return path / BUNDLE if path.is_dir() else path
     seeds = sorted(path.glob(f"seed_*/{BUNDLE}"), key=lambda f: (len(str(f)), f))
     if seeds:
-        names = ", ".join(str(file.relative_to(path)) for file in seeds)
-        raise BundleError(f"{path} is a folder of several policies. Give one of them: {names}")
+        names = " or ".join(str(file.relative_to(path)) for file in seeds)
+        raise BundleError(f"{path} is a run's folder. Load {names}")
     raise BundleError(f"{path} is a folder without a {BUNDLE}. Give the file of a policy bundle")
 
 

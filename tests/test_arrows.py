@@ -169,16 +169,30 @@ def test_packages_of_the_same_names_beside_the_script_do_not_stand_in_for_ours(
     code = "import offline_rl, envs, datasets; print(envs.task('none').name, datasets.OWN)"
     done = python(code, common_names(tmp_path))
     assert done.stdout == "none 1\n"
-    assert f"not {tmp_path}/envs/__init__.py: rename that one" in done.stderr
+    remedy = f"Rename your folder {tmp_path}/envs to import it."
+    assert f"offline_rl uses its own package 'envs'. {remedy}" in done.stderr
+
+
+@pytest.mark.parametrize("code", ["from envs import mine", "import policies.mine.part"])
+def test_a_module_in_a_folder_that_our_package_hides_is_named_with_the_remedy(
+    code: str, tmp_path: Path
+) -> None:
+    """The folders have no __init__.py, so that ours are found instead."""
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "mine.py").write_text("")
+    (tmp_path / "policies" / "mine").mkdir(parents=True)
+    (tmp_path / "policies" / "mine" / "part.py").write_text("")
+    done = python(f"import offline_rl, envs.vector\n{code}", tmp_path)
+    name = "envs" if "envs" in code else "policies"
+    words = f"offline_rl uses its own package '{name}'. Rename your folder {tmp_path}/{name} to"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {words} import it."
 
 
 def test_a_package_that_is_imported_in_place_of_ours_is_named_with_the_remedy(
     tmp_path: Path,
 ) -> None:
     done = python("import envs, offline_rl", common_names(tmp_path))
-    words = (
-        f"needs its own package 'envs', and {tmp_path}/envs/__init__.py is imported by that name"
-    )
+    words = f"needs its own package 'envs', and {tmp_path}/envs is imported under that name."
     assert done.stderr.splitlines()[-1].startswith("ImportError: offline_rl " + words)
 
 

@@ -319,8 +319,9 @@ def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_ow
     assert tasks == ["none/large/td3_bc/default", "none/small/td3_bc/default"]
     (folder / "elsewhere").mkdir()
     save_small(folder / "elsewhere" / "small.npz", num_rows=600)
-    assert main(train(task="none", dataset="elsewhere/small.npz")) == 2
-    assert "begun with other data; give the new run another name=" in capsys.readouterr().err
+    assert main(train(task="none", dataset="elsewhere/small.npz", action_scale=2)) == 2
+    told = "other data (small.npz, now it is elsewhere/small.npz); give the new run another name="
+    assert told in capsys.readouterr().err
 
 
 def test_a_card_without_its_environment_is_called_by_its_whole_name() -> None:

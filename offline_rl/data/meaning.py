@@ -48,12 +48,14 @@ def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
 
     what: the policy's name in errors. Raises UserError if the ranges cannot be reconciled.
     """
+    here = stated(env)
     try:
-        return policy.conversion(stated(env))
-    except ValueError as error:
+        return policy.conversion(here)
+    except ValueError:
         raise UserError(
-            f"{what}: {error}. Use an environment whose action space is that range, or train on "
-            "data of this task's range"
+            f"{what}: The policy's action range is {policy.action_range}; this task's is "
+            f"{here.action_range}. Use a task with range {policy.action_range}, or retrain for "
+            f"{here.action_range}"
         ) from None
 
 

@@ -1,10 +1,12 @@
-"""Paired comparison of runs that were evaluated on the same episodes.
+"""Comparison of runs that were evaluated in the same environment.
 
-Episode k of every run starts from the same seed, so its difference between two runs is free of the
-luck of the start. Two 95 % intervals answer two questions:
+Where episodes follow their seeds, episode k of every run starts alike, and its difference between
+two runs is free of the luck of the start: differences are paired. Where the environment ignores its
+seed or has one start they are not. Two 95 % intervals answer two questions:
 
     over episodes        Are these trained policies different? t interval of the E differences, each
                          between the runs' means over training seeds; it conditions on the policies.
+                         Unpaired: Welch's interval.
     over training seeds  Would training again give a difference? t interval of the S differences,
                          each between the two policies of one training seed.
 """
@@ -19,12 +21,11 @@ from functools import cache
 import numpy as np
 
 LEVEL = 0.95
-NOTE = (
-    "Differences are paired: episode k of every run starts from the same seed. Intervals are 95 % "
-    "t intervals. Over episodes: for these trained policies, over the choice of episodes. Over "
-    "training seeds: for training again, over the choice of seeds; given where both runs have the "
-    "same two or more seeds. An interval that contains 0 shows no difference."
-)
+PAIRING = {  # how episodes begin -> what that makes of differences
+    "seeded": "Differences are paired: episode k of every run starts from the same seed.",
+    "random": "Differences are not paired: the environment ignores its seed.",
+    "alike": "Differences are not paired: the environment has one start.",
+}
 
 Interval = tuple[float, float]
 
@@ -37,7 +38,7 @@ class Difference:
     reference: str
     measure: str  # score, return or success %
     value: float
-    over_episodes: Interval | None  # None: fewer than two episodes
+    over_episodes: Interval | None  # None: fewer than two episodes, or all of a policy are equal
     over_seeds: Interval | None  # None: other seeds, or fewer than two
 
 
@@ -47,8 +48,13 @@ def difference(
     measure: str,
     values: Mapping[int, np.ndarray],
     reference_values: Mapping[int, np.ndarray],
+    *,
+    begun: str = "seeded",
 ) -> Difference:
-    """Compare two runs. values, reference_values: training seed -> [E], of the same episodes."""
+    """Compare two runs.
+
+    values, reference_values: training seed -> [E], of the same episodes. begun: a key of PAIRING.
+    """
     ours, theirs = (np.stack([*v.values()]) for v in (values, reference_values))  # [S, E]
     by_episode = ours.mean(0) - theirs.mean(0)
     by_seed = None
@@ -56,8 +62,38 @@ def difference(
         by_seed = mean_interval(
             [float(np.mean(v - reference_values[s])) for s, v in values.items()]
         )
-    mean = float(by_episode.mean())
-    return Difference(run, reference, measure, mean, mean_interval(by_episode), by_seed)
+    by_episodes = mean_interval(by_episode)
+    if begun != "seeded":
+        by_episodes = unpaired_interval(ours, theirs)
+    if begun == "alike" and not any(np.ptp(x, axis=1).any() for x in (ours, theirs)):
+        by_episodes = None  # one episode, played several times
+    return Difference(run, reference, measure, float(by_episode.mean()), by_episodes, by_seed)
+
+
+def note_on(differences: Sequence[Difference], begun: str, *, every: bool = False) -> str:
+    """Return what the columns of differences mean. every: the episodes are all starts there are."""
+    episodes = any(d.over_episodes is not None for d in differences)
+    seeds = any(d.over_seeds is not None for d in differences)
+    lines = [
+        "Differences are paired: every run plays each start once." if every else PAIRING[begun]
+    ]
+    if every:
+        lines.append("'Over episodes' is exact: there are no other starts.")
+    elif not episodes and begun == "alike":
+        lines.append("All episodes of a policy are equal, so there is no interval over episodes.")
+    if seeds or (episodes and not every):
+        welch = " (Welch's over episodes)" if begun != "seeded" and episodes else ""
+        lines.append(f"Intervals are 95 % t intervals{welch}.")
+    if episodes and not every:
+        lines.append("'Over episodes' is the uncertainty for these policies.")
+    if seeds:
+        lines.append(
+            "'Over training seeds' is the uncertainty if you train again; it needs two or more "
+            "common seeds."
+        )
+    if seeds or (episodes and not every):
+        lines.append("An interval that contains 0 shows no difference.")
+    return " ".join(lines)
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> Interval | None:
@@ -69,8 +105,27 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval | None:
     return float(x.mean()) - half, float(x.mean()) + half
 
 
+def unpaired_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval | None:
+    """Return Welch's 95 % interval of the difference of two runs' means; None for one episode.
+
+    ours, theirs: [S, E], independent episodes of S policies each, whose mean counts.
+    """
+    if ours.shape[1] < 2:
+        return None
+    parts = [x.var(axis=1, ddof=1) / (x.shape[1] * len(x) ** 2) for x in (ours, theirs)]
+    variance = float(sum(part.sum() for part in parts))
+    mean = float(ours.mean() - theirs.mean())
+    if variance == 0:
+        return mean, mean
+    weights = [part / variance for part in parts]
+    pairs = zip(weights, (ours, theirs), strict=True)
+    degrees = 1 / sum(float((w**2).sum()) / (x.shape[1] - 1) for w, x in pairs)
+    half = t_quantile(degrees) * math.sqrt(variance)
+    return mean - half, mean + half
+
+
 @cache
-def t_quantile(degrees: int, level: float = LEVEL) -> float:
+def t_quantile(degrees: float, level: float = LEVEL) -> float:
     """Return t such that a Student variable lies in [-t, t] with probability `level`.
 
     With t = sqrt(degrees) tan(angle), the density of the angle is cos(angle)^(degrees - 1).

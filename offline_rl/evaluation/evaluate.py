@@ -18,8 +18,7 @@ from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
 from offline_rl.data.meaning import conversion, note_on_shares, spec_of, stated
-from offline_rl.evaluation.compare import NOTE as COMPARISON_NOTE
-from offline_rl.evaluation.compare import Difference, difference
+from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.evaluation.saved import save
@@ -28,7 +27,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
 from offline_rl.utils.options import build, signature, spelt
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import mean_std, table, wrapped
+from offline_rl.utils.text import at_a_time, mean_std, table, wrapped
 from offline_rl.utils.trees import plain
 from policies import Player, bundle, channels
 from policies.channels import BASE_ACTION, Observations
@@ -75,6 +74,7 @@ class Evaluation:
                 first,
                 measure,
                 *({seed_of(p): values[p][measure] for p in self.runs[r]} for r in (run, first)),
+                begun=self.begun,
             )
             for run in others
             for measure in next(iter(values.values()))
@@ -98,7 +98,9 @@ class Evaluation:
             *(f"Note: {note}." for note in self.notes),
         ]
         if len(self.runs) > 1:
-            lines += ["", as_table(self.differences, every=every), "", wrapped(COMPARISON_NOTE)]
+            found = self.differences
+            note = wrapped(note_on(found, self.begun, every=every))
+            lines += ["", as_table(found, every=every), "", note]
         if self.not_saved is not None:
             lines += [f"Not saved: {self.not_saved}"]
         names = dict.fromkeys(path.name for path in self.saved)
@@ -126,7 +128,11 @@ def evaluate(**keys: Any) -> Evaluation:
         task = task_of(options.task, paths)
         seeds = starts(task, options.episodes)
         count = min(len(seeds), options.eval_envs or len(seeds))
-        with closing(envs.make_vector(task, count, num_threads=min(cores(), 8), fewer=True)) as env:
+        alone = "eval_envs=1" if options.eval_envs == 1 else None
+        threads = min(cores(), 8)
+        with closing(
+            envs.make_vector(task, count, num_threads=threads, fewer=True, single=alone)
+        ) as env:
             if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
                 begun = env.starts()
             changed = {} if target is None else {"target_return": target}
@@ -134,8 +140,8 @@ def evaluate(**keys: Any) -> Evaluation:
             played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
             shares = (note_on_shares(p.spec, stated(env), task.name) for p in loaded.values())
             notes = list(dict.fromkeys(note for note in shares if note is not None))
-            if env.limit is not None:
-                notes.append(f"{env.limit}; episodes ran {env.num_envs} at a time")
+            if env.num_envs < count:
+                notes.append(f"{env.limit}. Evaluation ran {at_a_time(env.num_envs)}")
     except ValueError as error:  # a BundleError or the environments'
         raise UserError(str(error)) from None
     files, problem = list[Path](), None

@@ -17,7 +17,7 @@ class EvaluateOptions(Checked):
     run: str | list[str]  # a bundle, a seed's folder or its parent; several: [first,second]
     task: str | None = None  # default: the one the policy was trained on
     episodes: Count | Literal["all"] = 100  # of each bundle, from fixed seeds; all: each start once
-    eval_envs: Count | None = None  # environments open at once; default: one for each episode
+    eval_envs: Count | None = None  # environments open at once; 1 if only one can exist
     target_return: Number | None = None  # for policies that aim at one; default: the bundle's
     base: str | None = None  # module:function, where a bundle corrects what it does not hold
     json: bool = False  # numbers for machines instead of a table

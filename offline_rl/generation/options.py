@@ -14,7 +14,7 @@ class GenerateOptions(Checked):
 
     recipe: str  # a file of configs/recipe, or one of yours (.yaml)
     out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
-    runs: str = "agents"  # for the agent's own run, resumed if interrupted; apart from your runs
+    runs: str = "agents"  # folder for training runs of generated agents (kept apart from runs/)
     format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: a LeRobotDataset v3, of a script's sets
     video: bool = False  # with format=lerobot: pictures as videos, of sets that have pictures
     qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.reporting.runs import Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, groups, key_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
-STYLES = ("-", ":", "-.")  # dashed is the behaviour policy
+STYLES = ("-", ":", "-.")  # dashed is the behavior policy
 MOST = 12  # lines in a panel: the best ones
 HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
 LETTER = 0.065  # inches, of a label
-BEHAVIOUR = "behaviour policy"
 # from the end of a short line to the edge; dotted, and no color of a line, so that it is no data
 DOTS: dict[str, Any] = {"color": "0.6", "ls": (0, (1, 4)), "lw": 1.0, "zorder": 1}
 
@@ -66,7 +65,7 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
     found = {task: sorted(lines(seeds), key=lambda x: -x.last) for task, seeds in tasks.items()}
     shown = {task: best[:MOST] for task, best in found.items()}
     labels = sorted({line.label for best in shown.values() for line in best})
-    side = 0.3 + LETTER * max(map(len, [*labels, BEHAVIOUR]))
+    side = 0.3 + LETTER * max(map(len, [*labels, BEHAVIOR]))
     columns = 2 if len(tasks) == 4 else min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
     size = ((WIDTH + side + 0.8) * columns, (HEIGHT + 0.8) * rows + 0.3)
@@ -87,13 +86,13 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
             value = score if key == "score" else mean
             if value is not None:
                 axes.axhline(value, color="0.35", ls="--", lw=1.2)
-                ends.append(End(BEHAVIOUR, axes.get_xlim()[1], value, "0.35", "--"))
+                ends.append(End(BEHAVIOR, axes.get_xlim()[1], value, "0.35", "--"))
         name_ends(axes, ends)
         more = f" (best {MOST} of {len(found[task])} runs)" if len(found[task]) > MOST else ""
         axes.set_title(task + more, fontsize=11)
         acts = any(seed.moments for seed in seeds)
         axes.set_xlabel("updates on data, then environment steps" if acts else "updates")
-        axes.set_ylabel("normalised score" if key == "score" else "return")
+        axes.set_ylabel("normalized score" if key == "score" else "return")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.9", lw=0.8)
         axes.set_axisbelow(True)
@@ -122,7 +121,7 @@ def name_ends(axes: Any, ends: Sequence[End]) -> None:
     """
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
-    last = max((end.updates for end in ends if end.label != BEHAVIOUR), default=edge)
+    last = max((end.updates for end in ends if end.label != BEHAVIOR), default=edge)
     for end in ends:
         if end.updates < last:
             axes.plot(end.updates, end.value, "o", color=end.colour, ms=4)

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from offline_rl.reporting.published import published_scores
-from offline_rl.reporting.runs import Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, groups, key_of
 from offline_rl.reporting.standing import standing
 
-BEHAVIOR = "behavior policy"
 COLUMNS = ["task", "algorithm", "data", "seeds", "score", "score_std", "return", "return_std"]
 COLUMNS += ["error", "last_five", "last_five_std", "success", "success_low", "success_high"]
 COLUMNS += ["cost", "episodes", "updates", "env_steps", "formed", "seconds"]
@@ -89,7 +88,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def as_latex(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a tabular for booktabs: a row for each task, a column for each algorithm.
 
-    Cells are scores, or returns where a task has no scores; the highest mean of a row is bold.
+    Cells are scores, or returns where a task has no scores; the highest mean of a row is bold, be
+    it that of the behavior policy.
     """
     tasks = dict.fromkeys(row["task"] for row in rows)
     names = [row["algorithm"] for row in rows]
@@ -99,9 +99,10 @@ def as_latex(rows: Sequence[Mapping[str, Any]]) -> str:
     for task in tasks:
         own = [row for row in rows if row["task"] == task]
         key = "score" if any(row["score"] is not None for row in own) else "return"
-        best = max((_known(row[key]) for row in own if row["seeds"]), default=None)
-        by_name = {row["algorithm"]: latex_cell(row, key, best) for row in reversed(own)}
-        lines.append(" & ".join([escaped(task), *(by_name.get(h, "") for h in heads[1:])]) + r" \\")
+        shown = {row["algorithm"]: row for row in reversed(own)}
+        best = max((_known(row[key]) for row in shown.values()), default=None)
+        cells = {name: latex_cell(row, key, best) for name, row in shown.items()}
+        lines.append(" & ".join([escaped(task), *(cells.get(h, "") for h in heads[1:])]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -110,7 +111,7 @@ def latex_cell(row: Mapping[str, Any], key: str, best: float | None) -> str:
     if row[key] is None:
         return ""
     mean = f"{row[key]:.1f}"
-    mean = rf"\mathbf{{{mean}}}" if row["seeds"] and row[key] == best else mean
+    mean = rf"\mathbf{{{mean}}}" if row[key] == best else mean
     several = row["seeds"] and row["seeds"] > 1
     return rf"${mean} \pm {row[f'{key}_std']:.1f}$" if several else f"${mean}$"
 

@@ -180,7 +180,7 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
             colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
             (handles[label],) = axes.plot(steps, values[0], color=colour, ls=style, lw=1.8)
             axes.fill_between(steps, *values[1:], color=colour, alpha=0.15, lw=0)
-        names = {"success": "success, per cent", "score": "normalised score", "return": "return"}
+        names = {"success": "success, per cent", "score": "normalized score", "return": "return"}
         axes.set_title(task, fontsize=11)
         axes.set_xlabel("environment steps")
         axes.set_ylabel(names[measure_of([seed for seed in tasks[task] if seed.moments])])

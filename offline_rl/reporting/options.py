@@ -12,5 +12,5 @@ class ReportOptions:
 
     out: str | None = None  # the folder of report.md and the figures; default: the first one
     format: Literal["text", "csv", "latex"] = (
-        "text"  # csv, latex: printed, and in report.csv or .tex
+        "text"  # csv or latex: print this format and write report.csv or report.tex
     )

@@ -16,7 +16,7 @@ from offline_rl.reporting.curves import draw
 from offline_rl.reporting.numbers import as_csv, as_latex, numbers_of
 from offline_rl.reporting.options import ReportOptions
 from offline_rl.reporting.published import PublishedScore, published_scores
-from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, collect, groups, key_of
 from offline_rl.reporting.standing import Standing, share_text, standing
 from offline_rl.reporting.statistics import FORMED, formed_text
 from offline_rl.utils.errors import UserError
@@ -129,10 +129,10 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     ]
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
-        label = "behaviour policy" + (f" ({name})" if len(data) > 1 else "")
+        label = BEHAVIOR + (f" ({name})" if len(data) > 1 else "")
         cells = [label, mean_std([score], 1), mean_std([mean])]
         body.append([*cells, *[""] * (len(HEADER) - len(cells))])
-    kind = "normalised score" if key == "score" else "raw return (the task has no score references)"
+    kind = "normalized score" if key == "score" else "raw return (the task has no score references)"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
     done = [s.outcome for s in seeds if s.outcome]
@@ -143,7 +143,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     for about, source in dict.fromkeys((score.about, score.source) for score in told):
         notes.append(f"Published: {about} ({source}).")
     if data:
-        notes.append(f"Behaviour policy: the mean over the episodes of {', '.join(data)}.")
+        notes.append(f"Behavior policy: the mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := unusual(seed, key))]
     notes += [note for seed in seeds if (note := infeasible(seed))]
     if done:

@@ -18,6 +18,8 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
 
+BEHAVIOR = "behavior policy"  # the policy that made the data
+
 
 @dataclass(frozen=True)
 class Outcome:

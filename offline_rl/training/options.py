@@ -38,7 +38,9 @@ class TrainOptions(Checked):
     batch_size: Count | None = None  # default: the algorithm's own, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count | Literal["all"] = 10  # for each seed; all: each start, of tasks with few
-    eval_envs: Count | None = None  # open at once in an evaluation; default: one for each episode
+    eval_envs: Count | None = (
+        None  # open at once in evaluation; 1 if only one environment can exist
+    )
     checkpoint_every: Count = 10_000  # updates (online: environment steps)
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products

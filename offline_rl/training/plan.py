@@ -83,8 +83,9 @@ class Plan(Resolved):
 
     def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
+        one = single(self.options)
         try:
-            env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
+            env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer, single=one)
         except envs.Broken as error:
             raise UserError(str(error)) from error
         return env if self.base is None else WithBase(env, self.base)
@@ -133,7 +134,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
         )
     try:
-        env = tried_out(chosen.task) if chosen.task.env_id else None
+        env = tried_out(chosen.task, options) if chosen.task.env_id else None
         if env is not None:
             opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
@@ -186,10 +187,16 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     opened.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
-        fewer = "leave pictures out of observation_keys=, or " * bool(options.observation_keys)
+        remedy = f"Use {', '.join(able) or 'another algorithm'}"
+        joined = (chosen.task.env_id or "env:").startswith("env:") and not given
+        if joined and spec.vectors == spec.channels:
+            names = ",".join(channel.name for channel in spec.channels)
+            remedy = f"Set observation_keys=[{names}] to join them, or use {', '.join(able)}"
+        elif options.observation_keys:
+            remedy = f"Leave pictures out of observation_keys=, or use {', '.join(able)}"
         raise UserError(
-            f"{options.algorithm} sees one vector only, and what is observed here is "
-            f"{seen(spec)}: {fewer}take {' or '.join(able) or 'another algorithm'}"
+            f"{options.algorithm} needs one observation vector, but the observations are "
+            f"{seen(spec)}. {remedy}"
         )
     learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
@@ -227,9 +234,18 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 
-def tried_out(task: Task) -> envs.VectorEnv:
+def tried_out(task: Task, options: TrainOptions) -> envs.VectorEnv:
     """Return environments of the task; two of a user's, to try if both may be open."""
-    return envs.make_vector(task, 1 if task.env_id in NATIVE else 2, fewer=True)
+    count = 1 if task.env_id in NATIVE or options.eval_envs == 1 else 2
+    return envs.make_vector(task, count, fewer=True, single=single(options))
+
+
+def single(options: TrainOptions) -> str | None:
+    """Return the setting that allows one instance of the environment only; None if there is none.
+
+    Without online steps only evaluations open environments, as many as `eval_envs` says.
+    """
+    return "eval_envs=1" if options.eval_envs == 1 and options.num_env_steps else None
 
 
 def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str | None:
@@ -241,8 +257,8 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
         return None
     if (count := getattr(cfg, "environments", 1)) > 1:
         raise UserError(
-            f"{env.limit}, and {options.algorithm} collects in algorithm.environments={count} at "
-            "once. Use algorithm.environments=1"
+            f"{env.limit}, and {options.algorithm} collects in {count} at once. Use "
+            "algorithm.environments=1"
         )
     return env.limit
 
@@ -260,9 +276,10 @@ def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
         total = phase_updates(learner, schedule, phase)
         if 0 < total <= alone:
             given = "num_env_steps" if phase == ONLINE else "num_updates"
+            kind = "offline" if phase == "update" else phase
             raise UserError(
-                f"{given} brings {total:,} updates of {phase}, and {key} keeps the policy as it is "
-                f"for the first {alone:,}: it would end as it began. Raise {given} or lower {key}"
+                f"The policy would not change: all {total:,} {kind} updates fall within {key} "
+                f"({alone:,} updates). Raise {given} or lower {key}"
             )
 
 
@@ -590,7 +607,7 @@ def headline(plan: Plan) -> str:
         rows += f", {plan.expert.num_rows:,} of the expert's"
     card = prepared(o.algorithm, tuned_for(o))
     table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; settings of {row_of(o.algorithm, plan.pattern)}"
+    table += f"; {row_of(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
     where += idle(plan) + still_rising(plan)
     count = len(plan.settings)
@@ -607,12 +624,14 @@ def headline(plan: Plan) -> str:
 
 
 def row_of(algorithm: str, pattern: str | None) -> str:
-    """Return which row of which per-task table gives an algorithm's settings."""
+    """Return where an algorithm's settings are from: the row of a per-task table, or none."""
     owner = table_of(algorithm)
     file = f"configs/algorithm/{owner}.yaml"
-    if owner is None or pattern is None:
-        return "no per-task table" if owner is None else f"no row of {file}"
-    return f"row {pattern} of {file}"
+    if owner is None:
+        return "default settings"
+    if pattern is None:
+        return f"default settings ({file} has no row for this task)"
+    return f"settings of row {pattern} of {file}"
 
 
 def rows_left_out(plan: Plan, data: Dataset) -> str:
@@ -641,16 +660,17 @@ def idle(plan: Plan) -> str:
         name != "expert" and name not in TOLD for name in plan.algorithm.needs
     ):
         return (
-            f"\nnum_env_steps={steps}: nothing will be learnt in them, since "
-            f"{plan.options.algorithm} learns from whole episodes, and one may have {episode:,} "
-            "steps"
+            f"\nnum_env_steps={steps} may end before learning starts: {plan.options.algorithm} "
+            f"learns from whole episodes of up to {episode:,} steps. Raise num_env_steps"
         )
     if online.due(steps, batch, period):
         return ""
+    by_batch = online.warm_up < batch
+    key, value = ("batch_size", batch) if by_batch else ("online.warm_up", online.warm_up)
+    after = f", then {online.utd:g} updates a step, {period} at a time" if steps > value else ""
     return (
-        f"\nnum_env_steps={steps}: nothing will be learnt in them, since updates begin after "
-        f"{max(online.warm_up, batch):,} (online.warm_up={online.warm_up}, at least a batch of "
-        f"{batch}), {online.utd:g} a step and {period} at a time"
+        f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
+        f"num_env_steps or lower {key}"
     )
 
 

@@ -74,7 +74,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None
     score = None if last is None or reference is None else plan.task.score(last.returns)
-    behaviour = None if data is None else data.episode_returns().mean()
+    behaviour = data.episode_returns().mean() if data is not None and data.has_rewards else None
     progress = trainer.progress
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())

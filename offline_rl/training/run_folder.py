@@ -282,13 +282,18 @@ class SeedFolder:
         after = flatten(config, ".")
         if "code_sha256" in after and "code_sha256" not in before:  # as earlier versions left it
             before["code_sha256"] = self._code().get("sha256")
-        for key in sorted((before.keys() | after.keys()) - {*free}):
-            if not agree_in(key, before, after):
-                then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
+        differ = sorted((before.keys() | after.keys()) - {*free})
+        differ = [key for key in differ if not agree_in(key, before, after)]
+        differ.sort(key=lambda key: key not in CHECKSUMS)  # other data explains other options
+        if differ:
+            key = differ[0]
+            then = f"{typed(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
+            files = [config.get("dataset") for config in (before, after)]
+            if key == "data" and all(files) and files[0] != files[1]:
+                then = f"other data ({files[0]}, now it is {files[1]})"
+            else:
                 then = CHECKSUMS.get(key, then)
-                raise UserError(
-                    f"{self.path} was begun with {then}; give the new run another name=…"
-                )
+            raise UserError(f"{self.path} was begun with {then}; give the new run another name=…")
 
     def renew(self, config: dict[str, Any]) -> None:
         """Store `config`, with which the run continues and which `agree` has accepted.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import as_it_learnt, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
+from offline_rl.data.meaning import note_on_shares
 from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
@@ -61,6 +62,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
 from offline_rl.utils.options import signature, spelt
+from offline_rl.utils.text import at_a_time
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
 from policies.networks.defaults import denormals_restored, torch_defaults
@@ -103,12 +105,15 @@ def train(
         done = [m for m in members if m.folder.finished]
         left = [m for m in members if m in longer or m not in done]
         say = print if show else (lambda *_: None)
+        say_once = cache(say)
         if start is not None and o.task != start.task:
             say(f"{start.run} learnt in {start.task}, and goes on in {o.task}")
         if not left:
             say(f"{path}: already finished; nothing to do")
         else:
             say(headline(plan))
+            if (note := range_note(plan)) is not None:
+                say(note)
         for member in left:
             remove_temporaries(member.folder.path)
         begun = [m for m in left if m.folder.checkpoints() and m not in done]
@@ -117,13 +122,16 @@ def train(
             say("killed between the first checkpoints of two seeds: all begin again, together")
             begun, new = [], [m for m in left if m not in done]
         groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
+        why = plan.limit
         if not plan.stackable and len(left) > 1:
-            why = plan.limit or f"{o.algorithm}: networks too large to gain by it"
-            say(f"{why}, so one seed after another")
+            why = f"{why or f'{o.algorithm}: networks too large to gain by it'}, so one seed after "
+            why += "another"
             groups = [[m] for group in groups for m in group]
+        if left and why is not None:
+            say(why)
         for group in groups:
             if group:
-                train_group(plan, group, show, watch)
+                train_group(plan, group, show, watch, say_once)
     names = [m.folder.path.parent.name for m in members]
     return Result(path, [m.folder.outcome() for m in members], names)
 
@@ -193,10 +201,11 @@ def train_group(
     members: Sequence[Member],
     show: bool,
     watch: Callable[[Trainer], None] | None,
+    say_once: Callable[[str], None],
 ) -> None:
     """Train members that are at the same point side by side; close all that was opened for it."""
     with ExitStack() as opened:
-        _train_group(plan, members, show, watch, opened)
+        _train_group(plan, members, show, watch, say_once, opened)
 
 
 def _train_group(
@@ -204,6 +213,7 @@ def _train_group(
     members: Sequence[Member],
     show: bool,
     watch: Callable[[Trainer], None] | None,
+    say_once: Callable[[str], None],
     opened: ExitStack,
 ) -> None:
     """See `train_group`. opened: closes environments, threads and trackers at the end."""
@@ -255,10 +265,12 @@ def _train_group(
     evaluation: envs.VectorEnv | None = None
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
-        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        count = min(count, o.eval_envs or count)
+        evaluation = plan.world(count, threads, fewer=True)
         opened.callback(close_quietly, evaluation)
-        if show and evaluation.limit is not None and count > 1:
-            print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
+        if evaluation.num_envs < count:
+            why = "" if evaluation.limit == plan.limit else f"{evaluation.limit}. "
+            say_once(f"{why}Evaluation runs {at_a_time(evaluation.num_envs)}")
     for member in members:
         folder = member.folder
         folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
@@ -385,32 +397,52 @@ def begun_with(
 
     actions: with the action range of the environment, if it states one. Default: spec.
     """
-    _, progress = start.folder(seeds[0]).load(start.checkpoints[seeds[0]][0])
-    transform = Transform.from_json(progress["transform"])
+    transform, known = before(start, seeds[0])
     if not fits(transform, spec):
         learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
             f"{start.run} learnt from observations {learnt}, the task has "
             f"{channels.each(list, spec.seen)}: give its own task, or data of it"
         )
-    own = Spec.from_json(progress["spec"]) if "spec" in progress else spec  # older ones say none
+    own, here = known or spec, actions or spec
     if (problem := own.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot go on with this data or task: {problem}; give it what its own are "
             "like"
         )
     try:
-        here = spec if actions is None else actions
-        if own.conversion(here) is not None:
-            raise ValueError(
-                f"its actions are {own.action_range}, here they are {here.action_range}"
-            )
-    except ValueError as error:
+        same = own.conversion(here) is None
+    except ValueError:
+        same = False
+    if not same:
         raise UserError(
-            f"{start.run} cannot go on with this data or task: {error}. Train it with task= from "
-            "the start: data is converted to the task's range, a policy is not"
-        ) from None
+            f"{start.run} cannot go on with this data or task: The policy's action range is "
+            f"{own.action_range}; here it is {here.action_range}. Use a task with range "
+            f"{own.action_range}, or retrain for {here.action_range}"
+        )
     return transform
+
+
+def before(start: Start, seed: int) -> tuple[Transform, Spec | None]:
+    """Return the transform and the policy's spec of a seed that is continued.
+
+    The spec is None if an earlier version saved the checkpoint.
+    """
+    _, progress = start.folder(seed).load(start.checkpoints[seed][0])
+    spec = Spec.from_json(progress["spec"]) if "spec" in progress else None
+    return Transform.from_json(progress["transform"]), spec
+
+
+def range_note(plan: Plan) -> str | None:
+    """Return a note if the actions of a policy trained before become shares of another range."""
+    own = None
+    if plan.start is not None:
+        own = before(plan.start, plan.seeds[0])[1]
+    elif plan.base is not None and plan.base.bundle is not None:
+        own = plan.base.bundle.spec
+    if own is None or plan.actions is None:
+        return None
+    return note_on_shares(own, plan.actions, f"task {plan.options.task}")
 
 
 def fits(transform: Transform, spec: Spec) -> bool:

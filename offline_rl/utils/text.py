@@ -43,7 +43,9 @@ def fitted(
         gone.append(name)
         kept = [k for k, head in enumerate(header) if head not in gone]
         shown = table([header[k] for k in kept], [[row[k] for k in kept] for row in body])
-        note = textwrap.fill(f"Not shown for want of width: {', '.join(gone)}.", width)
+        note = textwrap.fill(
+            f"Hidden to fit the terminal: {', '.join(gone)} (see report.md).", width
+        )
     return f"{shown}\n{note}" if note else shown
 
 
@@ -75,6 +77,11 @@ def span(values: Iterable[int]) -> str:
     """The value that all share, or the least and the greatest."""
     found = sorted(set(values))
     return "–".join(f"{v:,}" for v in (found if len(found) == 1 else (found[0], found[-1])))
+
+
+def at_a_time(count: int) -> str:
+    """Return how many episodes run side by side, in words."""
+    return "one episode at a time" if count == 1 else f"{count} episodes at a time"
 
 
 def duration(seconds: float) -> str:

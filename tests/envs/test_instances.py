@@ -1,11 +1,14 @@
 """Simulators of which one may be open, instances that share state, and strict environments."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict
 
 import envs
@@ -87,10 +90,12 @@ def returns(env: envs.VectorEnv, seeds: list[int]) -> list[float]:
 def test_a_simulator_of_which_one_may_be_open_plays_one_episode_after_another() -> None:
     many, one = envs.make_vector("walk", 3), envs.make_vector("single", 3, fewer=True)
     assert (one.num_envs, Single.open) == (1, 1)
-    assert one.limit == ("single: no second instance can be opened (the simulator runs already)")
+    assert one.limit == (
+        "Only one instance of single can be open (RuntimeError: the simulator runs already)"
+    )
     assert returns(one, [4, 5, 6]) == returns(many, [4, 5, 6])
     one.close()
-    with pytest.raises(ValueError, match=r"single: no second .*, and 2 are needed at once"):
+    with pytest.raises(ValueError, match=r"^Only one instance of single .*, and 2 are needed"):
         envs.make_vector("single", 2)
 
 
@@ -105,9 +110,9 @@ def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
     envs.register("two", two, max_episode_steps=STEPS)
     env = envs.make_vector("two", 3, fewer=True)
     assert env.num_envs == 2
-    assert env.limit == "two: 2 instances can be opened, no more (no licence is left)"
+    assert env.limit == "Only 2 instances of two can be open (RuntimeError: no licence is left)"
     assert returns(env, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
-    with pytest.raises(Broken, match=r"two: 2 instances can be opened, no more \(no licence is"):
+    with pytest.raises(Broken, match=r"Only 2 instances of two can be open \(.*no licence is"):
         envs.make_vector("two", 1)
     other = envs.make_vector("two", 1, fewer=True)
     assert (other.num_envs, other.limit) == (1, env.limit)
@@ -159,7 +164,7 @@ def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
 
 def test_instances_that_share_state_are_found_and_play_in_turn() -> None:
     shared = envs.make_vector("shared", 3, fewer=True)
-    assert (shared.num_envs, shared.limit) == (1, "shared: its instances share state")
+    assert (shared.num_envs, shared.limit) == (1, "Instances of shared share state")
     assert returns(shared, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
     sound = envs.make_vector("walk", 3, fewer=True)
     assert (sound.num_envs, sound.limit) == (3, None)
@@ -177,8 +182,109 @@ def test_a_second_instance_that_breaks_in_use_is_not_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(Unseeded, "reset", reset)
     env = envs.make_vector("unseeded", 2, fewer=True)
     assert env.num_envs == 1
-    assert "does not work beside the first" in str(env.limit)
-    assert "connected elsewhere" in str(env.limit)
+    assert env.limit == (
+        "Only one instance of unseeded can be open (RuntimeError: connected elsewhere)"
+    )
+
+
+class Server(Walk):
+    """A client of a physics server that serves the newest client only."""
+
+    newest: ClassVar[object] = None
+    made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        Server.newest = self
+        Server.made += 1
+
+    def step(self, action: np.ndarray) -> tuple:
+        if Server.newest is not self:
+            raise RuntimeError("Not connected to physics server")
+        return super().step(action)
+
+    def close(self) -> None:
+        if Server.newest is not self:
+            raise RuntimeError("Not connected to physics server")
+        Server.newest = None
+
+
+def test_a_first_instance_that_a_second_one_breaks_is_opened_anew_alone() -> None:
+    envs.register("server", Server, max_episode_steps=STEPS)
+    env = envs.make_vector("server", 3, fewer=True)
+    assert (env.num_envs, env.limit) == (
+        1,
+        "Only one instance of server can be open (a second one breaks the first, RuntimeError: "
+        "Not connected to physics server)",
+    )
+    walk = envs.make_vector("walk", 3)
+    assert returns(env, [4, 5, 6]) == returns(walk, [4, 5, 6])
+    with closing(envs.make_vector("server", 1)) as other:  # shares the one that is open
+        assert returns(other, [7]) == returns(walk, [7])
+    env.close()
+
+
+def test_a_failed_second_constructor_that_breaks_the_first_instance_leaves_a_new_one() -> None:
+    class Greedy(Server):
+        def __init__(self) -> None:
+            taken = Server.newest is not None
+            super().__init__()
+            if taken:
+                Server.newest = None
+                raise RuntimeError("port in use")
+
+        def close(self) -> None:
+            Server.newest = None
+
+    envs.register("greedy", Greedy, max_episode_steps=STEPS)
+    with closing(envs.make_vector("greedy", 2, fewer=True)) as env:
+        limit = "Only one instance of greedy can be open (RuntimeError: port in use)"
+        assert (env.num_envs, env.limit) == (1, limit)
+        assert returns(env, [4]) == returns(envs.make_vector("walk", 1), [4])
+
+
+def test_a_setting_that_allows_one_instance_opens_no_second(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Server, "made", 0)
+    envs.register("server", Server, max_episode_steps=STEPS)
+    one = envs.make_vector("server", 2, fewer=True, single="eval_envs=1")
+    other = envs.make_vector("server", 1, single="eval_envs=1")
+    assert (one.num_envs, other.num_envs, Server.made) == (1, 1, 1)
+    assert one.limit == "Only one instance of server is allowed (eval_envs=1)"
+    with pytest.raises(ValueError, match=r"eval_envs=1\), and 2 are needed at once"):
+        envs.make_vector("server", 2, single="eval_envs=1")
+    one.close(), other.close()
+    assert Server.newest is None
+
+
+def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text(
+        "import sys\nfrom tests.envs.test_instances import Walk\n\n\n"
+        "class One(Walk):\n"
+        "    max_episode_steps, made = 6, 0\n"
+        "    def __init__(self):\n"
+        "        if One.made:\n"
+        "            sys.exit('licence: one instance only')\n"
+        "        One.made += 1\n\n\n"
+        "class Never(Walk):\n"
+        "    max_episode_steps = 6\n"
+        "    def __init__(self):\n"
+        "        sys.exit('no licence')\n\n\n"
+        "class Stops(Walk):\n"
+        "    max_episode_steps = 6\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        sys.exit('the motor is off')\n"
+    )
+    (tmp_path / "script.py").write_text("raise SystemExit('usage: script.py')\n")
+    where = f"env:{tmp_path}/exits.py"
+    with closing(envs.make_vector(f"{where}:One", 2, fewer=True)) as env:
+        assert env.num_envs == 1
+        assert "can be open (SystemExit: licence: one instance only)" in str(env.limit)
+    with pytest.raises(ValueError, match=r"Never cannot be made: .*SystemExit: no licence"):
+        envs.make_vector(f"{where}:Never", 1)
+    stops = envs.make_vector(f"{where}:Stops", 1)
+    with pytest.raises(Broken, match=r"SystemExit: the motor is off"):
+        stops.reset([0])
+    with pytest.raises(ValueError, match=r"SystemExit: usage"):
+        envs.make_vector(f"env:{tmp_path}/script.py:One", 1)
 
 
 def test_one_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +308,20 @@ def test_where_episodes_begin_is_known(task: str, starts: str) -> None:
     env = envs.make_vector(task, 2, fewer=True)
     assert isinstance(env, LoopVectorEnv)
     assert env.starts() == starts
+
+
+def test_an_observation_that_requires_grad_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = torch.zeros(1, requires_grad=True)
+    monkeypatch.setattr(Walk, "reset", lambda self, **keys: (tensor, {}))
+    env = envs.make_vector("walk", 1)
+    remedy = r"requires grad.*instead\. Return a detached CPU tensor or a NumPy array$"
+    with pytest.raises(Broken, match=rf"^walk: reset failed: RuntimeError: .*{remedy}"):
+        env.reset([0])
+    monkeypatch.setattr(Walk, "reset", lambda self, **keys: 1)
+    with pytest.raises(Broken, match=r"It must return observation, info$"):
+        env.reset([0])
 
 
 class Strict(Walk):

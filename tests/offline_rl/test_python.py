@@ -82,7 +82,9 @@ def test_a_result_stands_wherever_a_run_is_given(result: Result, tmp_path: Path)
 def test_a_folder_of_policies_is_no_policy_and_a_seeds_folder_is_one(result: Result) -> None:
     given = policies.load(result.path / "seed_1" / "policy.bundle")
     assert policies.load(result.path / "seed_1").bundle.provenance == given.bundle.provenance
-    with pytest.raises(policies.BundleError, match=r"Give one of them: seed_0/policy\.bundle, "):
+    with pytest.raises(
+        policies.BundleError, match=r"is a run's folder\. Load seed_0/policy\.bundle or "
+    ):
         policies.load(result.path)
     with pytest.raises(policies.BundleError, match=r"is a folder without a policy\.bundle"):
         policies.load(result.path.parent)
@@ -149,6 +151,11 @@ def test_what_there_is_not_is_said(result: Result, tmp_path: Path) -> None:
         offline_rl.load(result.path, seed=7)
     with pytest.raises(UserError, match="holds no seeds"):
         offline_rl.load(tmp_path)
+    file = save_small(tmp_path / "small.npz")
+    with pytest.raises(UserError, match=r"small\.npz is a file.*offline_rl\.Dataset\.load$"):
+        offline_rl.load(file)
+    with pytest.raises(UserError, match=r"bundle is a policy bundle\. Load it with policies\.load"):
+        offline_rl.load(result.path / "seed_0" / "policy.bundle")
     chunks = offline_rl.load(result.path)
     chunks.config["hyper"]["executed"] = 2  # as of a critic of whole decisions
     with pytest.raises(UserError, match="values of histories and chunks"):

@@ -344,14 +344,17 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
     [
         ({"algorithm.tuned": 6}, "tuned=6 steps are more than the sampler's 5"),
         ({"algorithm.environments": 5}, "environments=5 do not divide decisions=24"),
-        ({"num_env_steps": 100}, "num_env_steps=100: an iteration takes 48 steps"),
+        (
+            {"num_env_steps": 100},
+            r"One iteration takes 48 steps \(24 decisions × 2 actions\)\. Set",
+        ),
         ({"algorithm.batch_size": 100}, "batch_size=100 does not divide decisions x tuned, 72; 72"),
         ({"algorithm.batch_size": 25}, "batch_size=25 does not divide decisions x tuned, 72; 24"),
         ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
         (  # 96 steps are two iterations of 2 x 72 / 24 updates each
             {"algorithm.value_warm_up": 2},
-            r"num_env_steps brings 12 updates of online, and algorithm.value_warm_up keeps the "
-            r"policy as it is for the first 12",
+            r"would not change: all 12 online updates fall within algorithm.value_warm_up "
+            r"\(12 updates\)\. Raise num_env_steps or lower algorithm.value_warm_up",
         ),
         ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
     ],

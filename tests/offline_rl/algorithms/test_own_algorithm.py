@@ -186,8 +186,8 @@ def test_a_table_leaves_out_what_a_subclass_has_no_field_for(folder: Path) -> No
     [
         ("iql", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
         ("child.py", "; settings of row neorl2/* of configs/algorithm/iql.yaml"),
-        ("awac", "; settings of no row of configs/algorithm/awac.yaml"),
-        ("methods/mine.py", "; settings of no per-task table"),
+        ("awac", "; default settings (configs/algorithm/awac.yaml has no row for this task)"),
+        ("methods/mine.py", "; default settings"),
     ],
 )
 def test_the_headline_says_which_row_of_which_table_is_used(

@@ -705,7 +705,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ({"task": None}, "say where the base is corrected, with task="),
         (  # the one step after the warm-up brings half an update beside the critics' three
             {"online.warm_up": 19, "online.critic_updates": 3, "online.utd": 0.5},
-            "brings 3 updates of online, and online.critic_updates keeps the policy as it is",
+            r"all 3 online updates fall within online.critic_updates \(\d+ updates\)\. Raise",
         ),
         ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
     ],

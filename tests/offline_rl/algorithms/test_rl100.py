@@ -400,7 +400,7 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
             {"num_env_steps": 48, "algorithm.iterations": 2},
             "at least 96 for algorithm.iterations=2",
         ),
-        ({"algorithm.value_warm_up": 1}, "keeps the policy as it is for the first"),
+        ({"algorithm.value_warm_up": 1}, "The policy would not change: all"),
         ({"algorithm.environments": 8}, "are 6 steps of each, fewer than an episode's 7"),
         ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),

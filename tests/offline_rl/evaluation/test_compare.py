@@ -8,7 +8,7 @@ import pytest
 from test_evaluate import constant_policy, returns_by_a_loop
 
 import offline_rl
-from offline_rl.evaluation.compare import difference, mean_interval, t_quantile
+from offline_rl.evaluation.compare import difference, mean_interval, note_on, t_quantile
 from offline_rl.utils.errors import UserError
 
 
@@ -45,6 +45,45 @@ def test_runs_of_other_training_seeds_have_no_interval_over_seeds() -> None:
     found = difference("b", "a", "return", {0: np.ones(2), 1: np.ones(2)}, {0: np.ones(2)})
     assert found.over_seeds is None
     assert found.over_episodes == (0, 0)
+
+
+def test_episodes_that_do_not_follow_their_seeds_are_compared_unpaired() -> None:
+    """Variances of the means 1 and 1: sqrt(2), 2 degrees; of two policies each 1/2 and 1/2: 4."""
+    ours, theirs = {0: np.array([1.0, 3.0])}, {0: np.array([0.0, 2.0])}
+    assert difference("b", "a", "return", ours, theirs).over_episodes == (1, 1)
+    for begun in ("random", "alike"):
+        found = difference("b", "a", "return", ours, theirs, begun=begun)
+        half = 4.30265 * math.sqrt(2)
+        assert found.over_episodes == pytest.approx((1 - half, 1 + half), abs=1e-4)
+    two = (dict.fromkeys(range(2), values[0]) for values in (ours, theirs))
+    found = difference("b", "a", "return", *two, begun="random")
+    assert found.over_episodes == pytest.approx((1 - 2.77645, 1 + 2.77645), abs=1e-4)
+    one = {0: np.ones(1)}
+    assert difference("b", "a", "return", one, one, begun="random").over_episodes is None
+
+
+def test_one_episode_played_several_times_has_no_interval_over_episodes() -> None:
+    ours, theirs = {0: np.full(3, 1.5), 1: np.full(3, 2.5)}, {0: np.ones(3), 1: np.ones(3)}
+    found = difference("b", "a", "return", ours, theirs, begun="alike")
+    assert (found.value, found.over_episodes) == (1, None)
+    assert found.over_seeds == pytest.approx((1 - 12.7062 / 2, 1 + 12.7062 / 2), abs=1e-3)
+    note = note_on([found], "alike")
+    assert "not paired: the environment has one start. All episodes of a policy are equal" in note
+    assert "'Over training seeds'" in note
+    assert "'Over episodes'" not in note
+
+
+def test_the_note_explains_the_columns_that_are_printed() -> None:
+    ours, theirs = {0: np.array([1.0, 3.0])}, {0: np.array([0.0, 2.0])}
+    for begun, words in (
+        ("seeded", "are paired: episode k of every run starts from the same seed."),
+        ("random", "are not paired: the environment ignores its seed."),
+    ):
+        note = note_on([difference("b", "a", "return", ours, theirs, begun=begun)], begun)
+        assert words in note
+        assert "'Over episodes'" in note
+        assert "training seeds" not in note
+        assert ("Welch" in note) == (begun == "random")
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:

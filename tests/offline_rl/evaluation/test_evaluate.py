@@ -260,3 +260,10 @@ def test_where_episodes_begin_is_not_called_a_seed_where_it_is_ignored(
     for kind, words in says.items():
         envs.register(kind.__name__, kind, max_episode_steps=3)
         assert words in evaluate(run=str(path), task=kind.__name__, episodes=2)
+    other = constant_policy(
+        tmp_path / "other" / "policy.bundle", (0.1,), observations=1, task="none"
+    )
+    told = {"run": [str(path), str(other)], "episodes": 2}
+    assert "not paired: the environment ignores its seed" in evaluate(**told, task="Careless")
+    assert "no interval over episodes" in " ".join(evaluate(**told, task="Pay").split())
+    assert json.loads(evaluate(**told, task="Drift", json=True))["differences"][0]["over_episodes"]

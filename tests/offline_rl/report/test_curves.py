@@ -40,10 +40,10 @@ def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
             extent = Text.get_window_extent(text)  # without its line
             assert box.x1 < extent.x0 < extent.x1 <= whole.x1
     many, few = sorted(figure.axes, key=lambda axes: -len(axes.lines))
-    assert len(many.lines) == 13  # and the behaviour policy
+    assert len(many.lines) == 13  # and the behavior policy
     assert {text.get_text() for text in many.texts} == {
         *(f"bc (run-{k})" for k in range(28, 40)),
-        "behaviour policy",
+        "behavior policy",
     }
     assert "best 12 of 40 runs" in many.get_title()
     assert len({(line.get_color(), line.get_linestyle()) for line in many.lines}) == 13
@@ -57,7 +57,7 @@ def test_one_behaviour_by_several_names_is_drawn_and_told_once(tmp_path: Path) -
     (seeds,) = collect([tmp_path]).values()
     assert behaviour(seeds) == {"0.npz, 1.npz": (15, 130), "2.npz": (25, 150)}
     (axes,) = picture({"toy/line": seeds}).axes
-    assert [text.get_text() for text in axes.texts].count("behaviour policy") == 2
+    assert [text.get_text() for text in axes.texts].count("behavior policy") == 2
 
 
 def test_what_leads_to_a_label_ends_before_all_labels(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_tables_least_needed_columns_go_until_it_fits(
     report = str(offline_rl.report(tmp_path))
     lines = report[: report.index("report.md explains")].splitlines()
     assert max(map(len, lines)) <= 80
-    assert "Not shown for want of width: updates/s, wall time" in report
+    assert "Hidden to fit the terminal: updates/s, wall time" in report
     assert "success %" in report
     assert "updates/s" in (tmp_path / "report.md").read_text()
 
@@ -38,7 +38,7 @@ def test_only_as_many_columns_go_as_must() -> None:
     assert fitted(header, body, 13, order) == "name  a  ccc\n────  ─  ───\nx     1  333"
     told = fitted(header, body, 11, order)
     assert told.startswith("name  ccc\n────  ───\nx     333\n")
-    assert "width: a." in " ".join(told.split())
+    assert "Hidden to fit the terminal: a (see report.md)." in " ".join(told.split())
 
 
 def test_the_legend_is_in_the_page_and_not_on_the_terminal(tmp_path: Path) -> None:
@@ -65,6 +65,13 @@ def test_rows_csv_and_latex_hold_the_same_numbers(tmp_path: Path) -> None:
     latex = str(offline_rl.report(tmp_path, format="latex"))
     assert r"task & behavior policy & bc (a\_b) & iql \\" in latex
     assert r"toy/line & $15.0$ & $\mathbf{50.0} \pm 10.0$ & $30.0$ \\" in latex
+
+
+def test_the_best_of_a_latex_row_may_be_the_data(tmp_path: Path) -> None:
+    seed_folder(tmp_path, 0, {0: 1.0, 4000: 10.0})
+    seed_folder(tmp_path, 0, {0: 1.0, 4000: 10.0}, algorithm="iql")
+    latex = str(offline_rl.report(tmp_path, format="latex"))
+    assert r"toy/line & $\mathbf{15.0}$ & $10.0$ & $10.0$ \\" in latex
 
 
 def test_latex_sees_no_command_in_a_name() -> None:

@@ -27,7 +27,7 @@ def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path
     assert row[:3] == ["bc", "50.0 ± 8.2", "200.0 ± 16.3"]
     assert row[3:5] == ["0.5", "50.0 ± 8.2"]  # returns 2 apart: sqrt(2) / sqrt(2) = 1, score 0.5
     assert row[5:] == ["2 × 3 seeds", "4,000", "60 s", "150 × 3"]
-    assert cells(text, "behaviour policy") == ["behaviour policy", "15.0", "130.0"]
+    assert cells(text, "behavior policy") == ["behavior policy", "15.0", "130.0"]
     assert "Score 0 is a return of 100, 100 one of 300 (a paper). Environment: a stand-in." in text
     assert "line.npz" in text
     assert "cpu (2 cores), fp32, compiled" in text
@@ -63,7 +63,7 @@ def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: P
     assert text.splitlines()[-2:] == [str(folder / "curves.png"), str(folder / "report.md")]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.md").read_text()
-    assert "| bc               |  50.0 |  200.0 |   0.5 |      50.0 | 2 × 1 seed |" in page
+    assert "| bc              |  50.0 |  200.0 |   0.5 |      50.0 | 2 × 1 seed |" in page
     assert "![Learning curves](curves.png)" in page
     assert sorted(f.name for f in folder.iterdir()) == ["curves.png", "report.md", "seed_0"]
     before = (folder / "curves.png").read_bytes()
@@ -77,11 +77,11 @@ def test_every_task_has_a_table_with_the_best_algorithm_first(tmp_path: Path) ->
             score = 60.0 if algorithm == best else 50.0
             seed_folder(tmp_path / "a" / "b", 0, {0: score}, task=task, algorithm=algorithm)
     seed_folder(tmp_path / "c", 0, {0: 70.0}, task="another", algorithm="bc", name="wide")
-    starts = ("another:", "toy/line:", "bc", "iql", "behaviour policy")
+    starts = ("another:", "toy/line:", "bc", "iql", "behavior policy")
     lines = [line.split("  ")[0] for line in report([tmp_path]).splitlines()]
     assert [line for line in lines if line.strip().startswith(starts)] == [
-        *("another: normalised score", "bc (wide)", "bc", "iql", "behaviour policy"),
-        *("toy/line: normalised score", "iql", "bc", "behaviour policy"),
+        *("another: normalized score", "bc (wide)", "bc", "iql", "behavior policy"),
+        *("toy/line: normalized score", "iql", "bc", "behavior policy"),
     ]
 
 

@@ -15,14 +15,14 @@ from printed import evaluate
 
 import envs
 from envs import tasks
-from offline_rl import Dataset, UserError
+from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
 from offline_rl.online.with_base import differs
 from offline_rl.training.plan import prepare, specification
-from offline_rl.training.train import begun_with
+from offline_rl.training.train import begun_with, range_note
 from policies import Channel, Normaliser, Spec, bundle
 
 STEPS = 5
@@ -151,9 +151,9 @@ def test_a_policy_of_2_to_8_acts_in_its_units_in_0_to_10(tmp_path: Path, action:
 
 def test_a_policy_beyond_the_environments_range_is_refused_with_both(tmp_path: Path):
     path = constant(tmp_path / "policy.bundle", 0.5, 0, 20)
-    with pytest.raises(UserError, match=r"policy\.bundle: .* \[0, 20\], here for \[0, 10\]"):
+    with pytest.raises(UserError, match=r"policy\.bundle: .* \[0, 20\]; this task's is \[0, 10\]"):
         evaluate(run=str(path), task="gauge", episodes=1)
-    with pytest.raises(UserError, match=r"\[0, 20\], here for \[-1, 1\]"):
+    with pytest.raises(UserError, match=r"\[0, 20\]; this task's is \[-1, 1\]"):
         evaluate(run=str(path), task="unit", episodes=1)
 
 
@@ -165,7 +165,7 @@ def test_a_run_of_another_range_does_not_continue_in_the_environment():
     progress = {"transform": transform.to_json(), "spec": data.spec.to_json()}
     folder = SimpleNamespace(load=lambda done: ({}, progress))
     start: Any = SimpleNamespace(run="run", folder=lambda s: folder, checkpoints={0: (None, "")})
-    with pytest.raises(UserError, match=r"run cannot go on .*\[2, 8\], here they are \[0, 10\]"):
+    with pytest.raises(UserError, match=r"run cannot go on .*\[2, 8\]; here it is \[0, 10\]"):
         begun_with(start, [0], here)
     begun_with(start, [0], data.spec)
     one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))
@@ -205,6 +205,23 @@ def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path
     text = evaluate(run=str(path), task="gauge", episodes=1)
     assert text.split()[text.split().index(str(path)) + 1] == "37.5"
     assert "normalized: -1 and 1 stand for the range of gauge, [0, 10].\n" in text
+
+
+def test_a_normalized_policy_that_is_trained_on_in_another_range_is_said_to_take_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]\n"
+    keys = {**QUICK, "num_env_steps": 12, "num_updates": 0, "batch_size": 4, "out": str(tmp_path)}
+    keys |= {"algorithm": "sac", "online.warm_up": 4}
+    own = train(**keys, task="unit")
+    assert note not in capsys.readouterr().out
+    less = {k: v for k, v in keys.items() if k not in ("algorithm", "online.warm_up")}
+    finetune(run=own.path, **less, task="gauge")
+    assert capsys.readouterr().out.count(note) == 1
+    keys = {"task": "gauge", "num_env_steps": 12, "online.mixing": 0}
+    keys |= {"base": str(constant(tmp_path / "b", 0.5, -1, 1))}
+    plan = prepare({**QUICK, "num_updates": 0, **keys, "algorithm": "resfit"})
+    assert f"{range_note(plan)}\n" == note
 
 
 def test_an_experts_data_take_the_range_of_the_other_data_without_an_environment() -> None:

@@ -84,10 +84,10 @@ def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
 ) -> None:
     options = {**QUICK, "out": str(tmp_path), "num_env_steps": 12, "eval_every": 6, "task": "few"}
     assert len(train(**options).results) == 2
-    assert "few: 2 instances can be opened, no more (no license is left): " in (
+    assert "Only 2 instances of few can be open (RuntimeError: no license is left)" in (
         capsys.readouterr().out
     )
-    with pytest.raises(UserError, match=r"few: 2 instances can be opened.*Use fewer seeds"):
+    with pytest.raises(UserError, match=r"Only 2 instances of few can be open.*Use fewer seeds"):
         train(**{**options, "seeds": 3, "name": "more"})
     assert Few.open == 0
 
@@ -95,7 +95,7 @@ def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
 def test_what_collects_in_several_environments_at_once_is_refused() -> None:
     options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
-        with pytest.raises(UserError, match=r"single: no second.*algorithm\.environments=1$"):
+        with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1$"):
             limit_of(env, options, SimpleNamespace(environments=40))
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
 
@@ -139,6 +139,41 @@ def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) ->
     assert len({*whole.returns.tolist()}) == 3 * len(starts)
 
 
+class Server(Walk):
+    """A client of a physics server that serves the newest client only."""
+
+    newest: ClassVar[object] = None
+    made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        Server.newest = self
+        Server.made += 1
+
+    def step(self, action: np.ndarray) -> tuple:
+        if Server.newest is not self:
+            raise RuntimeError("Not connected to physics server")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("eval_envs", "made"), [(1, 2), pytest.param(None, 4, marks=pytest.mark.slow)]
+)
+def test_an_environment_whose_second_instance_breaks_the_first_is_trained_in(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    eval_envs: int | None,
+    made: int,
+) -> None:
+    """One to check and one to train in; otherwise two and, alone, a third to check."""
+    monkeypatch.setattr(Server, "made", 0)
+    envs.register("server", Server, max_episode_steps=20)
+    keys = {**QUICK, "seeds": 1, "num_env_steps": 24, "eval_envs": eval_envs, "task": "server"}
+    train(**keys, out=str(tmp_path))
+    assert Server.made == made
+    assert ("a second one breaks the first" in capsys.readouterr().out) == (eval_envs is None)
+
+
 @pytest.mark.slow
 def test_one_shared_instance_learns_what_separate_ones_learn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -152,4 +187,6 @@ def test_one_shared_instance_learns_what_separate_ones_learn(
     assert len(found["walk"][0]) > 2
     assert found["single"] == found["few"] == found["walk"]
     assert Single.open == Few.open == 0
-    assert "(the simulator runs already), so one seed after another" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "(RuntimeError: the simulator runs already), so one seed after another" in told
+    assert told.count("\nEvaluation runs one episode at a time") == 1

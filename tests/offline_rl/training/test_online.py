@@ -817,7 +817,9 @@ def test_steps_that_bring_no_update_are_told(
 ) -> None:
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "show": True}
     result = train(**keys | {"num_updates": 0, "num_env_steps": 30, "online.warm_up": warm_up})
-    assert ("nothing will be learnt" in capsys.readouterr().out) == said
+    assert (
+        "ends before learning starts (online.warm_up=30). Raise" in capsys.readouterr().out
+    ) == said
     assert (result.results[0]["online_updates"] == 0) == said
 
 

@@ -78,7 +78,9 @@ def test_stacked_seeds_learn_from_pictures_what_single_ones_learn(
 
 
 def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data: Dataset) -> None:
-    with pytest.raises(UserError, match=r"td3_bc sees one vector only.*picture \[96, 96, 3\]") as e:
+    with pytest.raises(
+        UserError, match=r"td3_bc needs one observation vector.*picture \[96, 96, 3\]"
+    ) as e:
         train(algorithm="td3_bc", task=TASK, dataset=data, num_updates=2, out=str(tmp_path))
     assert "bc" in str(e.value)
     assert "observation_keys" not in str(e.value)  # which nobody gave: the task sees a picture

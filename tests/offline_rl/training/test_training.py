@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_data import save_small
 
-from offline_rl import Dataset
+from offline_rl import Dataset, report
 from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.training.plan import Plan, headline, prepare
 from offline_rl.training.resolve import resolve
@@ -98,6 +98,37 @@ def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str
     prepare({**keys, "algorithm": "recoil", "expert_dataset": str(path)})
     with pytest.raises(UserError, match="no rewards"):
         prepare({**keys, "algorithm": "bc", "algorithm.top_fraction": 0.5})
+
+
+def test_data_without_rewards_has_no_behavior_policy_to_compare_with(tmp_path: Path) -> None:
+    ends = np.arange(20) % 10 == 9
+    arrays = {"observations": np.zeros((20, 1)), "actions": np.zeros((20, 1)), "terminals": ends}
+    np.savez(tmp_path / "play.npz", **arrays)
+    keys = {"task": "none", "dataset": str(tmp_path / "play.npz"), "num_updates": 1}
+    keys |= {"format": "plain", "algorithm": "bc", "batch_size": 4, "algorithm.hidden": [4]}
+    keys |= {"compile": "never", "tracker": "none", "out": str(tmp_path)}
+    result = train(**keys)
+    assert result.results[0]["behaviour_return"] is None
+    assert "behavior policy" not in str(report(result.path))
+
+
+def test_an_algorithm_of_one_vector_names_the_keys_that_join_several(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(
+        "import gymnasium\nimport numpy as np\nfrom gymnasium.spaces import Box, Dict\n\n\n"
+        "class Parts(gymnasium.Env):\n"
+        "    max_episode_steps = 4\n"
+        "    observation_space = Dict({'t': Box(-1, 1, (1,)), 'x': Box(-1, 1, (2,))})\n"
+        "    action_space = Box(-1, 1, (1,))\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return {'t': np.zeros(1, np.float32), 'x': np.zeros(2, np.float32)}, {}\n"
+        "    def step(self, action):\n"
+        "        return self.reset()[0], 0.0, False, False, {}\n"
+    )
+    keys = {"algorithm": "sac", "task": f"env:{tmp_path}/parts.py:Parts", "num_env_steps": 20}
+    keys |= {"num_updates": 0, "out": str(tmp_path)}
+    with pytest.raises(UserError, match=r"are t \[1\], x \[2\]\. Set observation_keys=\[t,x\] to"):
+        prepare(keys)
+    assert prepare({**keys, "observation_keys": ["t", "x"]}).spec.observation_shape == (3,)
 
 
 def test_spot_is_refused_without_the_updates_that_fit_its_density(given) -> None:

@@ -140,8 +140,9 @@ class DenoisingRL(Algorithm):
             )
         if num_env_steps % size:
             raise UserError(
-                f"num_env_steps={num_env_steps}: an iteration takes {size} steps, "
-                f"algorithm.decisions={cfg.decisions} of {cfg.executed}; give a multiple of that"
+                f"num_env_steps={num_env_steps}: One iteration takes {size:,} steps "
+                f"({cfg.decisions:,} decisions × {cfg.executed} actions). Set num_env_steps to a "
+                f"multiple of {size}, or lower algorithm.decisions"
             )
         collect = schedule.Collect(phase, cfg.decisions, cfg.executed)
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
