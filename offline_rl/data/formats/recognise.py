@@ -11,7 +11,7 @@ from types import ModuleType
 from offline_rl.data.containers.raw import JOIN, Raw
 from offline_rl.data.dataset import narrowed
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import Found, ReadOptions, below
+from offline_rl.data.formats.common import Found, NoArraysToChoose, ReadOptions, below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
@@ -34,7 +34,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     layout = recognise(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
-            raise UserError(
+            alone = name == "observation_keys" and not below(raw, "observations")
+            raise (NoArraysToChoose if alone else UserError)(
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
