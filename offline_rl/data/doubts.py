@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.dataset import Dataset, differs
+from offline_rl.data.faults import overshoot
 from offline_rl.data.formats.flat import jumps
 from policies import channels
 
@@ -32,6 +33,8 @@ def doubts(
 
     names: what the file calls the arrays. max_episode_steps: longer episodes are then reported.
     """
+    if (note := overshoot(columns["actions"])) is not None:
+        yield f"{names.get('actions', 'actions')} {note}"
     ended = columns["terminated"] != 0
     cut = columns["truncated"] != 0 if "truncated" in columns else np.zeros_like(ended)
     last = ended | cut

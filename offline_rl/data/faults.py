@@ -13,6 +13,7 @@ FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
 COLOURS = (1, 3, 4)  # numbers in a pixel
 TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
+ROUNDING = 2**-7  # and arithmetic in bfloat16, the coarsest type, by one step above 1
 Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
 
 # Float32, in which policies compute, has 24 significant bits: near 5,572,094 it resolves 0.5, near
@@ -73,7 +74,7 @@ def faults(
     if (actions := sound.get("actions")) is not None and actions.size:
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
-        if np.isfinite(worst) and worst > 1 + TOLERANCE:
+        if np.isfinite(worst) and worst > 1 + ROUNDING:
             yield f"{where}: {named['actions']} {_outside(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
@@ -85,13 +86,27 @@ def faults(
             )
 
 
+def overshoot(actions: np.ndarray) -> str | None:
+    """Return a note, without the array's name, if actions are clipped by more than float32 errors.
+
+    actions: [N, A], scaled to [-1, 1] but for rounding.
+    """
+    beyond = float(np.abs(actions).max()) - 1 if actions.size else 0.0
+    if not beyond > TOLERANCE:
+        return None
+    rows = int((np.abs(actions) > 1).any(1).sum())
+    share = f"{rows:,} of {len(actions):,} rows"
+    return f"exceed their limits by up to {beyond:.1%}, as by rounding, and are clipped ({share})"
+
+
 def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
-    """Of actions that leave [-1, 1]."""
+    """Describe actions that leave [-1, 1]."""
     reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
     if bounds is None:
         return (
             f"{reach}; they must lie in [-1, 1]. If they are in other units, pass "
-            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
+            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]. Otherwise "
+            f"clip them."
         )
     column = int(np.nanmax(np.abs(actions), axis=0).argmax())
     ends = (np.broadcast_to(bound, actions.shape[1:])[column] for bound in bounds)
@@ -103,7 +118,7 @@ def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None
     return (
         f"{list(actions.shape)} leave their limits: column {column} reaches from {values[0]:.7g} "
         f"to {values[1]:.7g}, and the limits are {least:.7g} and {most:.7g}. Pass wider limits, "
-        f"action_range=[low,high]."
+        f"action_range=[low,high], or clip the actions."
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import doubts
-from offline_rl.data.faults import faults, losses
+from offline_rl.data.faults import ROUNDING, faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
@@ -150,12 +150,12 @@ def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
 
 
 def reaching(found: Found, options: ReadOptions) -> bool:
-    """Whether what the actions reach stands for their limits: it is said, they leave [-1, 1]."""
+    """True if the actions leave [-1, 1] and the file's minimum and maximum are their limits."""
     said = (options.action_scale, options.action_range, found.action_range)
     actions = found.columns.get("actions")
     if found.action_extremes is None or actions is None or said != (None, None, None):
         return False
-    return actions.dtype == np.float32 and bool((np.abs(actions) > 1).any())
+    return actions.dtype == np.float32 and bool((np.abs(actions) > 1 + ROUNDING).any())
 
 
 def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:

@@ -25,6 +25,7 @@ from offline_rl.data.containers import film
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
+from offline_rl.data.faults import ROUNDING
 from offline_rl.data.formats.common import (
     Bounds,
     Columns,
@@ -232,7 +233,7 @@ def _extremes(
         "in the data"
     )
     stated = options.action_scale is not None or options.action_range is not None
-    if stated or not (np.abs(actions) > 1).any():
+    if stated or not (np.abs(actions) > 1 + ROUNDING).any():
         return bounds, [sentence]  # these statistics set no range
     remedy = "Recompute the statistics, or set action_range=[low,high]"
     if beyond.any():

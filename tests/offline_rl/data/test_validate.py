@@ -103,6 +103,12 @@ def constant() -> Arrays:
     return arrays
 
 
+def overshooting() -> Arrays:
+    arrays = short()
+    arrays["actions"][3, 0] = 1 + 2**-10  # as float16 arithmetic may make of 1
+    return arrays
+
+
 def without(arrays: Arrays, key: str) -> Arrays:
     return {name: array for name, array in arrays.items() if name != key}
 
@@ -117,6 +123,7 @@ DOUBTFUL = {
         short() | {"timeouts": np.arange(12) == 11},
         "1 episodes are longer than the limi",
     ),
+    "overshoot": (overshooting(), "actions exceed their limits by up to 0.1%, as by rounding, and"),
     "constant": (constant(), "observations: 1 of 3 columns never change (1)"),
 }
 
