@@ -404,7 +404,9 @@ def narrowed(
         lost = losses(array) if word not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
             made[word] = array.astype(np.float32)
-            notes.append(f"{names.get(word, word)}: {lost[0].told(array, named_in(word, numbers))}")
+            notes.append(
+                f"{names.get(word, word)}: {lost[0].describe(array, named_in(word, numbers))}"
+            )
     return made, notes
 
 

@@ -4,6 +4,7 @@
 the arrays as the file does.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and
 # Float32, in which policies compute, has 24 significant bits: near 5,572,094 it resolves 0.5, near
 # the Unix time of today 128. A column with such an offset loses its small changes.
 LOST_SHARE = 1e-3  # of its range: a column with larger rounding errors has lost its resolution
+LOST_OF_BULK = 2.5e-3  # the same without outliers: of the range of the values between the tails
+TAILS = 0.05  # share of the values at either end that may be outliers
 LOST_REFUSED = 1e-6  # smaller errors are noted only: simulators' joints at rest have them
 LOST_NOTED = 1e-7  # and still smaller ones are not even noted
 CONSTANT = 1e-10  # of its size: a smaller range is the rounding of float64
@@ -41,7 +44,7 @@ def faults(
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
         fault = _kind(array) or (
-            None if word in FLAGS else _resolution(array, named_in(word, numbers))
+            None if word in FLAGS else _resolution(word, array, named_in(word, numbers))
         )
         fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
@@ -133,14 +136,17 @@ def _kind(array: np.ndarray) -> str | None:
     return None
 
 
-def _resolution(array: np.ndarray, numbers: Sequence[str]) -> str | None:
+def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
     lost = next((loss for loss in losses(array) if loss.refused), None)
     if lost is None:
         return None
-    return (
-        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and "
-        f"in the environment, or leave the column out."
-    )
+    if word == "actions":
+        ends = f"[{lost.low:.15g},{lost.high:.15g}]"
+        remedy = f"Set action_range= to a range close to the values, such as {ends}."
+    else:
+        drop = ", or drop the column" if math.prod(array.shape[1:]) > 1 else ""
+        remedy = f"Subtract {lost.low:.15g} in the data and in the environment{drop}."
+    return f"{lost.describe(array, numbers)}. {remedy}"
 
 
 def _choice(word: str, array: np.ndarray) -> str | None:
@@ -240,16 +246,15 @@ class Loss(NamedTuple):
     distinct: int  # values that are left in float32
     refused: bool  # too much is lost to learn from
 
-    def told(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
+    def describe(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
         """Return a sentence without a period; numbers: names of the array's, where it has them."""
         where = "" if self.column is None else f"column {self.column} "
         if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
             where += f"({numbers[self.column]}) "
         return (
-            f"{where}between {self.low:.15g} and {self.high:.15g} "
-            f"{'change' if self.column is None else 'changes'} by {self.step:.3g} a step, but "
-            f"float32, in which policies compute, resolves {self.resolved:.3g} there: distinct "
-            f"values left: {self.distinct:,}"
+            f"{where}{'change' if self.column is None else 'changes'} by {self.step:.3g} per step "
+            f"near {self.low:.15g}; float32 resolves only {self.resolved:.3g}, so {self.distinct:,}"
+            f" distinct {'value remains' if self.distinct == 1 else 'values remain'}"
         )
 
 
@@ -270,23 +275,31 @@ def losses(array: np.ndarray) -> list[Loss]:
     suspected = (error > LOST_NOTED) & (extent > CONSTANT * size)
     suspected &= (error > LOST_REFUSED) | (error > LOST_SHARE * extent)
     columns = [int(column) for column in np.flatnonzero(suspected)]
-    found = (_loss(flat[:, column], column, resolved[column]) for column in columns)
+    found = (_loss(flat[:, column], column) for column in columns)
     lost = [loss for loss in found if loss is not None]
     return lost if array.ndim > 1 else [loss._replace(column=None) for loss in lost]
 
 
-def _loss(values: np.ndarray, column: int, resolved: float) -> Loss | None:
-    exact = values.astype(np.float64)
-    rounded = exact.astype(np.float32)
-    error = float(np.abs(exact - rounded).max())
-    low, high = float(exact.min()), float(exact.max())
-    if error <= LOST_NOTED:
+def _loss(values: np.ndarray, column: int) -> Loss | None:
+    exact = np.sort(values.astype(np.float64))
+    error = np.abs(exact - exact.astype(np.float32))
+    if error.max() <= LOST_NOTED:
         return None
-    changes = np.abs(np.diff(exact))
+    changes = np.abs(np.diff(values.astype(np.float64)))
     step = float(np.median(changes[changes > 0]))
-    coarse = error > LOST_SHARE * (high - low)
-    typical = float(np.median(np.abs(exact - rounded)))  # whatever single outliers do
-    if not coarse and (typical <= LOST_REFUSED or typical <= step):
-        return None
-    refused = coarse and error > LOST_REFUSED
-    return Loss(column, low, high, step, float(resolved), len(np.unique(rounded)), refused)
+    coarse = error.max() > LOST_SHARE * (exact[-1] - exact[0])
+    refused, tail = bool(coarse and error.max() > LOST_REFUSED), 0
+    if not refused and len(exact) > 2:  # outliers may hide the loss
+        tail = max(1, int(TAILS * len(exact)))
+        bulk, worst = exact[tail:-tail], error[tail:-tail].max()
+        extent = bulk[-1] - bulk[0]
+        varies = extent > CONSTANT * np.abs(bulk).max()
+        refused = bool(varies and worst > max(LOST_OF_BULK * extent, LOST_REFUSED))
+    if not refused:
+        tail, typical = 0, float(np.median(error))
+        if not coarse and (typical <= LOST_REFUSED or typical <= step):
+            return None
+    low, high = float(exact[tail]), float(exact[len(exact) - 1 - tail])
+    resolved = float(np.spacing(np.float32(max(-low, high))))
+    distinct = len(np.unique(exact.astype(np.float32)))
+    return Loss(column, low, high, step, resolved, distinct, refused)
