@@ -61,7 +61,9 @@ def foreign(raw: Raw) -> str | None:
     """
     present = set(raw.keys)
     if {"action", "observations/qpos"} <= present and not {"rewards", "terminals"} & present:
-        return "an episode in ACT's layout, action and observations/qpos, which is not read."
+        return (
+            "the file is an episode in ACT's layout (action, observations/qpos), which is not read."
+        )
     groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
     if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
         return None
@@ -69,8 +71,8 @@ def foreign(raw: Raw) -> str | None:
         return None
     first = min(groups, key=lambda name: (len(name), name))
     return (
-        f"episodes in groups, {first} and so on, of {', '.join(below(raw, first))}. Minari's "
-        f"groups would hold observations, actions, rewards, terminations and truncations."
+        f"the file has groups {first}, … with {', '.join(below(raw, first))}; this layout is not "
+        f"read. (Minari's groups hold observations, actions, rewards, terminations, truncations.)"
     )
 
 
@@ -88,7 +90,7 @@ def recognise(raw: Raw, format: str | None = None) -> ModuleType:
             )
         return chosen
     if sentence := foreign(raw):
-        raise UserError(f"{raw.where}: {sentence} {JOIN}")
+        raise UserError(f"{raw.where}: {sentence} To read it, {JOIN}")
     reasons = []
     for layout in FORMATS:
         reason = layout.missed(raw) or unmarked(layout, raw)
