@@ -77,6 +77,11 @@ def span(values: Iterable[int]) -> str:
     return "–".join(f"{v:,}" for v in (found if len(found) == 1 else (found[0], found[-1])))
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return the count with its noun: no errors, 1 error, 2 errors."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """In the unit that suits."""
     if seconds < 120:
