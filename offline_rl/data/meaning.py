@@ -91,7 +91,8 @@ def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> 
     except ValueError as error:
         raise UserError(
             f"{where}: {error} ({task}). Set action_range=[low,high] to the values in your data "
-            "that match the task's lowest and highest action, or convert the data to the task's units"
+            "that match the task's lowest and highest action, or convert the data to the task's "
+            "units"
         ) from None
     if convert is None:
         return data

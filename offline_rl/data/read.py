@@ -79,7 +79,7 @@ def read(
         low, high = own_range(found.columns["actions"])
         notes.append(f"-1 and 1 stand for the actions {as_list(low)} and {as_list(high)}")
     if not d4rl_compatible:  # else what D4RL makes of it is wanted, whatever it is
-        notes += doubts(columns, found.keys, max_episode_steps)
+        notes += doubts(columns, found.keys, max_episode_steps, notes)
     extras = found.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}

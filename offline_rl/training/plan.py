@@ -423,7 +423,7 @@ def data_of(
         elsewhere |= {"observation_keys"} if keys else set()
         if told := [name for name, value in how.items() if value and name not in elsewhere]:
             raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
-        notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None)])
+        notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None, source.notes)])
         data = replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
     else:
         try:
