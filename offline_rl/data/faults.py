@@ -141,11 +141,11 @@ def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | N
     if lost is None:
         return None
     if word == "actions":
-        ends = f"[{lost.low:.15g},{lost.high:.15g}]"
-        remedy = f"Set action_range= to a range close to the values, such as {ends}."
+        low, high = lost.ends
+        remedy = f"Set action_range= to a range close to the values, such as [{low},{high}]."
     else:
         drop = ", or drop the column" if math.prod(array.shape[1:]) > 1 else ""
-        remedy = f"Subtract {lost.low:.15g} in the data and in the environment{drop}."
+        remedy = f"Subtract {lost.ends[0]} in the data and in the environment{drop}."
     return f"{lost.describe(array, numbers)}. {remedy}"
 
 
@@ -246,6 +246,13 @@ class Loss(NamedTuple):
     distinct: int  # values that are left in float32
     refused: bool  # too much is lost to learn from
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Low and high, rounded outward to a power of ten that their difference exceeds."""
+        unit = 10.0 ** math.floor(math.log10(self.high - self.low))
+        low, high = math.floor(self.low / unit) * unit, math.ceil(self.high / unit) * unit
+        return f"{low:.15g}", f"{high:.15g}"
+
     def describe(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
         """Return a sentence without a period; numbers: names of the array's, where it has them."""
         where = "" if self.column is None else f"column {self.column} "
@@ -253,7 +260,7 @@ class Loss(NamedTuple):
             where += f"({numbers[self.column]}) "
         return (
             f"{where}{'change' if self.column is None else 'changes'} by {self.step:.3g} per step "
-            f"near {self.low:.15g}; float32 resolves only {self.resolved:.3g}, so {self.distinct:,}"
+            f"near {self.ends[0]}; float32 resolves only {self.resolved:.3g}, so {self.distinct:,}"
             f" distinct {'value remains' if self.distinct == 1 else 'values remain'}"
         )
 
