@@ -199,6 +199,7 @@ class LoopVectorEnv(VectorEnv):
             if isinstance(observation_space, Dict)
             else observation_space.shape
         )
+        self.observes_parts = observes_parts(first)
         self.action_dim = action_space.shape[0]
         low, high = own_bounds(first)
         if np.isfinite(low).all() and np.isfinite(high).all():
@@ -477,6 +478,15 @@ def part_of(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env
         return np.concatenate([np.ravel(seen[key]) for key in keys]).astype(np.float32)
 
     return gymnasium.wrappers.TransformObservation(env, side_by_side, Box(low, high))
+
+
+def observes_parts(env: gymnasium.Env) -> bool:
+    """True if `env`, or an environment that it wraps, observes a Dict."""
+    while not isinstance(env.observation_space, Dict):
+        if not isinstance(env, gymnasium.Wrapper):
+            return False
+        env = env.env
+    return True
 
 
 def unfit(channel: str, part: Space) -> str | None:

@@ -193,6 +193,7 @@ def data(arguments: Sequence[str]) -> None:
     from offline_rl.data.load import locate
     from offline_rl.data.validate import validate
     from offline_rl.utils.options import build
+    from offline_rl.utils.text import count_of
 
     actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
     actions["download"] = (1, len(arguments))
@@ -225,9 +226,10 @@ def data(arguments: Sequence[str]) -> None:
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
         errors = sum(problem.severity == "error" for problem in problems)
+        warnings = count_of(len(problems) - errors, "warning")
         if errors:
-            raise UserError(f"{names[0]}: {errors} errors, {len(problems) - errors} warnings")
-        print(f"{names[0]}: no errors, {len(problems)} warnings")
+            raise UserError(f"{names[0]}: {count_of(errors, 'error')}, {warnings}")
+        print(f"{names[0]}: no errors, {warnings}")
 
 
 @takes("offline_rl.reporting.options:ReportOptions")

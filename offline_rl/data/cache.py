@@ -24,7 +24,7 @@ from policies import channels
 from policies.spec import Spec
 
 LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
-VERSION = 3  # of the entries' format and of how files are read
+VERSION = 4  # of the entries' format and of how files are read
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 

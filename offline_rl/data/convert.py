@@ -42,7 +42,7 @@ def convert(
     drop_unusable: bool = False,
     **options: Any,
 ) -> str:
-    """Writes the data set of a file, folder, card or task in another layout; a line on what it did.
+    """Write the data set of a file, folder, card or task in another layout; return what was done.
 
     format: default by the target's ending: d4rl for .hdf5, npz for .npz, else minari (a folder).
     source_format: layout of the source, the `format` of `read`.
@@ -90,10 +90,10 @@ def convert(
     else:
         writer = write if form == "d4rl" else write_npz
         writer(data, target, next_observations=following(data))
-    if mapped := stands_for(data):
-        notes.append(f"actions are written in [-1, 1]: {mapped}")
     told = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {form}"
-    return "; ".join([told, *notes])
+    if mapped := stands_for(data):
+        notes.insert(0, f"actions are written in [-1, 1]: {mapped}")
+    return "\n".join([told, *notes])
 
 
 def following(data: Dataset) -> Following:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.faults import FLAGS, faults, losses, named_in
+from offline_rl.data.faults import FLAGS, faults, losses, named_in, overshoot
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from offline_rl.utils.words import unknown
@@ -134,6 +134,8 @@ class Dataset:
             c, bounds = in_range(where, c, action_scale, action_range)
         for sentence in faults(c, where, keys, bounds):
             raise UserError(sentence)
+        if (note := overshoot(c["actions"])) is not None:
+            notes.append(f"{keys.get('actions', 'actions')} {note}")
         if bounds is not None and spec is None:
             shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
             low, high = (tuple(np.broadcast_to(b, count).astype(float).tolist()) for b in bounds)
@@ -402,7 +404,9 @@ def narrowed(
         lost = losses(array) if word not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
             made[word] = array.astype(np.float32)
-            notes.append(f"{names.get(word, word)}: {lost[0].told(array, named_in(word, numbers))}")
+            notes.append(
+                f"{names.get(word, word)}: {lost[0].describe(array, named_in(word, numbers))}"
+            )
     return made, notes
 
 

@@ -1,11 +1,12 @@
 """What looks wrong with sound data: said, not refused."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from offline_rl.data.dataset import Dataset, differs
+from offline_rl.data.dataset import NO_REWARDS, Dataset, differs
+from offline_rl.data.faults import overshoot
 from offline_rl.data.formats.flat import jumps
 from policies import channels
 
@@ -26,12 +27,18 @@ def columns_of(data: Dataset) -> dict[str, np.ndarray]:
 
 
 def doubts(
-    columns: Mapping[str, np.ndarray], names: Mapping[str, str], max_episode_steps: int | None
+    columns: Mapping[str, np.ndarray],
+    names: Mapping[str, str],
+    max_episode_steps: int | None,
+    notes: Sequence[str] = (),
 ) -> Iterator[str]:
-    """What sound arrays still make one doubt, as `data check` and `train` say it.
+    """Yield a sentence for whatever looks wrong in sound arrays, for `data check` and `train`.
 
     names: what the file calls the arrays. max_episode_steps: longer episodes are then reported.
+    notes: those of reading the file.
     """
+    if (note := overshoot(columns["actions"])) is not None:
+        yield f"{names.get('actions', 'actions')} {note}"
     ended = columns["terminated"] != 0
     cut = columns["truncated"] != 0 if "truncated" in columns else np.zeros_like(ended)
     last = ended | cut
@@ -56,7 +63,8 @@ def doubts(
         )
     for word, array in columns.items():
         known = word.partition("/")[0] in ("observations", "actions", "rewards")
-        if not known or array.dtype == np.uint8:
+        absent = word == "rewards" and NO_REWARDS in notes
+        if not known or array.dtype == np.uint8 or absent:
             continue
         flat = array.reshape(len(last), -1)
         low, high = flat.min(), flat.max()
@@ -68,7 +76,12 @@ def doubts(
                 f"such numbers overflows. Is it a sensor's error, or another unit?"
             )
         constant = np.flatnonzero((flat == flat[0]).all(axis=0))
-        if len(constant) and len(flat) > 1:
+        if len(constant) and len(flat) > 1 and flat.shape[1] == 1:
+            yield (
+                f"{names.get(word, word)}: {flat[0, 0]:g} in every row. Is a sensor dead, or a "
+                f"field unset?"
+            )
+        elif len(constant) and len(flat) > 1:
             shown = ", ".join(map(str, constant[:8])) + (", ..." if len(constant) > 8 else "")
             yield (
                 f"{names.get(word, word)}: {len(constant)} of {flat.shape[1]} columns never change "

@@ -4,6 +4,7 @@
 the arrays as the file does.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,11 +14,14 @@ FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
 COLOURS = (1, 3, 4)  # numbers in a pixel
 TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
+ROUNDING = 2**-7  # and arithmetic in bfloat16, the coarsest type, by one step above 1
 Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
 
 # Float32, in which policies compute, has 24 significant bits: near 5,572,094 it resolves 0.5, near
 # the Unix time of today 128. A column with such an offset loses its small changes.
 LOST_SHARE = 1e-3  # of its range: a column with larger rounding errors has lost its resolution
+LOST_OF_BULK = 2.5e-3  # the same without outliers: of the range of the values between the tails
+TAILS = 0.05  # share of the values at either end that may be outliers
 LOST_REFUSED = 1e-6  # smaller errors are noted only: simulators' joints at rest have them
 AT_REST = 1e-5  # so are those of a smaller range: joints at rest again, in degrees or millimeters
 LOST_NOTED = 1e-7  # and still smaller ones are not even noted
@@ -41,7 +45,7 @@ def faults(
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
         fault = _kind(array) or (
-            None if word in FLAGS else _resolution(array, named_in(word, numbers))
+            None if word in FLAGS else _resolution(word, array, named_in(word, numbers))
         )
         fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
@@ -74,7 +78,7 @@ def faults(
     if (actions := sound.get("actions")) is not None and actions.size:
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
-        if np.isfinite(worst) and worst > 1 + TOLERANCE:
+        if np.isfinite(worst) and worst > 1 + ROUNDING:
             yield f"{where}: {named['actions']} {_outside(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
@@ -86,13 +90,27 @@ def faults(
             )
 
 
+def overshoot(actions: np.ndarray) -> str | None:
+    """Return a note, without the array's name, if actions are clipped by more than float32 errors.
+
+    actions: [N, A], scaled to [-1, 1] but for rounding.
+    """
+    beyond = float(np.abs(actions).max()) - 1 if actions.size else 0.0
+    if not beyond > TOLERANCE:
+        return None
+    rows = int((np.abs(actions) > 1).any(1).sum())
+    share = f"{rows:,} of {len(actions):,} rows"
+    return f"exceed their limits by up to {beyond:.1%}, as by rounding, and are clipped ({share})"
+
+
 def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
-    """Of actions that leave [-1, 1]."""
+    """Describe actions that leave [-1, 1]."""
     reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
     if bounds is None:
         return (
             f"{reach}; they must lie in [-1, 1]. If they are in other units, pass "
-            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]."
+            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]. Otherwise "
+            f"clip them."
         )
     column = int(np.nanmax(np.abs(actions), axis=0).argmax())
     ends = (np.broadcast_to(bound, actions.shape[1:])[column] for bound in bounds)
@@ -104,7 +122,7 @@ def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None
     return (
         f"{list(actions.shape)} leave their limits: column {column} reaches from {values[0]:.7g} "
         f"to {values[1]:.7g}, and the limits are {least:.7g} and {most:.7g}. Pass wider limits, "
-        f"action_range=[low,high]."
+        f"action_range=[low,high], or clip the actions."
     )
 
 
@@ -119,14 +137,17 @@ def _kind(array: np.ndarray) -> str | None:
     return None
 
 
-def _resolution(array: np.ndarray, numbers: Sequence[str]) -> str | None:
+def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
     lost = next((loss for loss in losses(array) if loss.refused), None)
     if lost is None:
         return None
-    return (
-        f"{lost.told(array, numbers)}. Subtract an offset such as {lost.low:.15g}, in the data and "
-        f"in the environment, or leave the column out."
-    )
+    if word == "actions":
+        low, high = lost.ends
+        remedy = f"Set action_range= to a range close to the values, such as [{low},{high}]."
+    else:
+        drop = ", or drop the column" if math.prod(array.shape[1:]) > 1 else ""
+        remedy = f"Subtract {lost.ends[0]} in the data and in the environment{drop}."
+    return f"{lost.describe(array, numbers)}. {remedy}"
 
 
 def _choice(word: str, array: np.ndarray) -> str | None:
@@ -226,16 +247,22 @@ class Loss(NamedTuple):
     distinct: int  # values that are left in float32
     refused: bool  # too much is lost to learn from
 
-    def told(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Low and high, rounded outward to a power of ten that their difference exceeds."""
+        unit = 10.0 ** math.floor(math.log10(self.high - self.low))
+        low, high = math.floor(self.low / unit) * unit, math.ceil(self.high / unit) * unit
+        return f"{low:.15g}", f"{high:.15g}"
+
+    def describe(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
         """Return a sentence without a period; numbers: names of the array's, where it has them."""
         where = "" if self.column is None else f"column {self.column} "
         if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
             where += f"({numbers[self.column]}) "
         return (
-            f"{where}between {self.low:.15g} and {self.high:.15g} "
-            f"{'change' if self.column is None else 'changes'} by {self.step:.3g} a step, but "
-            f"float32, in which policies compute, resolves {self.resolved:.3g} there: distinct "
-            f"values left: {self.distinct:,}"
+            f"{where}{'change' if self.column is None else 'changes'} by {self.step:.3g} per step "
+            f"near {self.ends[0]}; float32 resolves only {self.resolved:.3g}, so {self.distinct:,}"
+            f" distinct {'value remains' if self.distinct == 1 else 'values remain'}"
         )
 
 
@@ -256,23 +283,32 @@ def losses(array: np.ndarray) -> list[Loss]:
     suspected = (error > LOST_NOTED) & (extent > CONSTANT * size)
     suspected &= (error > LOST_REFUSED) | (error > LOST_SHARE * extent)
     columns = [int(column) for column in np.flatnonzero(suspected)]
-    found = (_loss(flat[:, column], column, resolved[column]) for column in columns)
+    found = (_loss(flat[:, column], column) for column in columns)
     lost = [loss for loss in found if loss is not None]
     return lost if array.ndim > 1 else [loss._replace(column=None) for loss in lost]
 
 
-def _loss(values: np.ndarray, column: int, resolved: float) -> Loss | None:
-    exact = values.astype(np.float64)
-    rounded = exact.astype(np.float32)
-    error = float(np.abs(exact - rounded).max())
-    low, high = float(exact.min()), float(exact.max())
-    if error <= LOST_NOTED:
+def _loss(values: np.ndarray, column: int) -> Loss | None:
+    exact = np.sort(values.astype(np.float64))
+    error = np.abs(exact - exact.astype(np.float32))
+    if error.max() <= LOST_NOTED:
         return None
-    changes = np.abs(np.diff(exact))
+    changes = np.abs(np.diff(values.astype(np.float64)))
     step = float(np.median(changes[changes > 0]))
-    coarse = error > LOST_SHARE * (high - low)
-    typical = float(np.median(np.abs(exact - rounded)))  # whatever single outliers do
-    if not coarse and (typical <= LOST_REFUSED or typical <= step):
-        return None
-    refused = coarse and error > LOST_REFUSED and high - low > AT_REST
-    return Loss(column, low, high, step, float(resolved), len(np.unique(rounded)), refused)
+    coarse = error.max() > LOST_SHARE * (exact[-1] - exact[0])
+    moves = exact[-1] - exact[0] > AT_REST
+    refused, tail = bool(coarse and moves and error.max() > LOST_REFUSED), 0
+    if not refused and len(exact) > 2:  # outliers may hide the loss
+        tail = max(1, int(TAILS * len(exact)))
+        bulk, worst = exact[tail:-tail], error[tail:-tail].max()
+        extent = bulk[-1] - bulk[0]
+        varies = extent > max(AT_REST, CONSTANT * np.abs(bulk).max())
+        refused = bool(varies and worst > max(LOST_OF_BULK * extent, LOST_REFUSED))
+    if not refused:
+        tail, typical = 0, float(np.median(error))
+        if not coarse and (typical <= LOST_REFUSED or typical <= step):
+            return None
+    low, high = float(exact[tail]), float(exact[len(exact) - 1 - tail])
+    resolved = float(np.spacing(np.float32(max(-low, high))))
+    distinct = len(np.unique(exact.astype(np.float32)))
+    return Loss(column, low, high, step, resolved, distinct, refused)

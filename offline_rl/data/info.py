@@ -42,16 +42,16 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
     unusable = f", {s.rows - s.usable:,} without a next observation" if s.usable < s.rows else ""
     lines: list[tuple[str, ...]] = [
         ("file", data.path or "-"),
-        ("rows", f"{s.rows:,}{unusable}"),
-        *(
-            (word, f"{list(array.shape[1:])} {array.dtype}")
-            for word, array in channels.flat({"observations": data.observations}).items()
-        ),
         (
             "actions",
             f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",
         ),
         *([("limits", mapped)] if (mapped := stands_for(data)) else []),
+        ("rows", f"{s.rows:,}{unusable}"),
+        *(
+            (word, f"{list(array.shape[1:])} {array.dtype}")
+            for word, array in channels.flat({"observations": data.observations}).items()
+        ),
         *([("rate", f"{rate:g} actions a second")] if rate is not None else []),
         ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),
         ("episodes", f"{s.episodes:,}: {s.terminated:,} terminated, {s.truncated:,} truncated"),

@@ -92,16 +92,21 @@ def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> 
         convert = own.conversion(here, data.actions)
     except ValueError as error:
         raise UserError(
-            f"{where}: {error} ({task}). Give action_range=[low,high], the values in the data of "
-            "the task's -1 and 1, or data in the task's units"
+            f"{where}: {error} ({task}). Set action_range=[low,high] to the values in your data "
+            "that match the task's lowest and highest action, or convert the data to the task's "
+            "units"
         ) from None
     if convert is None:
         return data
     if option is not None:
+        ranges = [f"{spec.action_range}" for spec in (own, here)]
+        given, wanted = (f"action_range={each.replace(' ', '')}" for each in ranges)
+        if option == "action_scale":
+            given = f"action_scale={own.action_high[0]:g}"
         raise UserError(
-            f"{option}= states the range {own.action_range}, that of {task} is "
-            f"{here.action_range}. Use action_range={here.action_range} if the data has the task's "
-            f"units; else convert the data first, by offline-rl data convert with this {option}="
+            f"{given} means {ranges[0]}; the range of {task} is {ranges[1]}. If the data is in the "
+            f"task's units, use {wanted}. Otherwise run `offline-rl data convert {where} "
+            f"<new file> {given}` first"
         )
     notes = [note for note in data.notes if note != REACHED]
     notes.append(f"actions of {own.action_range} are converted to {here.action_range} of {task}")

@@ -10,7 +10,7 @@ import numpy as np
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import doubts
-from offline_rl.data.faults import faults, losses
+from offline_rl.data.faults import ROUNDING, faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
 from offline_rl.data.formats.recognise import gather
 from offline_rl.utils.errors import UserError
@@ -79,7 +79,7 @@ def read(
         low, high = own_range(found.columns["actions"])
         notes.append(f"-1 and 1 stand for the actions {as_list(low)} and {as_list(high)}")
     if not d4rl_compatible:  # else what D4RL makes of it is wanted, whatever it is
-        notes += doubts(columns, found.keys, max_episode_steps)
+        notes += doubts(columns, found.keys, max_episode_steps, notes)
     extras = found.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}
@@ -150,38 +150,41 @@ def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
 
 
 def reaching(found: Found, options: ReadOptions) -> bool:
-    """Whether what the actions reach stands for their limits: it is said, they leave [-1, 1]."""
+    """True if the actions leave [-1, 1] and the file's minimum and maximum are their limits."""
     said = (options.action_scale, options.action_range, found.action_range)
     actions = found.columns.get("actions")
     if found.action_extremes is None or actions is None or said != (None, None, None):
         return False
-    return actions.dtype == np.float32 and bool((np.abs(actions) > 1).any())
+    return actions.dtype.kind == "f" and bool((np.abs(actions) > 1 + ROUNDING).any())
 
 
 def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:
-    """Return the actions, whole numbers as float32 where their range is stated.
+    """Return the actions, whole numbers as floats where their range is stated.
 
-    Without a range whole numbers from 0 on may choose one of several actions.
+    They are float64 where float32 would lose their resolution. Without a range whole numbers from
+    0 on may choose one of several actions.
     """
     actions = found.columns.get("actions")
     stated = (options.action_scale, options.action_range, found.action_range)
     if actions is None or actions.dtype.kind not in "iu" or stated == (None, None, None):
         return actions
-    if losses(actions):
-        return actions  # which `faults` will name
-    return actions.astype(np.float32)
+    return actions.astype(np.float64 if losses(actions) else np.float32)
 
 
 def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
     """The columns with actions in [-1, 1], which stand for their limits, where any are known."""
     columns, bounds = dict(found.columns), limits(where, found, options)
     actions = amounts(found, options)
-    if bounds is None or actions is None or actions.dtype != np.float32 or actions.ndim != 2:
+    if bounds is None or actions is None or actions.dtype.kind != "f" or actions.ndim != 2:
         return columns  # what is wrong with them `faults` will name
-    if options.action_scale is not None:
-        columns["actions"] = actions / np.float32(options.action_scale)
-        return columns
     low, high = (np.asarray(b, np.float64) for b in bounds)
+    coarse = losses(actions - (low + high) / 2) if actions.dtype == np.float64 else []
+    if any(loss.refused for loss in coarse):
+        return columns  # likewise: the range does not take their offset off
+    if options.action_scale is not None:
+        scale = actions.dtype.type(options.action_scale)
+        columns["actions"] = (actions / scale).astype(np.float32)
+        return columns
     if (low != -1).any() or (high != 1).any():
         columns["actions"] = (2 * (actions - low) / (high - low) - 1).astype(np.float32)
     return columns

@@ -191,7 +191,11 @@ def small_columns(
         if len(small):
             names = channel.names or [f"{channel.name}[{k}]" for k in range(channel.size)]
             least = float(values[:, small].std(0).min())
-            found.append(f"{listed(names, values, small)}; {remedy(normalizer, least)}")
+            it = "it" if len(small) == 1 else "them"
+            found.append(
+                f"{listed(names, values, small)}. "
+                f"Set {remedy(normalizer, least)} to scale {it} to 1"
+            )
     scale = np.ones(spec.action_dim)
     if hasattr(cfg, "action_low"):  # scaled to the data's range
         ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
@@ -201,13 +205,13 @@ def small_columns(
     if len(small):
         names = spec.action_names or [f"action[{k}]" for k in range(spec.action_dim)]
         found.append(
-            f"{listed(names, actions, small)}; "
-            "with task=none, action_range=data scales them to the data's range"
+            f"{listed(names, actions, small)}. With task=none, set action_range=data to scale "
+            "actions to their range in the data"
         )
     spread = float(np.ptp(data.rewards)) * transform.reward_scale
     if rewards and 0 < spread < REWARDS:
         found.append(
-            f"rewards differ by at most {spread:.1e}, hardly learned from; give "
+            f"rewards differ by at most {spread:.1e} and will barely affect training. Set "
             f"algorithm.reward_scale={cfg.reward_scale / spread:.0e} or "
             "algorithm.normalise_returns=true"
         )
@@ -232,15 +236,21 @@ def hardly_vary(values: np.ndarray, scale: np.ndarray, limit: float) -> np.ndarr
 
 
 def listed(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str:
-    """Return the columns' names with their standard deviations."""
-    shown = [f"{names[k]} {values[:, k].std():.1e}" for k in columns[:SHOWN]]
-    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-    return f"small standard deviation, hardly learned from: {', '.join(shown)}{more}"
+    """Return a sentence that names the columns with their standard deviations."""
+    deviations = [f"{values[:, k].std():.1e}" for k in columns]
+    if len(columns) == 1:
+        small = f"{names[columns[0]]} has a standard deviation of {deviations[0]}"
+    else:
+        pairs = zip(columns[:SHOWN], deviations, strict=False)
+        shown = ", ".join(f"{names[k]} {deviation}" for k, deviation in pairs)
+        more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+        small = f"{shown}{more} (standard deviations) vary little"
+    return f"{small} and will barely affect training"
 
 
 def remedy(normalizer: Normaliser, least: float) -> str:
-    """Return what to set so that a column with standard deviation `least` is visible."""
+    """Return the options that make a column with standard deviation `least` visible."""
     floor = f"algorithm.least_deviation={10.0 ** math.floor(math.log10(least)):g}"
     if normalizer.kind == "z-score":
-        return f"give {floor} to divide by their own deviation"
-    return f"give algorithm.normalise_observations=true {floor}"
+        return floor
+    return f"algorithm.normalise_observations=true {floor}"

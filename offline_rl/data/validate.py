@@ -42,7 +42,9 @@ def validate(
     sentences = [*faults(columns, where, names, bounds, found.observation_names)]
     problems += [Problem("error", sentence) for sentence in sentences]
     if not problems:
-        said = dict.fromkeys([*found.notes, *doubts(columns, names, max_episode_steps)])
+        said = dict.fromkeys(
+            [*found.notes, *doubts(columns, names, max_episode_steps, found.notes)]
+        )
         problems += [Problem("warning", f"{where}: {doubt}") for doubt in said]
     return problems
 

@@ -26,6 +26,7 @@ from offline_rl.algorithms.common.registry import (
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
+from offline_rl.data.formats.common import NoArraysToChoose
 from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import centre_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
@@ -159,7 +160,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
                 + (f", or {alone} to learn online alone" if options.num_env_steps else "")
             )
-        dataset = converted(dataset_of(chosen, given.get("dataset")), env, options)
+        dataset = converted(dataset_of(chosen, given.get("dataset"), env), env, options)
         settings = completed(chosen, dataset)
         how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
         if "mc_returns" in algorithm.needs and options.num_env_steps:
@@ -178,7 +179,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             specification(chosen.task, env, dataset)  # refuses data of another task
             dataset = beside(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
-            expert = data_of(given.get("expert_dataset", options.expert_dataset), options)
+            expert = data_of(given.get("expert_dataset", options.expert_dataset), options, env)
             expert = converted(expert, env, options)
             if env is None and dataset.spec is not None:
                 name = dataset.path or dataset.name
@@ -307,10 +308,12 @@ def reads_data(chosen: Resolved) -> bool:
     return bool(o.num_updates or (o.num_env_steps and (mixing or normalises)))
 
 
-def dataset_of(chosen: Resolved, given: Dataset | None = None) -> Dataset:
+def dataset_of(
+    chosen: Resolved, given: Dataset | None = None, env: envs.VectorEnv | None = None
+) -> Dataset:
     """`given`, else what is named, else the task's; of it the episodes that are asked for."""
     o = chosen.options
-    dataset = data_of(given if given is not None else o.dataset or chosen.task, o)
+    dataset = data_of(given if given is not None else o.dataset or chosen.task, o, env)
     return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
 
 
@@ -417,20 +420,43 @@ def beside(data: Dataset, base: Base, scale: float) -> Dataset:
     return replace(made, notes=(*made.notes, note))
 
 
-def data_of(source: str | Task | Dataset, options: TrainOptions) -> Dataset:
-    """What `source` names, read as `options` say; or itself, known by what is in its arrays."""
+def data_of(
+    source: str | Task | Dataset, options: TrainOptions, env: envs.VectorEnv | None = None
+) -> Dataset:
+    """Load the data set that `source` names as `options` say, or return `source` itself.
+
+    `observation_keys` may choose among the parts of the task's environment alone. Then data with
+    one vector is used as it is, and a note says so.
+    env: the task's, if it is open.
+    """
     how = {name: getattr(options, name) for name in READING}
     how = {name: value for name, value in how.items() if value is not None}
     if source == IN_MEMORY:  # what the config of such a run says
         raise UserError(
             "the run learnt from data that was in memory: give it again from Python, as dataset="
         )
-    if not isinstance(source, Dataset):
-        return load(source, options.data_dir, **how)
-    if told := [name for name, value in how.items() if value]:
-        raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
-    notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None)])
-    return replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
+    own_task = options.task.startswith("env:")
+    has_parts = env.observes_parts if isinstance(env, LoopVectorEnv) else env is None
+    keys = options.observation_keys if own_task and has_parts else None
+    if isinstance(source, Dataset):
+        elsewhere = {"max_episode_steps"} if own_task else set()
+        elsewhere |= {"observation_keys"} if keys else set()
+        if told := [name for name, value in how.items() if value and name not in elsewhere]:
+            raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
+        notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None, source.notes)])
+        data = replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
+    else:
+        try:
+            return load(source, options.data_dir, **how)
+        except NoArraysToChoose:
+            if not keys:
+                raise
+        del how["observation_keys"]
+        data = load(source, options.data_dir, **how)
+    if not keys or isinstance(data.observations, Mapping):
+        return data
+    note = f"observations are taken as the environment's {', '.join(keys)}, in this order"
+    return replace(data, notes=(*data.notes, note))
 
 
 def first_episodes(data: Dataset, count: int) -> Dataset:
@@ -475,7 +501,8 @@ def specification(
         if (spec.seen, spec.action_dim) != (own.seen, own.action_dim):
             raise UserError(
                 f"{first} has observations {seen(spec)} and {spec.action_dim} actions, {name} has "
-                f"{seen(own)} and {own.action_dim}: {apart(spec, own)}{left_out(dataset, expert)}"
+                f"{seen(own)} and {own.action_dim}: "
+                f"{apart(spec, own, name, task)}{left_out(dataset, expert)}"
             )
         if not spec.same_rate(own):
             raise UserError(
@@ -512,8 +539,8 @@ def described(data: Dataset) -> Spec:
     return data.spec or Spec(obs, act)
 
 
-def apart(one: Spec, other: Spec) -> str:
-    """What to do where two specifications see different things."""
+def apart(one: Spec, other: Spec, name: str, task: Task) -> str:
+    """Return what to do if `other`, the observations of `name`, differ from those of `one`."""
     for channel in other.channels if one.lone is None and other.lone is None else ():
         own = next((c for c in one.channels if c.name == channel.name), None)
         if own is None:
@@ -527,10 +554,16 @@ def apart(one: Spec, other: Spec) -> str:
     if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
         keys = [channel.name for channel in parts.channels]
         if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.lone.shape):
-            remedy = "store those of the data so, as observations"
-            if parts is other:
-                remedy = f"observation_keys=[{','.join(keys)}] observes {' and '.join(keys)} so"
-            return f"one has a vector where the other has its parts by name; {remedy}"
+            listed = " and ".join(keys)
+            if parts is not other:
+                return f"store {listed} of the data as one array, observations"
+            if name == f"task {task.name}" and (task.env_id or "").startswith("env:"):
+                return (
+                    f"set observation_keys=[{','.join(keys)}] if the data's vector holds {listed} "
+                    "in this order"
+                )
+            stored = " and ".join(f"observations/{key}" for key in keys)
+            return f"store the data's observations as {stored}"
     return "data of another task? Use its own task, or task=none to train only"
 
 

@@ -84,6 +84,11 @@ def at_a_time(count: int) -> str:
     return "one episode at a time" if count == 1 else f"{count} episodes at a time"
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return the count with its noun: no errors, 1 error, 2 errors."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """In the unit that suits."""
     if seconds < 120:

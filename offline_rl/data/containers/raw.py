@@ -36,8 +36,9 @@ PICKLE = (
     "rewards=…, terminals=…, timeouts=…)."
 )
 JOIN = (
-    "Join the episodes into one NPZ file of observations, actions, rewards, terminals and "
-    "timeouts, with timeouts 1 in each episode's last row; without rewards give format=plain."
+    "join the episodes into one NPZ file (observations, actions, rewards, terminals, timeouts; "
+    "timeouts=1 in the last row of each episode). If there are no rewards, read it with "
+    "format=plain."
 )
 TABLE = (
     "Which columns make an observation and an action only you know: read it with "
@@ -129,8 +130,8 @@ def _folder(path: Path) -> AbstractContextManager[Raw]:
         shown = ", ".join(p.name for p in numbered[:2])
         raise UserError(
             f"{path}: a folder of {len(numbered):,} files or folders ({shown}, ...), and no data "
-            f"set of LeRobot's, Minari's or Zarr's. Name the data file in it. Where each is one "
-            f"episode: {JOIN}"
+            f"set of LeRobot's, Minari's or Zarr's. Name the data file in it. If each file is "
+            f"one episode, {JOIN}"
         )
     raise UserError(
         f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "

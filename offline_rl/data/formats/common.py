@@ -18,6 +18,10 @@ from policies import channels
 Columns = dict[str, np.ndarray]
 
 
+class NoArraysToChoose(UserError):
+    """`observation_keys` was given for a file whose observations are one array."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How a file is to be read, but for its layout."""
@@ -118,7 +122,8 @@ def choose(
     unknown = [key for key in asked if key not in shapes]
     if unknown or not asked:
         what = f"no {', '.join(unknown)} to observe" if unknown else "what is observed is not said"
-        raise UserError(
+        alone = len(shapes) == 1 and len(unknown) == len(asked) > 0
+        raise (NoArraysToChoose if alone else UserError)(
             f"{where}: {what}. Choose among {', '.join(shapes)} with observation_keys=[...]."
         )
     left = [key for key in shapes if key not in asked]

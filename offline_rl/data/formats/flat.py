@@ -28,6 +28,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
+from offline_rl.data.formats import ogbench
 from offline_rl.data.formats.common import Columns, Found, ReadOptions, flag
 from offline_rl.utils.errors import UserError
 from policies import channels
@@ -44,7 +45,6 @@ WORDS = {  # ours -> what files call it, the first one found is meant
     "costs": ("costs",),
 }
 REQUIRED = ("observations", "actions", "rewards", "terminated")
-OGBENCH = ("observations", "actions", "terminals")
 KITCHEN = (60, 9, 4)  # numbers in an observation and an action, subtasks
 JUMP = 1e-6  # a next observation further than this from the next row's is another episode's
 TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
@@ -217,28 +217,19 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
             f"{candidates[0]!r}."
         )
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
-    if "rewards" in candidates and _lacks_rewards_alone(raw):
-        other = ""
-        if raw.kind == "NPZ" and {*raw.keys} >= {*OGBENCH}:
-            other = (
-                " or format=ogbench, if the last row of each episode is only a state and no step"
-            )
-        return (
-            f"no array {wanted} in this {raw.kind} file, which holds {shown}. Give "
-            f"format=plain to read each row as a step of a demonstration without rewards{other}."
-        )
-    return (
-        f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}. A data set "
-        f"needs observations, actions, rewards and terminals."
-    )
+    lacking = f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}."
+    if "rewards" in candidates and all(_holds(raw, word) for word in ("observations", "actions")):
+        remedy = "Add format=plain if every row is a step."
+        if ogbench.missed(raw) is None:
+            remedy += " Add format=ogbench if the last row of each episode is only the final state."
+        return f"{lacking} {remedy}"
+    return f"{lacking} A data set needs observations, actions, rewards and terminals."
 
 
-def _lacks_rewards_alone(raw: Raw) -> bool:
-    """True if `format=plain`, which needs no rewards, finds all that it needs."""
-    groups = {key.partition("/")[0] for key in raw.keys}
-    present = {"observations": {*raw.keys} | groups}
-    needed = [word for word in REQUIRED if word != "rewards"]
-    return all(present.get(word, {*raw.keys}) & {*WORDS[word]} for word in needed)
+def _holds(raw: Raw, word: str) -> bool:
+    """True if the file has an array, or channels, for our `word`."""
+    words = WORDS[word]
+    return any(key in words or key.startswith(f"{words[0]}/") for key in raw.keys)
 
 
 def _suite(raw: Raw, keys: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ from offline_rl.data.containers import film
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
+from offline_rl.data.faults import ROUNDING
 from offline_rl.data.formats.common import (
     Bounds,
     Columns,
@@ -229,17 +230,18 @@ def _extremes(
         return bounds, []
     worst = int((beyond if beyond.any() else short).argmax())
     sentence = (
-        f"meta/stats.json was not computed from these data: it says that {action} {worst} reaches "
-        f"from {low[worst]:.4g} to {high[worst]:.4g}, the data reach from {least[worst]:.4g} to "
-        f"{most[worst]:.4g}"
+        f"meta/stats.json was not computed from these data: {action} {worst} spans "
+        f"[{low[worst]:.4g}, {high[worst]:.4g}] there and [{least[worst]:.4g}, {most[worst]:.4g}] "
+        "in the data"
     )
     stated = options.action_scale is not None or options.action_range is not None
-    if beyond.any() and not stated and (np.abs(actions) > 1).any():
-        raise UserError(
-            f"{raw.where}: {sentence}. Compute the statistics again, or give action_range=[low,"
-            f"high], what -1 and 1 stand for."
-        )
-    return bounds, [sentence]
+    if stated or not (np.abs(actions) > 1 + ROUNDING).any():
+        return bounds, [sentence]  # these statistics set no range
+    remedy = "Recompute the statistics, or set action_range=[low,high]"
+    if beyond.any():
+        raise UserError(f"{raw.where}: {sentence}. {remedy}.")
+    used = f"The range [{low[worst]:.4g}, {high[worst]:.4g}] is used"
+    return bounds, [f"{sentence}. {used}. {remedy}"]
 
 
 def _rate(where: str, fps: Any) -> float | None:
@@ -281,10 +283,12 @@ def _action(raw: Raw) -> str:
         if key in raw.keys:
             return key
     near = [key for key in raw.keys if key.startswith("action")]
-    remedy = "Join these columns into one" if near else "Rename the one that is meant"
+    remedy = "Rename the action column to 'action'."
+    if near:
+        remedy = "Join these columns into one, 'action'." if near[1:] else "Rename it to 'action'."
     raise UserError(
         f"{raw.where}: no array 'action' in the tables, which hold {', '.join(near or raw.keys)}. "
-        f"{remedy}, 'action'."
+        f"{remedy}"
     )
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from offline_rl.data.containers.raw import JOIN, Raw
 from offline_rl.data.dataset import narrowed
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import Found, ReadOptions, below
+from offline_rl.data.formats.common import Found, NoArraysToChoose, ReadOptions, below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
@@ -34,7 +34,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     layout = recognise(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
-            raise UserError(
+            alone = name == "observation_keys" and not below(raw, "observations")
+            raise (NoArraysToChoose if alone else UserError)(
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
     found: Found = layout.gather(raw, options, complain)
@@ -60,7 +61,9 @@ def foreign(raw: Raw) -> str | None:
     """
     present = set(raw.keys)
     if {"action", "observations/qpos"} <= present and not {"rewards", "terminals"} & present:
-        return "an episode in ACT's layout, action and observations/qpos, which is not read."
+        return (
+            "the file is an episode in ACT's layout (action, observations/qpos), which is not read."
+        )
     groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
     if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
         return None
@@ -68,8 +71,8 @@ def foreign(raw: Raw) -> str | None:
         return None
     first = min(groups, key=lambda name: (len(name), name))
     return (
-        f"episodes in groups, {first} and so on, of {', '.join(below(raw, first))}. Minari's "
-        f"groups would hold observations, actions, rewards, terminations and truncations."
+        f"the file has groups {first}, … with {', '.join(below(raw, first))}; this layout is not "
+        f"read. (Minari's groups hold observations, actions, rewards, terminations, truncations.)"
     )
 
 
@@ -87,7 +90,7 @@ def recognise(raw: Raw, format: str | None = None) -> ModuleType:
             )
         return chosen
     if sentence := foreign(raw):
-        raise UserError(f"{raw.where}: {sentence} {JOIN}")
+        raise UserError(f"{raw.where}: {sentence} To read it, {JOIN}")
     reasons = []
     for layout in FORMATS:
         reason = layout.missed(raw) or unmarked(layout, raw)

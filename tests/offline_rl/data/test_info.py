@@ -20,6 +20,10 @@ def test_info_of_a_file_says_what_is_in_it(tmp_path: Path):
     assert told["lengths"] == "3 to 1,000, mean 501.5"
     assert told["SHA-256"] == checksum(path)
     assert "score" not in told
+    assert [*told][:3] == ["file", "actions", "rows"]
+    limits = rows(info(path, action_range=[-2, 2]))
+    assert [*limits][:3] == ["file", "actions", "limits"]
+    assert limits["limits"] == "-1 and 1 stand for -2 and 2"
 
 
 def test_info_scores_a_file_that_a_card_knows(tmp_path: Path):

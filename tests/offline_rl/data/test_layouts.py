@@ -97,7 +97,7 @@ def test_demonstrations_that_lack_rewards_alone_are_told_the_format_that_reads_t
     arrays = plain()
     del arrays["rewards"]
     path = save(tmp_path / "a.hdf5", arrays | {observed: arrays.pop("observations")})
-    with pytest.raises(UserError, match=r"no array 'rewards' .* Give format=plain"):
+    with pytest.raises(UserError, match=r"no array 'rewards' .* Add format=plain"):
         read(path)
     assert read(path, format="plain").num_rows == len(arrays["actions"])
 
@@ -125,10 +125,12 @@ def one_of_acts(path: Path) -> Path:
 
 def test_acts_episodes_are_called_so(tmp_path: Path):
     path = one_of_acts(tmp_path / "episode_0.hdf5")
-    with pytest.raises(UserError, match=r"an episode in ACT's layout.* Join the episodes"):
+    with pytest.raises(
+        UserError, match=r"an episode in ACT's layout.* To read it, join the episodes"
+    ):
         read(path)
     one_of_acts(tmp_path / "episode_1.hdf5")
-    with pytest.raises(UserError, match=r"a folder of 2 files .*one episode: Join the episodes"):
+    with pytest.raises(UserError, match=r"a folder of 2 files .*one episode, join the episodes"):
         read(tmp_path)
 
 
@@ -137,7 +139,7 @@ def test_episodes_in_groups_of_no_known_layout_are_called_so(tmp_path: Path, hel
     arrays = {f"episode_{n}/{key}": np.zeros((5, 2)) for n in range(2) for key in held}
     with pytest.raises(UserError) as caught:
         read(save(tmp_path / "a.hdf5", arrays))
-    assert "episodes in groups, episode_0 and so on" in str(caught.value)
+    assert "the file has groups episode_0, … with" in str(caught.value)
     assert "saved completely" not in str(caught.value)
 
 

@@ -461,13 +461,17 @@ def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
     path = lerobot(tmp_path / "a", frames(action=angles), LENGTHS)
     file = path / "meta" / "stats.json"
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [3, 3]}}))
-    sentence = r"stats\.json was not computed .* action 0 reaches from 0 to 3, .* from 0 to 5"
+    sentence = r"not computed .* action 0 spans \[0, 3\] there and \[0, 5\] .*\. Recompute"
     with pytest.raises(UserError, match=sentence):
         read(path)
     assert read(path, action_range=[0, 5]).actions.max() == 1
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 9]}}))
-    notes = " ".join(read(path).notes)
-    assert "action 1 reaches from 0 to 9, the data reach from 0 to 3" in notes
+    wide = "action 1 spans [0, 9] there and [0, 3] in the data"
+    used = f"{wide}. The range [0, 9] is used. Recompute the statistics, or set action_range="
+    assert used in " ".join(read(path).notes)
+    notes = " ".join(read(path, action_range=[0, 5]).notes)
+    assert wide in notes
+    assert "is used" not in notes
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 3]}}))
     assert "was not computed" not in " ".join(read(path).notes)
     rewrite_info(path, splits={"train": "0:1"})  # whose actions reach less than all do
@@ -482,3 +486,21 @@ def test_actions_within_one_stay_as_they_are_whatever_they_reach(tmp_path: Path)
     stats = {"action": {"min": [-0.5, -0.5], "max": [0.5, 0.5]}}
     (path / "meta" / "stats.json").write_text(json.dumps(stats))
     np.testing.assert_array_equal(read(path).actions, made["action"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "remedy"),
+    [
+        (["action.arm"], "hold action.arm. Rename it to 'action'"),
+        (["action.arm", "action.hand"], "Join these columns into one, 'action'"),
+        (["torques"], "Rename the action column to 'action'"),
+    ],
+)
+def test_a_table_without_action_says_which_column_to_rename(
+    tmp_path: Path, columns: list[str], remedy: str
+):
+    made = frames()
+    action = made.pop("action")
+    path = lerobot(tmp_path / "a", made | dict.fromkeys(columns, action), LENGTHS)
+    with pytest.raises(UserError, match=remedy):
+        read(path)

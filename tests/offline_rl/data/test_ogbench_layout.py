@@ -112,7 +112,7 @@ def test_demonstrations_without_rewards_are_not_taken_for_this_layout(tmp_path: 
     arrays = trajectories()
     del arrays["qvel"]  # positions alone do not tell the layout either
     path = save(tmp_path / "a.npz", arrays)
-    with pytest.raises(UserError, match=r"format=plain .* or format=ogbench"):
+    with pytest.raises(UserError, match=r"Add format=plain .* Add format=ogbench if the last row"):
         read(path)
     plain, ogbench = read(path, format="plain"), read(path, format="ogbench")
     np.testing.assert_array_equal(plain.actions, arrays["actions"])
@@ -133,3 +133,18 @@ def test_timeouts_without_rewards_are_a_mistake_and_not_this_layout(tmp_path: Pa
     arrays = trajectories() | {"timeouts": np.zeros(sum(STATES), bool)}
     with pytest.raises(UserError, match="no array 'rewards' or 'reward'"):
         read(save(tmp_path / "a.npz", arrays))
+
+
+@pytest.mark.parametrize("renamed", [{}, {"terminals": "dones"}])
+@pytest.mark.parametrize("more", ["next_observations", "timeouts"])
+def test_what_only_plain_reads_is_sent_there_alone(tmp_path: Path, more: str, renamed: dict):
+    """Next observations and time-outs are none of OGBench's arrays."""
+    made, rows = trajectories(), sum(STATES)
+    arrays = {renamed.get(k, k): made[k] for k in ("observations", "actions", "terminals")}
+    arrays |= {more: made["observations"] if more[0] == "n" else np.zeros(rows, bool)}
+    with pytest.raises(UserError, match="Add format=plain if every row is a step") as caught:
+        read(save(tmp_path / "a.npz", arrays))
+    assert "ogbench" not in str(caught.value)
+    if not renamed:
+        data = read(tmp_path / "a.npz", format="plain")
+        assert (data.num_rows, data.has_rewards) == (rows, False)

@@ -258,7 +258,7 @@ BAD = {
     "empty": ({key: a[:0] for key, a in two_episodes().items()}, "there are no rows"),
     "minari": (
         {"episode_0/actions": np.zeros(3)},
-        "episodes in groups, episode_0 and so on",
+        "the file has groups episode_0, … with actions; this layout is not read",
     ),
     "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "data/demo_0 has no obs"),
 }

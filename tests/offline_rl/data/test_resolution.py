@@ -30,16 +30,23 @@ def beside_another(column: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("column", "sentence"),
     [
-        (NORTHING, r"column 1 between 5572094 and 5572101\.98 .* resolves 0\.5 there.*: 17\."),
+        (
+            NORTHING,
+            r"column 1 changes by 0\.02 per step near 5572094; float32 resolves only 0\.5, so 17 "
+            r"distinct values remain\. Subtract 5572094 in",
+        ),
         (
             5_572_094 + 0.25 * STEPS,  # 100 m, of which float32 leaves 201 values
-            r"column 1 between 5572094 and 5572193\.75 .* resolves 0\.5 there.*: 201\.",
+            r"column 1 changes by 0\.25 per step near 5572.* only 0\.5, so 201 distinct values",
         ),
-        (UNIX, r"column 1 between 1700000000 and .* by 0\.05 a step, .* resolves 128 there.*: 1\."),
+        (
+            UNIX,
+            r"column 1 changes by 0\.05 per .* only 128, so 1 distinct value remains\. Subtract",
+        ),
     ],
 )
 def test_a_column_that_loses_its_resolution_is_refused_by_name(column, sentence):
-    with pytest.raises(UserError, match=rf"observations {sentence} Subtract an offset"):
+    with pytest.raises(UserError, match=rf"observations {sentence}.*, or drop the column"):
         of(beside_another(column))
     kept = of(beside_another(column - column[0]))
     assert len(np.unique(kept.observations[:, 1])) == ROWS
@@ -47,7 +54,7 @@ def test_a_column_that_loses_its_resolution_is_refused_by_name(column, sentence)
 
 
 NANOSECONDS = 1_700_000_000_000_000_000 + 50_000_000 * STEPS
-WHOLE = {"actions": 10**9 + STEPS[:, None], "action_range": [0, 2 * 10**9]}
+WHOLE = {"actions": 10**9 + STEPS[:, None], "action_range": [0, 3 * 10**9]}
 ELSEWHERE = {
     "actions of whole numbers": WHOLE,
     "rewards": {"rewards": 1e8 + np.sin(STEPS)},
@@ -58,21 +65,53 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("word", ELSEWHERE)
 def test_every_array_is_looked_at(word: str):
-    with pytest.raises(UserError, match=rf"data: {word.split()[0]} .* float32"):
+    with pytest.raises(UserError, match=rf"data: {word.split()[0]} .* float32") as caught:
         of(np.sin(STEPS)[:, None], **ELSEWHERE[word])
+    assert "drop the column" not in str(caught.value)
+    assert ("Set action_range= to a range" in str(caught.value)) == (word.split()[0] == "actions")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_a_range_close_to_the_actions_takes_their_offset_off(tmp_path: Path, dtype: type):
+    """Near 1e9 float32 resolves 64; of the range each step is a hundredth."""
+    actions = (10**9 + STEPS % 101)[:, None].astype(dtype)
+    expected = (STEPS % 101 / 50 - 1)[:, None]
+    own = [10**9, 10**9 + 100]
+    for action_range in (own, "data"):
+        data = of(np.sin(STEPS)[:, None], actions=actions, action_range=action_range)
+        assert data.actions.dtype == np.float32
+        np.testing.assert_allclose(data.actions, expected, atol=1e-6)
+    arrays = {"observations": np.sin(STEPS)[:, None], "actions": actions, "rewards": np.zeros(ROWS)}
+    path = save(tmp_path / "a.hdf5", arrays | {"terminals": ROWS - 1 == STEPS})
+    np.testing.assert_allclose(read(path, action_range=own).actions, expected, atol=1e-6)
+    for units in ({"action_scale": 10**9 + 100}, {"action_range": [0, 10**9 + 100]}):
+        told = r"actions column 0 .* Set action_range= .*, such as \[1000000000,1000000100\]\."
+        with pytest.raises(UserError, match=told):
+            read(path, **units)
+
+
+@pytest.mark.parametrize("outliers", [[0.0], [0.0, 1e7, 0.0, -1e7], [9e6] * 20])
+def test_outliers_do_not_hide_what_the_other_values_lose(outliers: list[float]):
+    column = NORTHING.copy()
+    column[:: ROWS // len(outliers)] = outliers
+    with pytest.raises(
+        UserError, match=r"column 1 changes by 0\.0.* near 5572.*resolves only 0\.5"
+    ):
+        of(beside_another(column))
 
 
 def test_whole_numbers_are_looked_at():
-    with pytest.raises(UserError, match=r"observations column 0 .* resolves 1\.37e\+11 there"):
+    with pytest.raises(UserError, match=r"observations column 0 .* resolves only 1\.37e\+11"):
         of(NANOSECONDS[:, None])
     assert of((10**9 + 64 * STEPS)[:, None]).observations[1, 0] == 10**9 + 64  # exact in float32
 
 
 def test_small_steps_on_a_long_way_are_noted():
-    there_and_back = 5_572_094 + 1000 * np.sin(STEPS * 2e-5) + 500.0 * (STEPS == 7)
-    data = of(beside_another(there_and_back))
+    """Four places along 1500 m, at each a step of 2 cm for every row."""
+    along = 5_572_094 + 500.0 * (STEPS // 100) + 0.02 * STEPS
+    data = of(beside_another(along))
     assert data.observations.dtype == np.float32
-    assert "observations: column 1 between" in " ".join(data.notes)
+    assert "observations: column 1 changes by 0.02 per step" in " ".join(data.notes)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +122,7 @@ def test_small_steps_on_a_long_way_are_noted():
     ],
 )
 def test_joints_that_a_simulator_holds_at_rest_are_noted(column: np.ndarray):
-    assert "observations: column 1 between" in " ".join(of(beside_another(column)).notes)
+    assert "observations: column 1 changes by" in " ".join(of(beside_another(column)).notes)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +157,7 @@ def test_a_column_with_a_name_is_called_by_it(tmp_path: Path):
     made = {"observation.state": beside_another(NORTHING), "action": np.zeros((ROWS, 1))}
     state = {"dtype": "float64", "shape": [2], "names": ["heading", "northing"]}
     path = lerobot(tmp_path / "a", made, [ROWS], features={"observation.state": state})
-    with pytest.raises(UserError, match=r"observation\.state column 1 \(northing\) between"):
+    with pytest.raises(UserError, match=r"observation\.state column 1 \(northing\) changes"):
         read(path)
     assert "column 1 (northing)" in validate(path)[0].sentence
 
@@ -138,7 +177,7 @@ def in_hdf5(folder: Path) -> Path:
 @pytest.mark.parametrize("written", [in_minari, in_lerobot, in_zarr, in_hdf5])
 def test_every_layout_is_looked_at(tmp_path: Path, written):
     path = written(tmp_path)
-    sentence = "resolves 0.5 there: distinct values left: 17."
+    sentence = "float32 resolves only 0.5, so 17 distinct values remain."
     with pytest.raises(UserError) as caught:
         read(path)
     assert sentence in str(caught.value)

@@ -34,13 +34,24 @@ def test_a_small_signal_is_named_with_a_setting_that_shows_it_in_full(size: floa
     if normalize == "min_max":
         size /= 10  # a range of 1e-4 or more is scaled
     (warning,) = warnings(data(size), normalise_observations=normalize)
-    assert f"amperes {size:.1e};" in warning
+    told = f"amperes has a standard deviation of {size:.1e} and will barely affect training. Set"
+    assert warning.startswith(told)
+    assert warning.endswith(" to scale it to 1")
     assert not any(name in warning for name in ("x ", "fixed", "rounded"))
     least = float(warning.split("least_deviation=")[1].split()[0])
     cfg = Preprocessing(normalise_observations=True, least_deviation=least)
     seen = Transform.fit(cfg, data(size), (4,)).dataset(data(size)).observations[:, 1]
     assert seen == pytest.approx(SIGN, abs=1e-3)
     assert warnings(data(size), cfg=cfg) == []
+
+
+def test_several_small_columns_are_listed():
+    d = Dataset.from_arrays(np.outer(SIGN, [2e-5, 2e-6, 1]), SIGN[:, None], SIGN, SIGN == 2)
+    (warning,) = warnings(d, Spec((3,), 1))
+    assert warning == (
+        "observation[0] 2.0e-05, observation[1] 2.0e-06 (standard deviations) vary little and will "
+        "barely affect training. Set algorithm.least_deviation=1e-06 to scale them to 1"
+    )
 
 
 def test_columns_of_usual_size_are_not_named():
@@ -54,20 +65,21 @@ def test_a_rare_large_value_makes_a_column_visible():
     cfg = Preprocessing(normalise_observations=True, least_deviation=1.0)
     assert warnings(d, Spec((1,), 1), cfg) == []
     less = replace(d, observations=d.observations / 10)  # at most 1, and still rare
-    assert any("observation[0] 1.0e-02" in each for each in warnings(less, Spec((1,), 1), cfg))
+    (warning,) = warnings(less, Spec((1,), 1), cfg)[:1]
+    assert warning.startswith("observation[0] has a standard deviation of 1.0e-02")
 
 
 def test_channels_have_their_own_names_and_pictures_have_none():
     both = {"arm": 1e-5 * SIGN[:, None], "picture": np.zeros((100, 4, 4, 3), np.uint8)}
     d = Dataset.from_arrays(both, SIGN[:, None], SIGN, SIGN == 2)
     (warning,) = warnings(d, Spec({"arm": (1,), "picture": (4, 4, 3)}, 1))
-    assert "arm[0] 1.0e-05" in warning
+    assert "arm[0] has a standard deviation of 1.0e-05" in warning
 
 
 def test_small_actions_and_rewards_are_named_unless_they_are_scaled_up():
     small = data(1.0, actions=1e-3, rewards=1e-5)
     actions, rewards = warnings(small)
-    assert "action[0] 1.0e-03" in actions
+    assert "action[0] has a standard deviation of 1.0e-03" in actions
     assert "differ by at most 2.0e-05" in rewards
     assert "algorithm.reward_scale=5e+04" in rewards
     assert warnings(data(1.0, rewards=1e-5), reward_scale=5e4) == []

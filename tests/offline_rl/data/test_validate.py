@@ -7,6 +7,7 @@ import pytest
 from made_files import Arrays, save, steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
+from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
 from offline_rl.data.validate import validate
 
@@ -103,6 +104,12 @@ def constant() -> Arrays:
     return arrays
 
 
+def overshooting() -> Arrays:
+    arrays = short()
+    arrays["actions"][3, 0] = 1 + 2**-10  # as float16 arithmetic may make of 1
+    return arrays
+
+
 def without(arrays: Arrays, key: str) -> Arrays:
     return {name: array for name, array in arrays.items() if name != key}
 
@@ -117,8 +124,21 @@ DOUBTFUL = {
         short() | {"timeouts": np.arange(12) == 11},
         "1 episodes are longer than the limi",
     ),
+    "overshoot": (overshooting(), "actions exceed their limits by up to 0.1%, as by rounding, and"),
     "constant": (constant(), "observations: 1 of 3 columns never change (1)"),
 }
+
+
+def test_equal_rewards_are_doubted_only_where_they_are_stored(tmp_path: Path):
+    arrays = with_next(short()) | {"rewards": np.ones(12)}
+    (problem,) = found(tmp_path, arrays)
+    assert problem[1].endswith("rewards: 1 in every row. Is a sensor dead, or a field unset?")
+    path = save(tmp_path / "without.hdf5", without(arrays, "rewards"))
+    (only,) = validate(path, options=ReadOptions(format="plain"))
+    assert only.sentence.endswith("no rewards are stored: all are 0")
+    data = read(path, format="plain")
+    assert data.notes == ("no rewards are stored: all are 0",)
+    assert [p.sentence for p in validate(data)] == [f"{path}: {data.notes[0]}"]
 
 
 @pytest.mark.parametrize("case", DOUBTFUL)

@@ -124,8 +124,12 @@ def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Pa
 
 def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path):
     data, keys = str(recorded(tmp_path / "data")), {**QUICK, "task": "gauge"}
-    with pytest.raises(UserError, match=r"action_range= states the range \[2, 8\], .* \[0, 10\]\."):
+    told = r"action_range=\[2,8\] means \[2, 8\]; the range of task gauge is \[0, 10\]\..* use act"
+    with pytest.raises(UserError, match=told + r".*convert .* <new file> action_range=\[2,8\]` fi"):
         prepare({**keys, "dataset": data, "action_range": [2, 8]})
+    told = r"action_scale=10 means \[-10, 10\];.* use action_range=\[0,10\]\. .* action_scale=10` f"
+    with pytest.raises(UserError, match=told):
+        prepare({**keys, "dataset": data, "action_scale": 10})
     plan = prepare({**keys, "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import envs
+from envs import Task
 from offline_rl import Dataset, UserError, train
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Member, apart, headline, prepare
@@ -76,12 +77,63 @@ def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
 
 def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
     parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
-    vector = Spec((5,), 2)
-    assert "observation_keys=[position,velocity] observes position and vel" in apart(vector, parts)
-    assert "store those of the data so" in apart(parts, vector)
+    vector, mine, named = Spec((5,), 2), Task("env:a", "env:a"), Task("mine", "mine")
+    told = "set observation_keys=[position,velocity] if the data's vector holds position and vel"
+    assert apart(vector, parts, "task env:a", mine).startswith(told)
+    stored = "store the data's observations as observations/position and observations/velocity"
+    assert apart(vector, parts, "task mine", named) == stored
+    assert apart(vector, parts, "expert.npz", mine) == stored
+    joined = "store position and velocity of the data as one array, observations"
+    assert apart(parts, vector, "task env:a", mine) == joined
     for other in (Spec((6,), 2), Spec((5,), 3)):
-        assert apart(other, parts).startswith("data of another task?")
-    assert apart(vector, Spec((5,), 3)).startswith("data of another task?")
+        assert apart(other, parts, "task env:a", mine).startswith("data of another task?")
+    assert apart(vector, Spec((5,), 3), "task env:a", mine).startswith("data of another task?")
+
+
+PARTS = """
+import gymnasium, numpy as np
+
+class World(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        vel=gymnasium.spaces.Box(-1, 1, (1,)), pos=gymnasium.spaces.Box(-1, 1, (2,))
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        return {"vel": np.ones(1, np.float32), "pos": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, False, {}
+
+class Flat(World):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+"""
+
+
+def test_observation_keys_may_join_the_parts_of_the_environment_alone(tmp_path: Path) -> None:
+    """The data has one vector, in a file without parts to choose from or in memory."""
+    (tmp_path / "world_of_parts.py").write_text(PARTS)
+    draw, end = np.random.default_rng(0), np.arange(20) % 10 == 9
+    arrays = {"observations": draw.normal(size=(20, 3)), "actions": draw.uniform(-1, 1, (20, 1))}
+    np.savez(tmp_path / "vector.npz", **arrays, rewards=np.ones(20), terminals=end)
+    data = Dataset.from_arrays(**arrays, rewards=np.ones(20), terminals=end)
+    for source in (str(tmp_path / "vector.npz"), data):
+        keys = {"algorithm": "bc", "max_episode_steps": 5, "num_updates": 2, "dataset": source}
+        keys["task"] = f"env:{tmp_path}/world_of_parts.py:World"
+        with pytest.raises(UserError, match=r"set observation_keys=\[pos,vel\] if the data's ve"):
+            prepare(keys)
+        keys["observation_keys"] = ["pos", "vel"]
+        plan = prepare(keys)
+        assert plan.spec.seen == (3,)
+        assert plan.dataset is not None
+        note = "observations are taken as the environment's pos, vel, in this order"
+        assert note in plan.dataset.notes
+        keys["task"] = f"env:{tmp_path}/world_of_parts.py:Flat"
+        with pytest.raises(UserError, match="observation_keys"):  # nothing to choose from
+            prepare(keys)
 
 
 def without_successors(episodes: int = 30) -> Dataset:
