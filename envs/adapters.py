@@ -215,11 +215,18 @@ class LoopVectorEnv(VectorEnv):
             while len(views) < count and (view := self._instances.new()) is not None:
                 views.append(view)
         except Exception as error:
-            if fewer and views:
-                self.limit = f"{self.name}: {len(views)} instances can be opened, no more ({error})"
-                return views
+            said = " ".join(str(error).split())
+            limit = f"{self.name}: {len(self._instances.open)} instances can be opened, no more"
+            if fewer and self._instances.open:
+                self.limit = f"{limit} ({said})"
+                return views or [self._instances.shared()]
+            in_use = len(self._instances.open) > len(views)
             for view in views:
                 view.close()
+            if in_use:
+                raise Broken(
+                    f"{limit} ({said}). Use fewer seeds or environments at once"
+                ) from error
             raise
         if not views:
             return [self._instances.shared()] if count == 1 or fewer else self._too_many(count)

@@ -160,8 +160,8 @@ def read(path: str | Path) -> Bundle:
 
     Raises BundleError naming the file and what is wrong with it.
     """
-    path = file_of(Path(path))
     try:
+        path = file_of(Path(path))
         content = path.read_bytes()
     except FileNotFoundError:
         raise BundleError(f"{path}: no such policy bundle") from None

@@ -19,6 +19,7 @@ Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and
 # the Unix time of today 128. A column with such an offset loses its small changes.
 LOST_SHARE = 1e-3  # of its range: a column with larger rounding errors has lost its resolution
 LOST_REFUSED = 1e-6  # smaller errors are noted only: simulators' joints at rest have them
+AT_REST = 1e-5  # so are those of a smaller range: joints at rest again, in degrees or millimeters
 LOST_NOTED = 1e-7  # and still smaller ones are not even noted
 CONSTANT = 1e-10  # of its size: a smaller range is the rounding of float64
 EXACT = 2**24  # whole numbers up to this are exact in float32
@@ -273,5 +274,5 @@ def _loss(values: np.ndarray, column: int, resolved: float) -> Loss | None:
     typical = float(np.median(np.abs(exact - rounded)))  # whatever single outliers do
     if not coarse and (typical <= LOST_REFUSED or typical <= step):
         return None
-    refused = coarse and error > LOST_REFUSED
+    refused = coarse and error > LOST_REFUSED and high - low > AT_REST
     return Loss(column, low, high, step, float(resolved), len(np.unique(rounded)), refused)

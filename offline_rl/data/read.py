@@ -129,7 +129,7 @@ def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
         return -options.action_scale, options.action_scale
     bounds: Bounds | None
     if options.action_range == "data":
-        if actions is None or actions.ndim != 2 or actions.dtype.kind != "f" or not actions.size:
+        if actions is None or actions.dtype.kind != "f" or not actions.size:
             return None  # which `faults` will name
         bounds = own_range(actions)
     elif options.action_range is not None:

@@ -277,6 +277,9 @@ class Engine:
                     ready(self.updates)  # the check below needs a batch
                 whole = len(places) == self.period(phase)
                 name = phase if whole else f"{phase} {places[0]}"
+                begins, _ = self.at(phase)[0].policy_begins(phase)  # the check is of all networks
+                counters = self.state["counters"]
+                counters[ELSEWHERE].copy_(counters["update"] - begins)
                 with self.compiling():
                     run = self._compile(name, graph, leaves, inputs)
             if self.capture:
@@ -294,7 +297,7 @@ class Engine:
         """Return the fastest program of `graph` that computes the same, by one call of each.
 
         What it falls back to is kept in `fallbacks` under `name`, and used without a further try
-        where it is there from the start.
+        where it is there from the start. Changes the state, which the caller puts back.
         """
         codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
         match self.fallbacks.get(name):
@@ -310,6 +313,7 @@ class Engine:
             for k, path in enumerate(paths)
             if path.startswith("params/") and leaves[k].is_floating_point()
         ]
+        verify.fill_zeros(leaves, parameters)
         expected = verify.call(graph, leaves, inputs)
         size = verify.ROUNDING[self.precision]
         others = verify.rounded(graph, leaves, inputs, parameters, size)

@@ -24,7 +24,7 @@ from offline_rl.utils.files import read_object, write_json
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
-from policies import Bundle, bundle
+from policies import Bundle, BundleError, bundle
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class SavedEvaluation:
     def is_current(self) -> bool:
         """True if the bundle beside the file still holds the policy that was evaluated."""
         path = self.file.parent / f"{self.file.name.split('.evaluation.')[0]}.bundle"
-        return path.is_file() and digest(bundle.read(path)) == self.policy
+        try:
+            return path.is_file() and digest(bundle.read(path)) == self.policy
+        except BundleError:  # a damaged one holds no policy
+            return False
 
 
 def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played: Episodes) -> Path:

@@ -40,7 +40,7 @@ Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 def told(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
     """Return those of a buffer's columns `names` that the environment gives at every step, [B].
 
-    Raises UserError if it gives no such info, Broken if that is not finite.
+    Raises UserError if it gives no such info.
     """
     found = dict[str, np.ndarray]()
     for name in names:
@@ -52,8 +52,19 @@ def told(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
                 f"learns from {name}: add it to the environment's info"
             )
         found[name] = step.infos[TOLD[name]].astype(np.float32)
-        numbers("step", found[name])
     return found
+
+
+def sound(step: Step, names: Iterable[str]) -> Step:
+    """Return `step`. names: a buffer's columns.
+
+    Raises Broken if an observation, a reward, or an info that `told` gives is not finite.
+    """
+    numbers("step", step.observations, step.rewards)
+    for info in (TOLD[name] for name in names if name in TOLD):
+        if not np.isfinite(step.infos.get(info, 0)).all():
+            raise Broken(f"step answers a {info} that is no number")
+    return step
 
 
 class Collector:
@@ -163,9 +174,7 @@ class Collector:
         answers = list[Step | Exception]()
         for s, env in enumerate(self.envs):
             try:
-                step = env.step(actions[[s]])
-                numbers("step", step.observations, step.rewards)
-                answers.append(step)
+                answers.append(sound(env.step(actions[[s]]), self.buffer.columns))
             except Exception as error:
                 answers.append(error)
         return answers
@@ -185,7 +194,8 @@ class Collector:
             self._append(np.asarray(streams), steps, observations, actions)
         if self._act.remembers:
             rewards = np.zeros((len(self.envs), 1), np.float32)
-            rewards[streams] = [step.rewards for step in steps]
+            for s, step in zip(streams, steps, strict=True):
+                rewards[s] = step.rewards
             self._act.observe(torch.from_numpy(rewards).to(self.engine.device))
         self.steps += 1
         for s, step in zip(streams, steps, strict=True):

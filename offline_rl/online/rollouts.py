@@ -15,7 +15,7 @@ from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Drawn, Engine
-from offline_rl.online.collector import MISHAPS, Columns, told
+from offline_rl.online.collector import MISHAPS, Columns, sound, told
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import TOLD
 from offline_rl.replay.rollouts import Rollouts
@@ -157,7 +157,7 @@ class RolloutCollector:
     ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
         """What came of an action in each of `rows`: of the sound ones, and how the others broke."""
         try:
-            return sound(self.env.step(actions, rows)), rows, {}
+            return sound(self.env.step(actions, rows), self._told), rows, {}
         except Exception:
             return self._again(actions, rows)
 
@@ -174,7 +174,7 @@ class RolloutCollector:
                 self.env.reset([int(self._seeds[row])], alone)
                 for played in self._played[row, : self._lengths[row]]:
                     self.env.step(played[None], alone)
-                found[int(row)] = sound(self.env.step(action[None], alone))
+                found[int(row)] = sound(self.env.step(action[None], alone), self._told)
             except Exception as error:
                 faults[int(row)] = error
         left = np.array([*found], np.int64)
@@ -284,12 +284,6 @@ class RolloutCollector:
             running = rows[self._lengths > j]
             actions = self._played[running, j]
             self._take(running, actions, self.env.step(actions, running), j)
-
-
-def sound(step: Step) -> Step:
-    """`step` itself. Raises Broken where an observation or a reward is no number."""
-    numbers("step", step.observations, step.rewards)
-    return step
 
 
 def joined(steps: list[Step]) -> Step:

@@ -83,7 +83,10 @@ class Plan(Resolved):
 
     def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
-        env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
+        try:
+            env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer)
+        except envs.Broken as error:
+            raise UserError(str(error)) from error
         return env if self.base is None else WithBase(env, self.base)
 
 

@@ -227,13 +227,6 @@ def _train_group(
     if done is None and plan.start is not None:
         go_on(engine, plan.start)  # may refuse, before anything is written
     threads = min(hardware.cores(), 8)
-    evaluation: envs.VectorEnv | None = None
-    if plan.task.env_id:
-        count = len(seeds) * len(plan.starts)
-        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
-        opened.callback(close_quietly, evaluation)
-        if show and evaluation.limit is not None and count > 1:
-            print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
@@ -258,6 +251,14 @@ def _train_group(
         )
     if collector is not None:
         opened.callback(close_quietly, collector)
+    # after the collector, which needs one for each seed: fewer are enough
+    evaluation: envs.VectorEnv | None = None
+    if plan.task.env_id:
+        count = len(seeds) * len(plan.starts)
+        evaluation = plan.world(min(count, o.eval_envs or count), threads, fewer=True)
+        opened.callback(close_quietly, evaluation)
+        if show and evaluation.limit is not None and count > 1:
+            print(f"{evaluation.limit}: evaluations play {evaluation.num_envs} episodes at a time")
     for member in members:
         folder = member.folder
         folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked

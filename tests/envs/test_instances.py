@@ -107,8 +107,11 @@ def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
     assert env.num_envs == 2
     assert env.limit == "two: 2 instances can be opened, no more (no licence is left)"
     assert returns(env, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
-    with pytest.raises(RuntimeError, match="no licence is left"):
+    with pytest.raises(Broken, match=r"two: 2 instances can be opened, no more \(no licence is"):
         envs.make_vector("two", 1)
+    other = envs.make_vector("two", 1, fewer=True)
+    assert (other.num_envs, other.limit) == (1, env.limit)
+    assert returns(other, [7]) == returns(envs.make_vector("walk", 1), [7])
 
 
 def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> None:
@@ -130,10 +133,19 @@ def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> N
     mine.close()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
-    monkeypatch: pytest.MonkeyPatch,
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Single, "reset", Unseeded.reset)
+    """in_place: the environment answers with the same array each time."""
+    array = np.zeros(1, np.float32)
+
+    def answered(answer: tuple) -> tuple:
+        array[:] = answer[0]
+        return (array, *answer[1:]) if in_place else answer
+
+    monkeypatch.setattr(Single, "reset", lambda self, **_: answered(Walk.reset(self)))
+    monkeypatch.setattr(Single, "step", lambda self, action: answered(Walk.step(self, action)))
     mine, other = envs.make_vector("single", 1), envs.make_vector("single", 1)
     mine.reset([7])
     mine.step(np.zeros((1, 1)))

@@ -164,6 +164,11 @@ def test_weights_of_another_policy_are_told_by_the_golden_answer(
         policies.load(path)
 
 
+def test_a_path_that_the_system_refuses_is_named() -> None:
+    with pytest.raises(BundleError, match="too long"):
+        policies.load("x" * 300)
+
+
 def test_a_member_that_no_checksum_speaks_of_is_refused(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("graphs/other.onnx", b"1")

@@ -217,9 +217,9 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
             f"{candidates[0]!r}."
         )
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
-    if "rewards" in candidates and {*raw.keys} >= {*OGBENCH}:
+    if "rewards" in candidates and _lacks_rewards_alone(raw):
         other = ""
-        if raw.kind == "NPZ":
+        if raw.kind == "NPZ" and {*raw.keys} >= {*OGBENCH}:
             other = (
                 " or format=ogbench, if the last row of each episode is only a state and no step"
             )
@@ -231,6 +231,14 @@ def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
         f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}. A data set "
         f"needs observations, actions, rewards and terminals."
     )
+
+
+def _lacks_rewards_alone(raw: Raw) -> bool:
+    """True if `format=plain`, which needs no rewards, finds all that it needs."""
+    groups = {key.partition("/")[0] for key in raw.keys}
+    present = {"observations": {*raw.keys} | groups}
+    needed = [word for word in REQUIRED if word != "rewards"]
+    return all(present.get(word, {*raw.keys}) & {*WORDS[word]} for word in needed)
 
 
 def _suite(raw: Raw, keys: Mapping[str, str]) -> str:

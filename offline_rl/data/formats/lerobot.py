@@ -209,6 +209,8 @@ def _extremes(
     if not path.is_file():
         return None, []
     told: Any = metadata_in(path).get(action)
+    if told is None:
+        return None, []
     try:
         low, high = (np.asarray(told[end], np.float64).reshape(-1) for end in ("min", "max"))
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
@@ -291,8 +293,8 @@ def _observable(
 ) -> tuple[dict[str, list[int]], list[str], list[str] | None]:
     """Shapes of what can be observed, the videos among it, and what is observed by default.
 
-    By default LeRobot's names, which begin with observation., are observed. Any other feature can
-    be asked for; where none has such a name, all others are offered.
+    By default LeRobot's names, which begin with observation., are observed. All others are offered
+    where none has such a name, or another is asked for.
     """
     own = [key for key in features if key.startswith(OBSERVED)]
     others = [
@@ -300,7 +302,7 @@ def _observable(
         for key in features
         if key not in own and not key.startswith(NOT_OBSERVED) and key not in TIMES
     ]
-    offered = own + [key for key in others if not own or key in (asked or ())]
+    offered = [*own, *others] if not own or {*(asked or ())} - {*own} else own
     default: list[str] | None = None if own else []
     observed = {key: features[key] for key in sorted(offered)}
     try:

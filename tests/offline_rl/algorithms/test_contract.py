@@ -217,6 +217,22 @@ def test_imitation_phases_are_those_that_never_read_next_observations(name: str)
         assert finite == (phase in cls.imitation_phases), phase
 
 
+@pytest.mark.parametrize("name", ["bc", "diffusion_policy", "iql", "rl100", "spot"])
+def test_imitation_phases_alone_learn_from_every_row(name: str):
+    cls = algorithm_class(name)
+    cfg = small_config(cls)
+    made, every = (offline_source(cls, cfg, dataset(seed=seed)) for seed in range(2))
+    both = Sources(made, every_row=every)
+    for phase in [*cls(SPEC, cfg, 100).phases, "update"]:
+        if issubclass(cls, DenoisingRL) and phase in ("improve", "update"):
+            continue  # which learn from the policy's own decisions
+        learned = cls(SPEC, cfg, 100).source(phase, both).tensors()
+        used = {x.data_ptr() for x in tree_leaves(learned)}
+        owner = every if phase in cls.imitation_phases else made
+        assert owner.tensors()["actions"].data_ptr() in used, phase
+        assert {*map(torch.Tensor.data_ptr, owner.tensors().values())} >= used, phase
+
+
 @every_algorithm
 def test_every_trained_network_moves_and_targets_follow(name: str):
     e = engine(name, [0])

@@ -153,6 +153,10 @@ class Mine(iql.IQL):
 """
 
 
+IMPORTS = """from offline_rl.algorithms import iql
+from offline_rl.algorithms.common.config import BaseConfig"""
+
+
 def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(folder: Path) -> None:
     """IQL's row for AntMaze: expectile 0.9, beta 10, rewards less 1."""
     (folder / "child.py").write_text(CHILD)
@@ -163,6 +167,18 @@ def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(fold
     online = interaction("child.py", "pen-human-v1", cfg, {})
     assert (online.cfg.expectile, online.cfg.beta) == (0.8, 3.0)
     assert "bf16" in algorithm_yaml("child.py")["parity"]
+
+
+def test_a_table_leaves_out_what_a_subclass_has_no_field_for(folder: Path) -> None:
+    """Its Config is not that of IQL, whose row has expectile, beta and reward_shift."""
+    own = CHILD.replace("class Config(iql.Config)", "class Config(BaseConfig)")
+    own += "\nConfig.discount = 0.99\n"
+    own = own.replace("from offline_rl.algorithms import iql", IMPORTS)
+    (folder / "child.py").write_text(own)
+    cfg, pattern = algorithm_config("child.py", "antmaze-umaze-v2", {})
+    assert pattern == "antmaze-*"
+    assert cfg.expectile == 0.8
+    assert not hasattr(cfg, "beta")
 
 
 @pytest.mark.parametrize(

@@ -233,10 +233,23 @@ def test_whole_numbers_with_a_range_are_amounts_in_its_units(dtype, units, expec
     assert data.actions[:, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_actions_without_an_axis_are_refused_for_that_whatever_range_is_given(dtype):
+    for units in ({"action_scale": 2}, {"action_range": [0, 2]}, {"action_range": "data"}):
+        with pytest.raises(UserError, match=r"actions have shape \[3\]; \[N, A\] is expected"):
+            of_actions(np.array([0, 1, 2], dtype), **units)
+
+
 def test_whole_numbers_below_0_are_amounts():
     data = of_actions(np.array([[-1], [0], [1]]))
     assert data.actions.dtype == np.float32
     assert data.actions[:, 0].tolist() == [-1, 0, 1]
+
+
+def test_bfloat16_keeps_its_range():
+    torch = pytest.importorskip("torch")
+    large = torch.tensor([[2.0**17], [1.0]], dtype=torch.bfloat16)  # more than float16 holds
+    assert of_actions(large, action_scale=2.0**17).actions[0, 0] == 1
 
 
 def test_actions_outside_a_range_that_was_given_are_refused_in_its_units():

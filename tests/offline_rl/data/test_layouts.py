@@ -83,6 +83,25 @@ def test_done_alone_may_be_a_time_limit_unless_the_layout_is_named(tmp_path: Pat
     assert np.flatnonzero(read(path, format="neorl2").terminated).tolist() == [2]
 
 
+def test_done_beside_episode_starts_is_neorls_end(tmp_path: Path):
+    arrays = in_neorl2_words(with_next(two_episodes()))
+    del arrays["truncated"]
+    data = read(save(tmp_path / "a.npz", arrays | {"index": np.array([0, 3])}))
+    assert np.flatnonzero(data.terminated).tolist() == [2]
+
+
+@pytest.mark.parametrize("observed", ["observations", "obs", "observations/arm"])
+def test_demonstrations_that_lack_rewards_alone_are_told_the_format_that_reads_them(
+    tmp_path: Path, observed: str
+):
+    arrays = plain()
+    del arrays["rewards"]
+    path = save(tmp_path / "a.hdf5", arrays | {observed: arrays.pop("observations")})
+    with pytest.raises(UserError, match=r"no array 'rewards' .* Give format=plain"):
+        read(path)
+    assert read(path, format="plain").num_rows == len(arrays["actions"])
+
+
 def test_a_format_that_does_not_fit_or_exist_is_refused(tmp_path: Path):
     path = save(tmp_path / "a.npz", two_episodes())
     with pytest.raises(UserError, match="format=minari does not fit: no HDF5 file, but NPZ"):

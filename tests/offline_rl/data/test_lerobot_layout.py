@@ -227,6 +227,13 @@ def test_names_outside_lerobots_are_offered_or_listed(tmp_path: Path):
     data = read(path, observation_keys=["state"])
     np.testing.assert_array_equal(data.observations, numbers)
     np.testing.assert_array_equal(data.actions, made["actions"])
+    more = frames(effort=numbers, actions=np.zeros((ROWS, 2), np.float32))
+    path = lerobot(tmp_path / "c", more, LENGTHS)
+    with pytest.raises(UserError, match=r"no efort .* Choose among effort, observation\.state"):
+        read(path, observation_keys=["efort"])
+    data = read(path, observation_keys=["effort"])
+    np.testing.assert_array_equal(data.observations, numbers)
+    np.testing.assert_array_equal(data.actions, more["action"])  # not the other one
     parts = {"observation.state": numbers, "action.arm": numbers, "action.gripper": numbers}
     with pytest.raises(UserError, match=r"no array 'action' .* hold action\.arm, action\.gripper"):
         read(lerobot(tmp_path / "b", parts, LENGTHS))
@@ -463,6 +470,10 @@ def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
     assert "action 1 reaches from 0 to 9, the data reach from 0 to 3" in notes
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 3]}}))
     assert "was not computed" not in " ".join(read(path).notes)
+    rewrite_info(path, splits={"train": "0:1"})  # whose actions reach less than all do
+    assert "was not computed" not in " ".join(read(path, subset="train").notes)
+    file.write_text(json.dumps({"observation.state": {"min": [0] * 3, "max": [1] * 3}}))
+    assert read(path, action_range=[0, 5]).actions.max() == 1
 
 
 def test_actions_within_one_stay_as_they_are_whatever_they_reach(tmp_path: Path):

@@ -101,6 +101,24 @@ def test_flags_inside_both_and_none(tmp_path: Path):
     np.testing.assert_array_equal(data.next_observations, after(made))
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_whole_numbers_in_an_action_space_are_amounts(tmp_path: Path, dtype: Any):
+    made = episodes([3])
+    made[0]["actions"] = np.array([[0], [5], [10]], dtype)
+    folder = minari(tmp_path / "a-v0", made, action_space=box([1], 0, 10))
+    assert read(folder).actions[:, 0].tolist() == [-1, 0, 1]
+
+
+def test_a_file_beside_its_metadata_is_called_incomplete(tmp_path: Path):
+    for lacking in (["terminations"], ["terminations", "truncations"]):
+        made = episodes([3])
+        for key in lacking:
+            del made[0][key]
+        folder = minari(tmp_path / "-".join([*lacking, "v0"]), made)
+        with pytest.raises(UserError, match=f"no array 'episode_0/{lacking[0]}'"):
+            read(folder)
+
+
 def test_the_action_space_is_mapped_to_one_unless_told_otherwise(tmp_path: Path):
     made = episodes([3])
     made[0]["actions"] = np.array([[-2, 0], [4, 5], [1, 10]], np.float32)

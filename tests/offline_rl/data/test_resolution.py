@@ -31,6 +31,10 @@ def beside_another(column: np.ndarray) -> np.ndarray:
     ("column", "sentence"),
     [
         (NORTHING, r"column 1 between 5572094 and 5572101\.98 .* resolves 0\.5 there.*: 17\."),
+        (
+            5_572_094 + 0.25 * STEPS,  # 100 m, of which float32 leaves 201 values
+            r"column 1 between 5572094 and 5572193\.75 .* resolves 0\.5 there.*: 201\.",
+        ),
         (UNIX, r"column 1 between 1700000000 and .* by 0\.05 a step, .* resolves 128 there.*: 1\."),
     ],
 )
@@ -43,16 +47,18 @@ def test_a_column_that_loses_its_resolution_is_refused_by_name(column, sentence)
 
 
 NANOSECONDS = 1_700_000_000_000_000_000 + 50_000_000 * STEPS
+WHOLE = {"actions": 10**9 + STEPS[:, None], "action_range": [0, 2 * 10**9]}
 ELSEWHERE = {
+    "actions of whole numbers": WHOLE,
     "rewards": {"rewards": 1e8 + np.sin(STEPS)},
     "actions": {"actions": 1e8 + np.sin(STEPS)[:, None], "action_range": [9e7, 2e8]},
     "next_observations": {"next_observations": UNIX[:, None]},
 }
 
 
-@pytest.mark.parametrize("word", ["rewards", "actions", "next_observations"])
+@pytest.mark.parametrize("word", ELSEWHERE)
 def test_every_array_is_looked_at(word: str):
-    with pytest.raises(UserError, match=rf"data: {word} .* float32"):
+    with pytest.raises(UserError, match=rf"data: {word.split()[0]} .* float32"):
         of(np.sin(STEPS)[:, None], **ELSEWHERE[word])
 
 
@@ -67,6 +73,17 @@ def test_small_steps_on_a_long_way_are_noted():
     data = of(beside_another(there_and_back))
     assert data.observations.dtype == np.float32
     assert "observations: column 1 between" in " ".join(data.notes)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        3 + 1e-6 * np.sin(STEPS),  # radians
+        90 + 1e-6 * np.sin(STEPS),  # degrees
+    ],
+)
+def test_joints_that_a_simulator_holds_at_rest_are_noted(column: np.ndarray):
+    assert "observations: column 1 between" in " ".join(of(beside_another(column)).notes)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Warnings for columns that vary too little to be learned from."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ def test_a_rare_large_value_makes_a_column_visible():
     d = Dataset.from_arrays(rare[:, None], 0 * rare[:, None], rare, rare == 20)
     cfg = Preprocessing(normalise_observations=True, least_deviation=1.0)
     assert warnings(d, Spec((1,), 1), cfg) == []
+    less = replace(d, observations=d.observations / 10)  # at most 1, and still rare
+    assert any("observation[0] 1.0e-02" in each for each in warnings(less, Spec((1,), 1), cfg))
 
 
 def test_channels_have_their_own_names_and_pictures_have_none():

@@ -1,5 +1,6 @@
 """Check of compiled updates, what replaces a wrong one, and the compiler fault that it is for."""
 
+import math
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch._inductor.cpp_builder import CppOptions, is_gcc
 from offline_rl.algorithms.td3_bc import TD3BC
 from offline_rl.data import Dataset
 from offline_rl.engine import engine as engine_module
+from offline_rl.engine import verify
 from offline_rl.engine.compile import Compiled, inductor_options
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.trace import traced
@@ -170,6 +172,39 @@ def test_every_output_is_compared(
     assert any(name in line and what in line for line in said)
 
 
+def test_a_wrong_gradient_behind_an_output_layer_of_zeros_is_found(
+    e: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a residual policy begins: its gradients are zero, right or wrong."""
+    k, output = place(e, "optimiser/policy/first/trunk.weights.0"), "params/policy/trunk.weights.2"
+    (start := flatten(e.state)[output]).zero_()
+    monkeypatch.setattr(
+        engine_module,
+        "compiled",
+        lambda graph, *_: spoiled(graph, lambda leaves, _: leaves[k].neg_()),
+    )
+    e.programs()
+    assert e.fallbacks == {"update": "uncompiled"}
+    assert not start.any()
+
+
+def test_the_check_is_of_an_update_that_changes_the_policy(
+    e: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the first ones, if those train the critics alone."""
+    found = set[int]()
+
+    def note(leaves: list[Tensor], _: Tensor) -> None:
+        update, elsewhere = (leaves[place(e, f"counters/{k}")] for k in ("update", "elsewhere"))
+        found.update((update - elsewhere).tolist())
+
+    monkeypatch.setattr(TD3BC, "policy_begins", lambda *_: (7, "some.key"))
+    monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, note))
+    e.programs()
+    assert found == {7 + e.period()}  # once it is done
+    assert (flatten(e.state)["counters/elsewhere"] == 0).all()
+
+
 def test_a_program_that_only_rounds_differently_is_kept(
     e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +216,20 @@ def test_a_program_that_only_rounds_differently_is_kept(
     monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, change))
     e.programs()
     assert e.fallbacks == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "phrase"),
+    [(1e-9, None), (1e-3, "kl differs by 100 %"), (math.nan, "kl is not finite")],
+)
+def test_an_output_whose_terms_cancel_may_be_a_rounding_error(
+    size: float, phrase: str | None
+) -> None:
+    """As the divergence of two policies that are equal at the start."""
+    zero, ones = torch.zeros(2, 1), [torch.ones(2, 3)]
+    right = verify.Outputs(ones, zero)
+    found = verify.Outputs(ones, torch.tensor([[0.0], [size]]))
+    assert verify.difference(right, found, [right, right], ["weights", "kl"]) == phrase
 
 
 def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(

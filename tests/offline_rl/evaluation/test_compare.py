@@ -35,6 +35,12 @@ def test_a_difference_is_paired_by_episode_and_by_training_seed() -> None:
     assert found.over_seeds == pytest.approx((1 - half, 1 + half), abs=1e-3)
 
 
+def test_training_seeds_are_paired_by_number_and_not_by_order() -> None:
+    ours, theirs = ({k: np.full(2, 3.0 * k) for k in order} for order in ((0, 1), (1, 0)))
+    found = difference("b", "a", "return", ours, theirs)
+    assert found.over_seeds == found.over_episodes == (0, 0)
+
+
 def test_runs_of_other_training_seeds_have_no_interval_over_seeds() -> None:
     found = difference("b", "a", "return", {0: np.ones(2), 1: np.ones(2)}, {0: np.ones(2)})
     assert found.over_seeds is None

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,11 +13,12 @@ from printed import evaluate
 
 import envs
 from envs import tasks
+from offline_rl.evaluation import evaluate as verb
 from offline_rl.evaluation.evaluate import as_json, as_text
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies import BundleError, Normaliser, Spec, bundle
+from policies import BundleError, Normaliser, Player, Spec, bundle
 
 ACTION = (0.5, -0.25)
 LOW, HIGH = 30.6, 849.51  # DMSD's published references, polixir/NeoRL2:neorl2/envs/info.py
@@ -228,8 +230,18 @@ def test_episodes_in_fewer_environments_are_the_same(
     path = constant_policy(tmp_path / "policy.bundle", (0.5,), observations=1, task="none")
     told = {"run": str(path), "task": "drift", "episodes": 5, "json": True}
     (whole,) = json.loads(evaluate(**told))["bundles"]
+    noise = list[int]()
+
+    class Noted(Player):
+        def reset(self, seed: Any = 0) -> None:
+            noise.extend(np.atleast_1d(seed) if np.ndim(seed) else [])
+            super().reset(seed)
+
+    monkeypatch.setattr(verb, "Player", Noted)
     for count in (1, 2, 5):
+        noise.clear()
         assert json.loads(evaluate(**told, eval_envs=count))["bundles"] == [whole]
+        assert noise == whole["seeds"]
     starts = [np.random.default_rng(EVALUATION_SEED + k).normal() for k in range(5)]
     np.testing.assert_allclose(whole["returns"], 3 * np.array(starts))
 

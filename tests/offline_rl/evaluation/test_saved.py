@@ -1,6 +1,7 @@
 """Evaluations that are saved beside their bundles."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from offline_rl.evaluation import evaluate as verb
 from offline_rl.evaluation.saved import saved_beside
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
+from policies import bundle
 
 
 def test_an_evaluation_is_saved_beside_its_bundle_with_keys_episodes_and_code(
@@ -45,6 +47,23 @@ def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_numbers(
     assert len(found.returns[path]) == 1
     assert "Not saved: a full disk" in str(found)
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_an_evaluation_of_other_statistics_or_of_a_damaged_bundle_is_not_current(
+    tmp_path: Path,
+) -> None:
+    path = constant_policy(tmp_path / "policy.bundle", task="neorl2/DMSD")
+    offline_rl.evaluate(run=str(path), episodes=1)
+    (saved,) = saved_beside(path)
+    policy = bundle.read(path)
+    (key, known), *_ = policy.normalisers.items()
+    other = replace(known, mean=known.mean + 1)
+    bundle.write(path, replace(policy, normalisers={**policy.normalisers, key: other}))
+    assert not saved.is_current
+    bundle.write(path, policy)
+    assert saved.is_current
+    path.write_bytes(path.read_bytes()[:100])
+    assert not saved.is_current
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

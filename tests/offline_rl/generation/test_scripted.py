@@ -105,6 +105,10 @@ def test_a_script_ends_with_the_whole_episode_that_reaches_the_rows_asked_for(
         assert before < 40 <= data.num_rows
         assert data.terminated[-1] or last == 150  # the task's end, not a cut
         assert f"{data.num_rows} rows in {data.num_episodes} episodes" in printed
+    first = int(load("push/standard-expert", tmp_path).episode_lengths()[0])
+    again = {"recipe": "push", "out": str(tmp_path / "again"), "qualities": names[:1]}
+    generate(**again, rows=first, show=False)
+    assert load(tmp_path / "again" / "standard-expert.hdf5").num_rows == first
     with pytest.raises(UserError, match="rows= is for demonstrations, and hopper trains an agent"):
         generate(recipe="hopper", out=str(tmp_path), rows=40)
 
@@ -120,7 +124,7 @@ def test_a_video_of_sets_without_pictures_is_refused_with_the_sets_that_have_the
     keys = {"recipe": "push", "out": str(tmp_path / "sets"), "format": "lerobot", "video": True}
     remedy = r"in standard-expert; give qualities=\[standard-pixels-expert\]"
     with pytest.raises(UserError, match=remedy):
-        generate(**keys, qualities=["standard-pixels-expert", "standard-expert"])
+        generate(**keys, qualities=["standard-expert"])
     assert not (tmp_path / "sets").exists()
 
 

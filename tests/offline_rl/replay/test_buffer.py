@@ -100,12 +100,14 @@ def test_costs_add_up_over_n_steps_as_rewards_and_each_column_as_it_says():
     """Costs 1, 2, 4, 8, … discounted by a half: 1 + 1 + 1 over three steps, times 2 ** row."""
     rows = np.arange(7)
     further = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
+    further |= {"mc_returns": 10 * rows, "held_out": rows % 2}
     buffer = ReplayBuffer.from_dataset(two_episodes(), columns=further).after(3)
     batch = buffer.sample(stream(buffer), random(), 500, 0.5)
     for row, cost, last in ((0, 3, 2), (1, 4, 2), (2, 4, 2), (3, 24, 5), (5, 64, 6), (6, 64, 6)):
         k = batch.observations[:, 0].tolist().index(row)
         assert batch.costs[k] == cost
-        assert batch.timesteps[k] == row
+        assert (batch.timesteps[k], batch.mc_returns[k]) == (row, 10 * row)
+        assert batch.held_out[k] == row % 2
         assert batch.next_actions[k] == last + 1  # that which follows the last of the steps
     assert STEPS.keys() == {"rewards", *COLUMNS}
 

@@ -77,11 +77,12 @@ def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
     """Costs 1, 2, 4, 8, … discounted by a half: as much for each executed step as for the first."""
     rows = np.arange(10)
     columns = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
+    columns |= {"mc_returns": 10 * rows}
     batch, places = batch_of(executed=3, columns=columns)
     for row, place in places.items():
         last = min(row + 2, first_and_last(row)[1])
         assert batch.costs[place] == (last - row + 1) * 2**row
-        assert batch.timesteps[place] == row
+        assert (batch.timesteps[place], batch.mc_returns[place]) == (row, 10 * row)
         assert batch.next_actions[place] == last + 1
 
 

@@ -215,3 +215,22 @@ def test_an_experts_data_take_the_range_of_the_other_data_without_an_environment
     np.testing.assert_allclose(plan.expert.actions, 0.3, atol=1e-6)
     with pytest.raises(UserError, match=r"stand for \[0, 30\], here for \[0, 10\]"):
         prepare({**keys, "expert_dataset": arrays(0, 30)})
+
+
+def test_a_range_of_minus_one_to_one_may_mean_shares_so_units_are_not_converted_to_it():
+    half, whole = (Spec((1,), 1, action_low=(-x,), action_high=(x,)) for x in (0.5, 1.0))
+    with pytest.raises(ValueError, match=r"stand for \[-0\.5, 0\.5\], here for \[-1, 1\]"):
+        half.conversion(whole)
+    assert whole.conversion(half) is None  # shares of any range
+
+
+@pytest.mark.parametrize("name", ["action_names", "observation_names"])
+def test_names_in_another_order_are_a_contradiction_and_other_names_are_none(name: str):
+    def named(*names: str) -> Spec:
+        seen = Channel("observation", (2,), names=names if name == "observation_names" else ())
+        return Spec((seen,), 2, action_names=names if name == "action_names" else ())
+
+    found = named("a", "b").contradiction(named("b", "a"))
+    assert found == (name, ("a", "b"), ("b", "a"))
+    assert named("a", "b").contradiction(named("c", "d")) is None
+    assert named("a", "b").contradiction(named("a", "b")) is None

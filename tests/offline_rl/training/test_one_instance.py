@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box
 
 import envs
 from envs import tasks
 from offline_rl import UserError, train
+from offline_rl.training.evaluator import Evaluator
 from offline_rl.training.plan import limit_of, prepare
 
 QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
@@ -49,17 +51,45 @@ class Single(Walk):
         Single.open -= 1
 
 
+class Few(Walk):
+    """Two may be open: the collectors of two training seeds leave none to an evaluation."""
+
+    open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        if Few.open == 2:
+            raise RuntimeError("no license is left")
+        Few.open += 1
+
+    def close(self) -> None:
+        Few.open -= 1
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_registered", {})
     envs.register("walk", Walk, max_episode_steps=20)
     envs.register("single", Single, max_episode_steps=20)
+    envs.register("few", Few, max_episode_steps=20)
 
 
 def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -> None:
     plan = prepare({**QUICK, "task": "single", "out": str(tmp_path)})
     assert (plan.stackable, Single.open) == (False, 0)
     assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).stackable
+
+
+def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**QUICK, "out": str(tmp_path), "num_env_steps": 12, "eval_every": 6, "task": "few"}
+    assert len(train(**options).results) == 2
+    assert "few: 2 instances can be opened, no more (no license is left): " in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(UserError, match=r"few: 2 instances can be opened.*Use fewer seeds"):
+        train(**{**options, "seeds": 3, "name": "more"})
+    assert Few.open == 0
 
 
 def test_what_collects_in_several_environments_at_once_is_refused() -> None:
@@ -70,17 +100,56 @@ def test_what_collects_in_several_environments_at_once_is_refused() -> None:
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
 
 
+class Stacked:
+    """Policies of three training seeds. An action depends on that seed and the episode's.
+
+    The policy of the last training seed is broken.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.shape, self.seeds = (3, width), np.zeros(3 * width)
+
+    def reset(self, seeds: np.ndarray | None = None) -> None:
+        self.seeds = np.tile(np.arange(self.shape[1]), 3) if seeds is None else seeds
+
+    def observe(self, rewards: torch.Tensor) -> None:
+        assert rewards.shape == self.shape
+
+    def __call__(self, observations: torch.Tensor) -> torch.Tensor:
+        assert observations.shape[:2] == self.shape
+        of_policy = torch.tensor([[0.1], [-0.2], [np.nan]])
+        return (of_policy * torch.from_numpy(self.seeds % 5).reshape(self.shape))[..., None]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 9])
+def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) -> None:
+    """Groups of seeds, or of starts of which the last group has fewer."""
+    engine: Any = SimpleNamespace(seeds=[0, 1, 2], stacked_policy=lambda width, **_: Stacked(width))
+    starts, found = np.array([11, 12, 13, 14, 16]), list[Any]()
+    for number in (count, 3 * len(starts)):
+        with closing(envs.make_vector("walk", number)) as env:
+            evaluator = Evaluator(engine, env, lambda x: x, starts, beside=False)
+            found.append(evaluator._play())
+            evaluator.abandon()
+    (some, broken), (whole, broken_at_once) = found
+    assert broken == broken_at_once == {2}
+    np.testing.assert_array_equal(some.seeds, np.tile(starts, 3))
+    for column in ("seeds", "returns", "lengths"):
+        np.testing.assert_array_equal(getattr(some, column), getattr(whole, column))
+    assert len({*whole.returns.tolist()}) == 3 * len(starts)
+
+
 @pytest.mark.slow
 def test_one_shared_instance_learns_what_separate_ones_learn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The running episode goes on after each evaluation; seeds train one after another."""
     found = {}
-    for task in ("walk", "single"):
+    for task in ("walk", "single", "few"):
         run = train(**QUICK, task=task, out=str(tmp_path)).path
         rows = [(run / f"seed_{s}" / "evaluations.jsonl").read_text() for s in range(2)]
         found[task] = [[json.loads(row)["returns"] for row in text.splitlines()] for text in rows]
     assert len(found["walk"][0]) > 2
-    assert found["single"] == found["walk"]
-    assert Single.open == 0
+    assert found["single"] == found["few"] == found["walk"]
+    assert Single.open == Few.open == 0
     assert "(the simulator runs already), so one seed after another" in capsys.readouterr().out
