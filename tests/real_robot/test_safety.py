@@ -17,7 +17,7 @@ from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
 
 from real_robot.control.kinematics import forward
 from real_robot.robot import Code, Limits, Reading, Status
-from real_robot.safety.check import check
+from real_robot.safety.check import check, leapt
 from real_robot.safety.guard import Guard
 from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
 from real_robot.safety.limits import Envelope, Rules, envelope, faults, limits_from, tightest
@@ -862,3 +862,12 @@ def stood_still(velocity, current, *, lives: bool) -> bool:
     assert run.motion.q[0] == pytest.approx(0.015, abs=0.001)
     assert not seen & ~(1 << Reason.SENSOR_STUCK)
     return bool(seen)
+
+
+def test_an_encoder_leapt_if_the_measured_velocity_does_not_explain_how_far_a_joint_went():
+    """In 5 ms, at 2 rad/s at most: 0.01 rad; beyond four times that no velocity explains it."""
+    assert not leapt(0.0, 0.0099, 0.0, 2.0, 0.005)
+    assert leapt(0.0, 0.03, 0.0, 2.0, 0.005)
+    assert not leapt(0.0, 0.03, 6.0, 2.0, 0.005)  # pushed
+    assert leapt(0.0, 0.03, -6.0, 2.0, 0.005)
+    assert leapt(0.0, 0.05, 10.0, 2.0, 0.005)
