@@ -28,9 +28,10 @@ from real_robot.safety.states import Reason, State
 
 @pytest.fixture
 def session(tmp_path, monkeypatch) -> Session:
-    """Of a console that is this process's parent."""
+    """Of a console that is this process's parent, and of an arm that no other process commands."""
     monkeypatch.setattr(session_module.os, "getppid", lambda: 4711)
-    return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711)
+    own = {"port": str(tmp_path / "port"), "calibration": str(tmp_path / "calibration.json")}
+    return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711, changes=own)
 
 
 @pytest.fixture
