@@ -1,10 +1,11 @@
-"""False alarms of the stuck-sensor check: an hour of free motion and of contact, simulated.
+"""False alarms of the stuck-sensor check: an hour of free and small motion and of contact.
 
     python -m benchmarks.robot alarms [stretches=60] [seed=0]
 
-The tabletop arm swings; every other stretch, a minute each, a wall stands in its way, at a distance
-that changes, so that it grazes the wall, pushes against it, or is stopped by it. An operator
-re-arms it.
+Stretches of a simulated minute take turns. The tabletop arm swings; or a wall stands in its way, at
+a distance that changes, so that it grazes the wall, pushes against it, or is stopped by it; or each
+plan holds another pose near the middle, as a policy does that has reached its target. An operator
+re-arms the arm.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.robot.logic import Bench
 from benchmarks.robot.stepped import RATE_HZ
@@ -26,13 +30,14 @@ AWAY_M = 0.5  # the wall's place in front of the arm's base, out of reach
 NEAREST_M, FURTHEST_M = 0.02, 0.08  # the wall's middle, beyond where the tip was
 SPEED_M = 0.001  # a tick, at which the wall comes and goes
 PATIENCE = 20  # ticks that the operator waits
+SMALLEST_RAD, LARGEST_RAD = 0.002, 0.03  # by which plans differ that hold a pose
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What `alarms` takes."""
 
-    stretches: int = 60  # of free motion and of contact, in turns
+    stretches: int = 60  # of free motion, of contact and of small motion, in turns
     stretch_s: int = 60  # simulated
     seed: int = 0
 
@@ -42,9 +47,11 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for stretch in range(options.stretches):
             bench = Bench(Path(folder), options.seed * 1000 + stretch)
+            if stretch % 3 == 2:
+                bench.policy.path = partial(_poses, bench)  # type: ignore[method-assign]
             wall_m = goal_m = AWAY_M
             for tick in range(round(options.stretch_s * RATE_HZ)):
-                if stretch % 2:
+                if stretch % 3 == 1:
                     goal_m = _nearer(bench) if tick % 400 == 0 else goal_m
                     wall_m += min(max(goal_m - wall_m, -SPEED_M), SPEED_M)
                     bench.event("place", body="wall", at_m=[wall_m, float(bench.tip[1]), 0.1])
@@ -61,6 +68,12 @@ def measure(options: Options) -> dict[str, Any]:
         "stops": dict(stops.most_common()),
         "machine": description(),
     }
+
+
+def _poses(bench: Bench, times_s: np.ndarray) -> np.ndarray:
+    """[H, J] rad: the same pose throughout."""
+    far = np.exp(bench.chance.uniform(np.log(SMALLEST_RAD), np.log(LARGEST_RAD), 5))
+    return np.tile(bench.policy.middle + bench.chance.choice([-1, 1], 5) * far, (len(times_s), 1))
 
 
 def _nearer(bench: Bench) -> float:

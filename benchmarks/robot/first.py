@@ -40,11 +40,11 @@ class Options:
 
 
 def page_words(command: str) -> list[str]:
-    """Words of the page's first command that begins with `offline-rl <command>`."""
+    """Words of the page's first command that begins with `offline-rl <command>`, without `out=`."""
     line = next(
         line for line in PAGE.read_text().splitlines() if line.startswith(f"offline-rl {command} ")
     )
-    return line.replace("'", "").split()[1:]
+    return [w for w in line.replace("'", "").split()[1:] if not w.startswith("out=")]
 
 
 def make_bundle(folder: Path) -> Path:

@@ -6,6 +6,7 @@ The file lies next to the calibration and exists only while a joint is to be con
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from threading import Thread
 
@@ -21,9 +22,11 @@ class Unconfirmed:
         """Pass what the file holds to the guard. Raises UserError if it holds something else."""
         self._path, self._guard = path, guard
         self._thread: Thread | None = None
+        self._failure: Exception | None = None  # of the last write
         found = read_json(path) if path is not None and path.exists() else {}
         if not isinstance(found, dict) or not all(
-            type(q) in (int, float) and joint in guard.spec.joints for joint, q in found.items()
+            type(q) in (int, float) and isfinite(q) and joint in guard.spec.joints
+            for joint, q in found.items()
         ):
             raise UserError(
                 f"{path}: expected the joints of {guard.spec.name} that are to be confirmed, each "
@@ -39,19 +42,30 @@ class Unconfirmed:
         if self._thread is not None and self._thread.is_alive():
             return  # the next tick tries again
         self._saved = dict(self._guard.unconfirmed)
-        self._thread = Thread(target=_write, args=(self._path, self._saved))
+        self._thread = Thread(target=self._write, args=(self._path, self._saved))
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until the file is written."""
-        for _ in range(2):  # what is being written, and what has changed since
-            if self._thread is not None:
-                self._thread.join()
-            self.keep()
+        """Wait until the file is written. Raises UserError if it cannot be."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._path is None or not (self._failure or self._guard.unconfirmed != self._saved):
+            return
+        self._write(self._path, dict(self._guard.unconfirmed))
+        if self._failure is not None:
+            joints = ", ".join(self._guard.unconfirmed)
+            raise UserError(
+                f"{self._path} cannot be written ({self._failure}): the next run will not know "
+                f"that {joints} are to be confirmed. Calibrate the robot"
+            )
 
-
-def _write(path: Path, joints: dict[str, float]) -> None:
-    if joints:
-        write_json(path, joints)
-    else:
-        path.unlink(missing_ok=True)
+    def _write(self, path: Path, joints: dict[str, float]) -> None:
+        try:
+            if joints:
+                write_json(path, joints)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, UserError) as error:
+            self._failure = error
+        else:
+            self._failure = None

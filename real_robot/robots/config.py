@@ -267,7 +267,7 @@ def arm_of(name: str | Path, *, adapter: str | None = None, **changes: Any) -> s
         return f"port {os.path.realpath(line.port)}"
     if config.adapter == "simulated":
         how = build(Simulation, config.simulated | changes, "simulated.")
-        return f"simulation {how.folder or described.spec.name}"
+        return f"simulation {os.path.realpath(how.folder) if how.folder else described.spec.name}"
     options = json.dumps(config.options | changes, sort_keys=True, default=str)
     return f"{described.path.resolve()} {config.adapter} {options}"
 

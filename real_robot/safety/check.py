@@ -209,33 +209,41 @@ def _stands_still(
 ) -> bool:
     """True if joint i's goals have moved for a while and its measurements have not.
 
-    A joint that has met something does the same, but draws another current with every step of its
-    goal. So if the current stands still too, the measurements are not the joint's; if the current
-    changes little, nothing blocks the joint; if none is measured, either may be, and the goals must
-    be further apart.
+    A joint within its friction, at a turning point or against an obstacle stands still too. Against
+    an obstacle its current follows the goal; at a turning point its measured velocity changes. So
+    goals must be further apart where less is measured: by an adapter that returns no current or
+    always the same one, or that derives velocity from position.
     """
     goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
-    changed = q != before.measured[i]
-    after.still_low[i] = low = goal if changed else min(before.still_low[i], goal)
-    after.still_high[i] = high = goal if changed else max(before.still_high[i], goal)
+    still = q == before.measured[i]
+    after.still_low[i] = low = min(before.still_low[i], goal) if still else goal
+    after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
+    known = before.middle_ns > 0
+    moves = dq not in (0.0, before.measured_v[i])
+    varies = known and abs(drawn - before.drawn_a[i]) > 0
+    after.has_velocity[i] = before.has_velocity[i] or int(known and still and moves)
+    after.has_current[i] = before.has_current[i] or int(varies)
     way = high - low
     if way <= digit:  # the joint moves, or its goals stand still too
         after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
-        after.alive[i] = 0
+        after.turned[i] = after.alive[i] = 0
         return False
     after.still_s[i] = before.still_s[i] + e.period_s
     after.still_q[i], after.still_a[i] = before.still_q[i], before.still_a[i]
-    same = dq == before.measured_v[i] and drawn == before.drawn_a[i]
-    after.alive[i] = before.alive[i] if same else 1
+    after.turned[i] = before.turned[i] or int(moves)
+    after.alive[i] = before.alive[i] or int(drawn != before.drawn_a[i])
     if after.still_s[i] < e.rules.stuck_s:
         return False
-    if drawn != drawn:
+    if drawn != drawn or not after.has_current[i]:
         return way > max(8 * digit, room / 4)
-    if not after.alive[i]:
-        return way > max(2 * digit, room / 150)
-    way = abs(goal - before.still_q[i])  # a goal that went and came back draws what it drew
-    soft = abs(drawn - before.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
-    return soft and way > max(6 * digit, room / 32)
+    far = max(4 * digit, room / 64)
+    if not (after.turned[i] or after.alive[i]):
+        return way > far
+    if after.turned[i] or not after.has_velocity[i]:
+        far = max(16 * digit, room / 8)
+    way = abs(goal - after.still_q[i])  # a goal that went and came back draws what it drew
+    soft = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
+    return soft and way > far
 
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:

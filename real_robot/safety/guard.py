@@ -125,14 +125,17 @@ class Guard:
             raise Refused(f"arm is refused while {self.state.name}: check first")
         if (found := self._amiss(now_ns)) is not None:
             raise Refused(found)
-        reading = self._armed()
+        q, middle_ns = self._armed()
         self.machine.fire(Event.ARM, now_ns)
-        self.motion, self._other = (Motion(reading.q.tolist(), now_ns) for _ in range(2))
+        self.motion, self._other = (Motion(q, now_ns) for _ in range(2))
+        self.motion.middle_ns = middle_ns  # so that a leap before the first tick is noticed
         self.sent, self.missing, self._mute = None, 0, False
         self._relief = self._relieved = None
+        # a robot that was moved by hand meanwhile stays: it does not return to where it held before
+        self._anchor, self._stands_ns, self._pushed_ns = None, 0, 0
 
-    def _armed(self) -> Reading:
-        """Torque on: the reading at which the robot holds. Raises Refused where it is not so.
+    def _armed(self) -> tuple[list[float], int]:
+        """Torque on: where the robot holds, [J], and when it did. Raises Refused if it does not.
 
         The first goal is this reading, and the servos go there in one period. So the reading must
         be of where the robot is, as the next one says.
@@ -143,15 +146,16 @@ class Guard:
         if fault is None and reading.code is not Code.OK:
             fault = f"its reading failed ({reading.code.name.lower()})"
         if fault is None:
+            q, middle_ns = reading.q.tolist(), reading.middle_ns  # an adapter may reuse its arrays
             after = self._tried()
             fault = self.invalid or None
             if fault is None and after.code is not Code.OK:
                 fault = f"the reading after it failed ({after.code.name.lower()})"
         if fault is None:
-            dt_s = max(e.period_s, abs(after.middle_ns - reading.middle_ns) * 1e-9)
+            dt_s = max(e.period_s, abs(after.middle_ns - middle_ns) * 1e-9)
             for i, joint in enumerate(spec.joints):
                 furthest = e.rules.velocity_ratio * e.velocity[i] * dt_s + 2 * e.resolution[i]
-                there, here = float(reading.q[i]), float(after.q[i])
+                there, here = q[i], float(after.q[i])
                 if not abs(there - here) <= min(furthest, e.tracking_error[i]):
                     fault = f"joint {joint} stands at {here:.3f}, arm() says {there:.3f}"
                     break
@@ -160,7 +164,7 @@ class Guard:
                     break
         if fault is not None:
             raise Refused(f"arm() of {spec.name} failed: {fault}. Torque may be on; limp lets go")
-        return reading
+        return q, middle_ns
 
     def _tried(self) -> Reading:
         for _ in range(ARM_TRIES):
@@ -324,7 +328,7 @@ class Guard:
         )
         leaps = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
         if leaps:
-            self._go_with_the_encoder(before, after, reading)
+            self._go_with_the_encoder(before, after)
         self.motion, self._other = after, before
         self._fire(after.reasons, now_ns)
         self._send(now_ns, anyway=leaps)
@@ -334,22 +338,31 @@ class Guard:
         self._give_way(after)
         return after
 
-    def _go_with_the_encoder(self, before: Motion, after: Motion, reading: Reading) -> None:
+    def _go_with_the_encoder(self, before: Motion, after: Motion) -> None:
         """Put the goal of each joint whose encoder leapt to where it is measured now.
 
         The servo compares its goal with its encoder: any other goal would drive the joint, by as
         much as the encoder leapt, to its metal end. A second reading tells a leap from a single
-        wrong number, to which no goal may go.
+        wrong number, to which no goal may go; without one the adapter holds the robot.
         """
-        again, e = self.read(), self.envelope
+        again, e = self._tried(), self.envelope
+        if again.code != Code.OK:
+            self._hold_at_once()
         for i, joint in enumerate(self.spec.joints):
             if not after.blame[i] >> Reason.ENCODER_LEAPT & 1:
                 continue
             self.unconfirmed.setdefault(joint, before.measured[i])
-            q = float(again.q[i] if again.code == Code.OK else reading.q[i])
-            apart = abs(q - float(reading.q[i]))
-            if apart <= e.rules.velocity_ratio * e.velocity[i] * e.period_s + 2 * e.resolution[i]:
+            q = float(again.q[i])  # NaN where the reading failed
+            if (
+                abs(q - after.measured[i])
+                <= e.rules.velocity_ratio * e.velocity[i] * e.period_s + 2 * e.resolution[i]
+            ):
                 after.rest_at(i, q)
+
+    def _hold_at_once(self) -> None:
+        """Let the adapter hold the robot where it stands; no goal is sent after that."""
+        self._mute = True
+        held(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
 
     def _watch(self, reading: Reading) -> None:
         """Look for leaping encoders while the robot is not armed, however it is moved."""
@@ -481,8 +494,7 @@ class Guard:
         if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
             # no goal within the limits would hold a joint that is measured outside: the adapter
             # holds the robot where it stands
-            self._mute = True
-            held(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
+            self._hold_at_once()
             return
         np.clip(self._goal, self._low, self._high, out=self._goal)
         self._seq += 1

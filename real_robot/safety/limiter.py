@@ -38,7 +38,8 @@ class Motion:
     )
     MEASURED = (
         *("measured", "measured_v", "drawn_a", "current_a"),
-        *("still_low", "still_high", "still_s", "still_q", "still_a", "alive", "squeeze"),
+        *("still_low", "still_high", "still_s", "still_q", "still_a", "turned", "alive"),
+        *("has_velocity", "has_current", "squeeze"),
     )
     NUMBERS = (
         *("now_ns", "stop", "reasons", "seq", "fresh_ns", "middle_ns"),
@@ -66,7 +67,10 @@ class Motion:
     still_s: list[float]  # how long these have been apart,
     still_q: list[float]  # the goal and the current before,
     still_a: list[float]
-    alive: list[int]  # and 1 if velocity or current changed meanwhile
+    turned: list[int]  # and 1 if the measured velocity changed meanwhile,
+    alive: list[int]  # or 1 if the current did
+    has_velocity: list[int]  # 1 once a velocity was measured while q stood still
+    has_current: list[int]  # 1 once the measured current has changed
     squeeze: list[float]  # share of its grip's squeeze that a gripper uses
 
     def __init__(self, q: Sequence[float], now_ns: int) -> None:
@@ -78,7 +82,9 @@ class Motion:
         self.still_low[:], self.still_high[:] = q, q
         self.goal_v[:], self.squeeze[:] = self.goal, [1.0] * count
         self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
-        self.clips, self.blame, self.alive = [0] * count, [0] * count, [0] * count
+        self.clips, self.blame = [0] * count, [0] * count
+        for flags in (self.turned, self.alive, self.has_velocity, self.has_current):
+            flags[:] = [0] * count
         self.now_ns = self.fresh_ns = now_ns
         self.middle_ns = 0  # of the last good reading; 0: none so far
         self.stop = SOFT

@@ -16,6 +16,7 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 
 JOINTS = ("shoulder", "elbow")
+CURRENT_A_RAD = 0.2  # a soft servo's current by its error
 ARM = """
 <mujoco>
   <worldbody>
@@ -147,7 +148,7 @@ class MemoryRobot:
             now,
             self.q + self.offset,
             self.dq.copy(),
-            self.current.copy(),
+            self.current + CURRENT_A_RAD * np.abs(self.goal - self.offset - self.q),
             self.status.copy(),
         )
         return self.last

@@ -28,9 +28,10 @@ from real_robot.safety.states import Reason, State
 
 @pytest.fixture
 def session(tmp_path, monkeypatch) -> Session:
-    """Of a console that is this process's parent."""
+    """Of a console that is this process's parent, and of an arm that no other process commands."""
     monkeypatch.setattr(session_module.os, "getppid", lambda: 4711)
-    return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711)
+    own = {"port": str(tmp_path / "port"), "calibration": str(tmp_path / "calibration.json")}
+    return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711, changes=own)
 
 
 @pytest.fixture
@@ -397,13 +398,27 @@ def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
     assert guard.state is State.HOLD
 
 
-def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_path):
+@pytest.mark.parametrize("text", ['{"knee": 0.5}', '{"elbow": NaN}', '{"elbow": true}', "[]"])
+def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_path, text: str):
     path = tmp_path / "two links.unconfirmed.json"
-    path.write_text('{"knee": 0.5}')
+    path.write_text(text)
     with pytest.raises(
         UserError, match="expected the joints of two links that are to be confirmed"
     ):
         Unconfirmed(path, Bench(tmp_path).guard)
+
+
+def test_joints_to_be_confirmed_are_written_again_at_the_end_if_that_failed(tmp_path):
+    guard, place = Bench(tmp_path).guard, tmp_path / "settings"
+    place.write_text("no folder")
+    kept = Unconfirmed(place / "two links.unconfirmed.json", guard)
+    guard.unconfirmed["elbow"] = 0.5
+    kept.keep()
+    with pytest.raises(UserError, match="next run will not know that elbow"):
+        kept.close()
+    place.unlink()
+    kept.close()
+    assert json.loads((place / "two links.unconfirmed.json").read_text()) == {"elbow": 0.5}
 
 
 @pytest.mark.parametrize("adapter", ["simulated", "dynamixel"])
@@ -419,9 +434,8 @@ def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
     with pytest.raises(UserError, match=r"another run commands desk .*first\): end that one first"):
         of(**{place: str(first)}).claim()
     of(**{place: str(tmp_path / "second")}).claim().close()
-    if adapter == "dynamixel":  # the same device by another name
-        with pytest.raises(UserError, match="another run commands desk"):
-            of(port=str(link)).claim()
+    with pytest.raises(UserError, match="another run commands desk"):  # by another name
+        of(**{place: str(link)}).claim()
     lock.close()
     of(**{place: str(first)}).claim().close()
 

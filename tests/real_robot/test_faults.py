@@ -763,3 +763,64 @@ def test_an_arm_whose_weight_hangs_below_its_goals_does_not_sink(tmp_path):
     made.run(400)
     assert made.guard.state is State.HOLD
     assert made.guard.motion.q == [0.0, 0.0]
+
+
+def test_a_robot_that_was_moved_by_hand_stays_there_when_it_is_armed_again(tmp_path):
+    made = Bench(tmp_path)
+    made.inputs.wishes = {}
+    made.run(100)
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(limp=True)
+    made.run(1)
+    for _ in range(50):
+        made.robot.q += 0.004
+        made.run(1)
+    made.inputs.wishes[made.inputs.calls + 1] = Wish(arm=True)
+    made.run(1)
+    assert made.guard.state is State.HOLD
+    here = made.robot.q.copy()
+    made.run(300)
+    np.testing.assert_allclose(made.robot.q, here, atol=1e-3)
+
+
+def test_an_encoder_that_leaps_between_arming_and_the_first_tick_is_noticed(tmp_path):
+    made = Bench(tmp_path)
+    made.robot.offset[1] = 0.15  # less than tracking_error
+    made.robot.encoder_leapt()
+    made.run(20)
+    assert made.guard.cause is Reason.ENCODER_LEAPT
+    # its servo has driven it for the one period until the leap was read: 1 - exp(-5 ms / 20 ms)
+    np.testing.assert_allclose(made.robot.q, [0.0, -0.15 * 0.2212], atol=2e-3)
+
+
+def test_no_goal_follows_a_leap_that_no_second_reading_confirms(tmp_path):
+    made = bench(tmp_path, 0)
+    read, answers = made.robot.read, [0]
+
+    def once_wrong_and_then_silent() -> Reading:
+        reading, answers[0] = read(), answers[0] + 1
+        wrong = reading.q + np.array([0.0, 0.5])
+        return replace(reading, q=wrong) if answers[0] == 1 else replace(reading, code=Code.TIMEOUT)
+
+    made.robot.read = once_wrong_and_then_silent
+    made.run(50)
+    assert made.guard.cause is Reason.ENCODER_LEAPT
+    assert f"hold {Reason.ENCODER_LEAPT.text}" in made.robot.calls
+    np.testing.assert_allclose(made.robot.goal, made.robot.q, atol=2e-3)
+
+
+def test_arming_compares_two_readings_also_if_the_adapter_reuses_its_arrays():
+    clock = Clock()
+    robot = MemoryRobot(clock, spec(RATE_HZ))
+    read, q = robot.read, np.zeros(2)
+
+    def reused(wrong: float = 0.0) -> Reading:
+        reading = read()
+        q[:] = reading.q + wrong
+        return replace(reading, q=q)
+
+    robot.read, robot.arm = reused, lambda: reused(1.5)
+    guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
+    guard.connect(clock.now)
+    guard.passed(clock.now)
+    with pytest.raises(Refused, match=r"shoulder stands at 0\.000"):
+        guard.arm(clock.now)

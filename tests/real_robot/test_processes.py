@@ -674,6 +674,25 @@ def test_a_run_on_a_simulated_arm_moves_records_and_holds(
 
 
 @pytest.mark.slow
+def test_of_two_runs_on_one_simulated_arm_the_second_is_refused(tmp_path, patient_desk: str):
+    how = {"folder": str(tmp_path / "sim"), "seconds": 20.0, "start": True, "keyboard": False}
+    bundle, file = write_desk_bundle(tmp_path / "b"), tmp_path / "x.rec"
+    code = f"from real_robot import run\nrun({str(bundle)!r}, {patient_desk!r}, **{how!r}"
+    command = [sys.executable, "-c", f"{code}, record={str(file)!r})"]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}) as first:
+        deadline = time.monotonic() + 60
+        while not file.exists() or file.stat().st_size < 20_000:
+            assert first.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline, "it did not begin"
+            time.sleep(0.05)
+        with pytest.raises(UserError, match=r"another run commands .*: end that one first"):
+            run(bundle, patient_desk, **how)
+        os.kill(first.pid, signal.SIGTERM)
+        first.wait(60)
+    assert read(file).rows["tick"].size > 20
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["control", "inference", "writer"])
 def test_whatever_is_killed_the_recording_is_whole_and_the_robot_holds(
     tmp_path, patient_desk: str, victim: str

@@ -17,7 +17,7 @@ from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
 
 from real_robot.control.kinematics import forward
 from real_robot.robot import Code, Limits, Reading, Status
-from real_robot.safety.check import check
+from real_robot.safety.check import check, leapt
 from real_robot.safety.guard import Guard
 from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
 from real_robot.safety.limits import Envelope, Rules, envelope, faults, limits_from, tightest
@@ -816,3 +816,58 @@ def test_a_robot_that_was_told_something_else_is_a_fault():
     go(guard, clock, [0.0002, 0.0])
     go(guard, clock, [0.0005, 0.0], 5)
     assert guard.machine.latched is Reason.SENT_DIFFERS
+
+
+STANDING = {  # velocity, rad/s, and current, A, of a joint whose position stands still; by time, s
+    "stuck": (lambda t: 0.048, lambda t: 0.1, True),
+    "blind, and pushed on by its servo": (lambda t: 0.0, lambda t: 0.1 + 0.1 * t, True),
+    "turning": (lambda t: t - 0.06, lambda t: 0.1 + 0.1 * t, False),
+    # goals at 0.1 rad/s against 10.6 A/rad, which is an XM430's stiffness at its default gain
+    "held by friction": (lambda t: 0.0, lambda t: 0.1 + 0.1 * 10.6 * t, False),
+}
+
+
+@pytest.mark.parametrize("case", STANDING)
+def test_a_joint_that_turns_or_that_friction_holds_is_not_taken_for_a_stuck_sensor(case: str):
+    velocity, current, stuck = STANDING[case]
+    assert stood_still(velocity, current, lives=True) == stuck
+
+
+def test_where_velocity_or_current_are_not_measured_a_small_motion_is_no_stuck_sensor():
+    """A difference of positions is 0 at a turning point; a current may be a constant."""
+    assert not stood_still(lambda t: 0.0, lambda t: 0.1 + 0.1 * t, lives=False)
+    assert not stood_still(lambda t: 0.0, lambda t: 0.1, lives=False)
+
+
+def stood_still(velocity, current, *, lives: bool) -> bool:
+    """True if SENSOR_STUCK: goals move by 0.015 rad in 0.15 s, measured positions do not at all.
+
+    lives: before, velocity and current were measured while the position stood still.
+    """
+    desk = replace(spec(100.0, tracking_error=0.35, current_a=0.8), resolution=np.full(2, 0.0015))
+    run = Run(envelope(desk, desk.limits, 100.0))
+    seen = 0
+    for k in range(-5, 16):
+        t = max(0.0, k * 0.01)
+        dq = velocity(t) if k >= 0 else 0.024 * (k % 2) * lives
+        drawn = current(t) if k >= 0 else 0.1 - 0.003 * (k % 2) * lives
+        found = reading(
+            [0.0, 0.0],
+            run.seq + 1,
+            run.now + 10**7,
+            dq=np.array([dq, 0.0]),
+            current_a=np.array([drawn, 0.1]),
+        )
+        seen |= run.tick([0.1 * t, 0.0], found=found).reasons
+    assert run.motion.q[0] == pytest.approx(0.015, abs=0.001)
+    assert not seen & ~(1 << Reason.SENSOR_STUCK)
+    return bool(seen)
+
+
+def test_an_encoder_leapt_if_the_measured_velocity_does_not_explain_how_far_a_joint_went():
+    """In 5 ms, at 2 rad/s at most: 0.01 rad; beyond four times that no velocity explains it."""
+    assert not leapt(0.0, 0.0099, 0.0, 2.0, 0.005)
+    assert leapt(0.0, 0.03, 0.0, 2.0, 0.005)
+    assert not leapt(0.0, 0.03, 6.0, 2.0, 0.005)  # pushed
+    assert leapt(0.0, 0.03, -6.0, 2.0, 0.005)
+    assert leapt(0.0, 0.05, 10.0, 2.0, 0.005)
