@@ -105,7 +105,8 @@ class Collector:
         try:
             self._open(count)
         except BaseException:
-            self.close()
+            with suppress(Exception):  # a failing close must not hide the reason
+                self.close()
             raise
 
     def _open(self, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class RolloutCollector:
         try:
             self._prepare(cfg, count)
         except BaseException:
-            self.close()
+            with suppress(Exception):  # a failing close must not hide the reason
+                self.close()
             raise
 
     def _prepare(self, cfg: Any, count: int) -> None:

@@ -706,7 +706,7 @@ def fails_at(number: int, steps: int) -> Callable[[int, int], bool]:
     ("breaks", "more", "error"),
     [
         ({"raise": fails_at(1, 4)}, {"overlap": True}, "5th time"),
-        ({"make": fails_at(4, 0)}, {}, "no cable is there"),
+        ({"make": fails_at(2, 0)}, {}, "no cable is there"),
         ({"reset": fails_at(0, 0), "close": fails_at(0, 0)}, {}, "the cable is out"),
         ({"close": lambda number, steps: number in (0, 2, 3)}, {}, None),
         ({}, {"pretrain_updates": 3}, "no preliminary phase"),
