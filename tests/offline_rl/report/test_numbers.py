@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from made_runs import seed_folder
 
 import offline_rl
 from offline_rl.evaluation.saved import digest
-from offline_rl.reporting.numbers import BEHAVIOR, COLUMNS, as_latex, escaped
+from offline_rl.reporting.numbers import escaped
 from offline_rl.reporting.published import rows_of
 from offline_rl.utils.text import fitted
 from policies import Normaliser, Spec, bundle
@@ -125,10 +124,3 @@ def test_a_saved_evaluation_is_shown_while_its_policy_is_the_bundles(tmp_path: P
     assert rows[4].split() == ["bc", "toy/line", "20.0", "140.0", "2", "×", "1", "seed"]
     write(0.25)
     assert "Evaluated after training" not in str(offline_rl.report(tmp_path))
-
-
-def test_the_highest_mean_of_an_algorithm_is_bold_whatever_the_behavior_policy_scores() -> None:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"task": "t"}
-    own = row | {"algorithm": "iql", "seeds": 1, "score": 50.0, "score_std": 0.0}
-    text = as_latex([own, row | {"algorithm": BEHAVIOR, "score": 90.0}])
-    assert r"t & $90.0$ & $\mathbf{50.0}$ \\" in text
