@@ -37,11 +37,7 @@ from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
 ELSEWHERE = "elsewhere"  # a counter that no checkpoint holds; see `Engine.done`
-COUNTS = (
-    "steps",
-    "update",
-    ELSEWHERE,
-)  # the state's leaves that are the same for all stacked seeds
+COUNTS = ("steps", "update", ELSEWHERE)  # leaves that are the same for all stacked seeds
 UNROLLED = 4  # places of a period that one program has at most
 APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
 Places = tuple[int, ...]  # of a period

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from offline_rl.online.with_base import BaseFault
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import TOLD
 from offline_rl.utils import seeds
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import UserError, close_quietly
 from policies import channels
 from policies.channels import Observations
 
@@ -105,8 +105,7 @@ class Collector:
         try:
             self._open(count)
         except BaseException:
-            with suppress(Exception):  # a failing close must not hide the reason
-                self.close()
+            close_quietly(self)
             raise
 
     def _open(self, count: int) -> None:
@@ -262,8 +261,7 @@ class Collector:
             raise GivenUp(f"{what}, for the {MISHAPS}th time in a row") from error
         self.say(f"{what}; the episode is dropped and the next begins")
         self.buffer.drop(s, length)
-        with suppress(Exception):  # what is broken may not even close
-            self.envs[s].close()
+        close_quietly(self.envs[s])  # what is broken may not even close
         try:
             self.envs[s] = self.make()
         except Exception as again:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import TOLD
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils import seeds
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import UserError, close_quietly
 from policies import noise
 
 COUNTS = ("added", "sizes", "hidden")  # of a buffer's rows, by seed
@@ -61,8 +60,7 @@ class RolloutCollector:
         try:
             self._prepare(cfg, count)
         except BaseException:
-            with suppress(Exception):  # a failing close must not hide the reason
-                self.close()
+            close_quietly(self)
             raise
 
     def _prepare(self, cfg: Any, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -37,7 +37,7 @@ from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import UserError, close_quietly
 from offline_rl.utils.files import read_object
 from policies import Spec, channels
 from policies.channels import BASE_ACTION
@@ -105,12 +105,6 @@ def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
     """Options, then data; nothing is written. start: where the run goes on from."""
     with ExitStack() as opened:
         return _prepare(keys, start, opened)
-
-
-def close_quietly(opened: Any) -> None:
-    """Close environments. One that fails to close must not hide why a run ended."""
-    with suppress(Exception):
-        opened.close()
 
 
 def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) -> Plan:

@@ -39,7 +39,6 @@ from offline_rl.training.plan import (
     CHANGING,
     Member,
     Plan,
-    close_quietly,
     description,
     headline,
     lengthened,
@@ -59,7 +58,7 @@ from offline_rl.training.sources import further_columns, sources_of
 from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
-from offline_rl.utils.errors import UserError
+from offline_rl.utils.errors import UserError, close_quietly
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
 from offline_rl.utils.options import signature, spelt
 from offline_rl.utils.text import at_a_time

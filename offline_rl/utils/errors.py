@@ -1,5 +1,8 @@
 """The errors a user can mend."""
 
+from contextlib import suppress
+from typing import Any
+
 
 class UserError(Exception):
     """The user's mistake: one sentence with what, where, found, expected and the remedy.
@@ -14,3 +17,9 @@ class UserError(Exception):
 
 class MissingData(UserError):
     """The data set is not there, yet."""
+
+
+def close_quietly(opened: Any) -> None:
+    """Close environments. One that fails to close must not hide why a run ended."""
+    with suppress(Exception):
+        opened.close()
