@@ -2,7 +2,7 @@
 
     python -m benchmarks.baselines task=neorl2/DMSD [dataset=<file>] [starts=32] [generations=8]
 
-`behaviour` is the mean over the data's episodes, `best_tenth` over the tenth of them with the
+`behavior` is the mean over the data's episodes, `best_tenth` over the tenth of them with the
 highest returns. `mean_action` plays the data's mean action whatever it sees, `best_constant` the
 best such action that a search in the simulator finds: `generations` of the cross-entropy method,
 each of 32 actions played from the same `starts` starts, none of which are those of evaluations.
@@ -10,7 +10,7 @@ Simglucose has 15 patients and 24 hours to start at, each as likely: there both 
 of `also=[-0.996]`, are played from all 360 starts, so that their scores are exact.
 
 Also kept is what the data's states are worth by the data's own rewards, for comparison with what an
-algorithm has learnt. Results go to benchmarks/results/baselines.json, a task at a time.
+algorithm has learned. Results go to benchmarks/results/baselines.json, a task at a time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def of_data(task: Task, data: Dataset) -> dict[str, Any]:
     """The rows that no simulator is needed for."""
     returns = np.sort(data.episode_returns())
     best = returns[-max(1, len(returns) // 10) :]
-    return {name: row(task, r[None]) for name, r in (("behaviour", returns), ("best_tenth", best))}
+    return {name: row(task, r[None]) for name, r in (("behavior", returns), ("best_tenth", best))}
 
 
 def row(task: Task, returns: np.ndarray, exact: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scripted policies that a correction is learnt for."""
+"""Scripted policies that a correction is learned for."""
 
 import numpy as np
 

@@ -2,7 +2,7 @@
 
     pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=[td3_bc,iql,cql]] [task=…]
 
-d3rlpy learns from our normalised observations, and its policies act in our environments. A cell is
+d3rlpy learns from our normalized observations, and its policies act in our environments. A cell is
 (algorithm, seed); finished ones are kept, so the same command continues, and makes the page anew.
 """
 
@@ -36,10 +36,10 @@ FILE = Path("benchmarks/results/d3rlpy.json")
 UPDATES, EPISODES = 20_000, 100
 SEEDS = {"td3_bc": 5, "iql": 5, "cql": 3}
 OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaults, and equal
-    "td3_bc": {"normalise_observations": True, "alpha": 2.5, "policy_noise": 0.2},
-    "iql": {"normalise_observations": True, "expectile": 0.7, "beta": 3.0},
+    "td3_bc": {"normalize_observations": True, "alpha": 2.5, "policy_noise": 0.2},
+    "iql": {"normalize_observations": True, "expectile": 0.7, "beta": 3.0},
     "cql": {
-        "normalise_observations": True,
+        "normalize_observations": True,
         "weight": 5.0,
         "gap": None,
         "gap_after_weight": False,
@@ -65,7 +65,7 @@ class Options:
 
 
 def theirs(algorithm: str, task: str, seed: int) -> float:
-    """The mean normalised score of d3rlpy's policy."""
+    """The mean normalized score of d3rlpy's policy."""
     import d3rlpy  # type: ignore[import-not-found]
 
     found, dataset = envs.task(task), load(envs.task(task), None)
@@ -80,7 +80,7 @@ def theirs(algorithm: str, task: str, seed: int) -> float:
     env = envs.make_vector(found, EPISODES)
     starts = EVALUATION_SEED + np.arange(EPISODES)
     act = lambda x: learner.predict(x.astype(np.float32)).clip(-1, 1)  # noqa: E731
-    returns = rollout(env, act, transform.normaliser, starts).returns
+    returns = rollout(env, act, transform.normalizer, starts).returns
     env.close()
     return float(np.mean(found.score(returns)))
 
@@ -141,7 +141,7 @@ def page(done: Mapping[str, Any]) -> str:
             body.append([*cells, interval, formed(hyper, done["updates"])])
     text = table([*header, "formed"], body, markdown=True)
     page = f"# d3rlpy's final scores beside ours\n\n`{done['command']}`\n\n{text}\n\n"
-    page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalised "
+    page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalized "
     page += "scores, mean ± standard deviation over seeds (ddof 1), Welch's interval of ours - "
     page += "d3rlpy's. `formed`: how far values had come, of both; unfinished rows compare equal "
     return page + "updates, not what the methods reach.\n"

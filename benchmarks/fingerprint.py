@@ -45,10 +45,23 @@ UPDATES = 20
 OBSERVATION_DIM, ACTION_DIM = 5, 2
 SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
 SMALL: dict[str, Any] = {key: [16, 16] for key in SIZES}
-SMALL |= {"samples": 3, "critics": 3, "batch_size": 32, "policy_samples": 2, "window": 4, "size": 8}
-SMALL |= {"layers": 2, "heads": 2, "episode_steps": 20, "warm_up_updates": 5}
+SMALL |= {
+    "num_samples": 3,
+    "num_critics": 3,
+    "batch_size": 32,
+    "num_policy_samples": 2,
+    "horizon": 4,
+    "dim_model": 8,
+}
+SMALL |= {"num_layers": 2, "num_heads": 2, "episode_steps": 20, "num_warmup_updates": 5}
 SMALL |= {"target_return": 3.0, "return_scale": 2.0}
-SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
+SMALL |= {
+    "network": "mlp",
+    "widths": [8, 16],
+    "n_action_steps": 2,
+    "num_train_timesteps": 10,
+    "num_inference_steps": 5,
+}
 
 TASK = "pendulum-of-20-steps"
 # A run in an environment: Pendulum's observations and actions, tiny networks, no compilation.
@@ -56,9 +69,17 @@ RUN: dict[str, Any] = {"task": TASK, "batch_size": 32, "precision": "fp32"}
 RUN |= {"compile": "never", "eval_episodes": 2, "tracker": "none", "show": False}
 HIDDEN: dict[str, Any] = {"algorithm.hidden": [16, 16]}
 CHUNKS: dict[str, Any] = {"algorithm.network": "mlp", "algorithm.widths": [16]}
-CHUNKS |= {"algorithm.window": 4, "algorithm.executed": 2, "algorithm.history": 1}
-CHUNKS |= {"algorithm.noise_levels": 20, "algorithm.rounds": 10, "algorithm.predicts": "action"}
-TUNE: dict[str, Any] = {"algorithm.sampler": "ddim", "algorithm.rounds": 5, "algorithm.tuned": 3}
+CHUNKS |= {"algorithm.horizon": 4, "algorithm.n_action_steps": 2, "algorithm.n_obs_steps": 1}
+CHUNKS |= {
+    "algorithm.num_train_timesteps": 20,
+    "algorithm.num_inference_steps": 10,
+    "algorithm.prediction_type": "sample",
+}
+TUNE: dict[str, Any] = {
+    "algorithm.sampler": "ddim",
+    "algorithm.num_inference_steps": 5,
+    "algorithm.tuned": 3,
+}
 TUNE |= {"algorithm.environments": 2, "algorithm.decisions": 24, "algorithm.batch_size": 24}
 TUNE |= {"algorithm.epochs": 2, "algorithm.value_hidden": [16], "num_env_steps": 192}
 RL100: dict[str, Any] = {"algorithm.critic_hidden": [16], "algorithm.dynamics_hidden": [16]}
@@ -73,19 +94,19 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
     random = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
-        random.normal(size=(rows, OBSERVATION_DIM)),
+        random.normal(dim_model=(rows, OBSERVATION_DIM)),
         random.uniform(-1, 1, (rows, ACTION_DIM)),
-        random.normal(size=rows),
+        random.normal(dim_model=rows),
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
-        random.normal(size=(rows, OBSERVATION_DIM)),
+        random.normal(dim_model=(rows, OBSERVATION_DIM)),
     )
 
 
 def pendulum_dataset(rows: int = 400) -> Dataset:
     """Return data in Pendulum's shapes with simple dynamics, which a model can fit."""
     random = np.random.default_rng(0)
-    observations, actions = random.normal(size=(rows, 3)), random.uniform(-1, 1, (rows, 1))
+    observations, actions = random.normal(dim_model=(rows, 3)), random.uniform(-1, 1, (rows, 1))
     ends = np.arange(rows) % 20 == 19
     rewards = 1 - np.square(actions[:, 0] - 0.8)
     return Dataset.from_arrays(
@@ -108,12 +129,12 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
     cls = algorithm_class(name)
     known = cls.Config.__dataclass_fields__
     small = {k: v for k, v in SMALL.items() if k in known}
-    if "critics" in small:  # at most the default number
-        small["critics"] = min(small["critics"], known["critics"].default)
+    if "num_critics" in small:  # at most the default number
+        small["num_critics"] = min(small["num_critics"], known["num_critics"].default)
     if name == "bc":  # single actions
-        del small["window"], small["executed"]
+        del small["horizon"], small["n_action_steps"]
     if "widths" in small:  # an MLP, not a transformer
-        del small["heads"]
+        del small["num_heads"]
     cfg = build(cls.Config, small)
     expert = dataset(100, seed=1) if "expert" in cls.needs else None
     source = offline_source(cls, cfg, dataset(), expert)
@@ -127,7 +148,7 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
             state = engine.seed_state(s).values()
             hashes[f"phase {k}, seed {seed} of {len(seeds)}"] = digest(state)
     shape = (len(seeds), 4, OBSERVATION_DIM)
-    observations = torch.from_numpy(np.random.default_rng(2).normal(size=shape)).float()
+    observations = torch.from_numpy(np.random.default_rng(2).normal(dim_model=shape)).float()
     hashes[f"actions of {len(seeds)}"] = digest([engine.stacked_policy(4)(observations)])
     return hashes
 
@@ -151,7 +172,7 @@ def online(out: str) -> dict[str, dict[str, str]]:
     own: dict[str, Any] = RUN | {"out": out}
     data: dict[str, Any] = {"dataset": pendulum_dataset()}
     sac = own | HIDDEN | {"algorithm": "sac", "seeds": 2, "num_updates": 0, "num_env_steps": 300}
-    sac |= {"online.warm_up": 50, "eval_every": 150, "checkpoint_every": 150}
+    sac |= {"online.warmup_steps": 50, "eval_every": 150, "checkpoint_every": 150}
     hashes = {"sac online": outcome(train(**sac, name="undisturbed").path, "undisturbed")}
     try:
         train(**sac, name="resumed", watch=interrupt)
@@ -159,12 +180,12 @@ def online(out: str) -> dict[str, dict[str, str]]:
         hashes["sac online"] |= outcome(train(**sac, name="resumed").path, "resumed")
 
     short = own | {"num_env_steps": 80, "num_updates": 0, "eval_every": 10_000}
-    rlpd = short | HIDDEN | {"algorithm": "rlpd", "online.warm_up": 40, "seeds": 1}
+    rlpd = short | HIDDEN | {"algorithm": "rlpd", "online.warmup_steps": 40, "seeds": 1}
     hashes["rlpd online"] = outcome(train(**rlpd, **data, utd=4).path, "rlpd")
 
     bc = train(**own, **HIDDEN, **data, algorithm="bc", num_updates=UPDATES, seeds=1)
     resfit = short | {"base": str(bc.path / "seed_0" / "policy.bundle"), "seeds": 1}
-    resfit |= {"online.warm_up": 40, "algorithm.hidden": [16, 16]}
+    resfit |= {"online.warmup_steps": 40, "algorithm.hidden": [16, 16]}
     hashes["resfit online"] = outcome(finetune(**resfit, **data).path, "resfit")
 
     chunks = own | CHUNKS | {"algorithm": "diffusion_policy", "num_updates": UPDATES, "seeds": 1}

@@ -202,7 +202,7 @@ HEADER = ["task", "typed", "in the way before", "processor, s", "wall, s"]
 PAGE = """# A stranger's first hour
 
 What a new user does first, typed as the README has it into an empty folder, one task after another;
-lengths show that it works, not what can be learnt. `python -m benchmarks.first_hour` does all of it
+lengths show that it works, not what can be learned. `python -m benchmarks.first_hour` does all of it
 again and writes this page. Lines without `python` begin with `offline-rl`. Processor seconds are of
 all processes; wall time is what else ran on the machine, too. In the way before: what an earlier
 trial of two hours stumbled over; [two trials by hand](notes.md), before and after.

@@ -4,7 +4,7 @@
     python -m benchmarks.jax_corl_scores checkout=<JAX-CORL> [algorithms=[iql,td3_bc]] [task=…]
 
 Its files run unmodified, five seeds under `jax.vmap`, with its own settings, on the transitions
-that D4RL's rule takes from the task's data; its policies act in our environments. What was learnt
+that D4RL's rule takes from the task's data; its policies act in our environments. What was learned
 and scored is kept with every evaluation, so that the same command goes on where it was killed.
 """
 
@@ -42,10 +42,10 @@ ALGORITHMS = ("iql", "td3_bc")
 SEEDS = 5
 HEADER = ["task", "algorithm", "updates", "JAX-CORL", "last five", "ours", "last five", "95 %"]
 NOTE = (
-    "Normalised scores of {seeds} seeds, mean ± standard deviation (ddof 0), in our environments "
+    "Normalized scores of {seeds} seeds, mean ± standard deviation (ddof 0), in our environments "
     "from our starts. `last five`: of each seed's last five evaluations; `95 %`: Welch's interval "
-    "of ours - JAX-CORL's in them. Each has its own settings. Its IQL normalises the layers of the "
-    "value and does not bound the policy's mean; its TD3+BC normalises the critics' layers, learns "
+    "of ours - JAX-CORL's in them. Each has its own settings. Its IQL normalizes the layers of the "
+    "value and does not bound the policy's mean; its TD3+BC normalizes the critics' layers, learns "
     "at 1e-3 and takes for ends the rows whose successor does not follow, cut ones too. Ours are "
     "the authors' settings, from [evidence](../evidence/README.md), which says in what precision; "
     "JAX-CORL's are in float32."

@@ -34,7 +34,7 @@ from policies.heads.schedules import cosine_alphas
 from policies.networks.encoders import Kind
 
 FILE = Path("benchmarks/results/diffusion/noise-levels.json")
-TASK, LEARNT, WINDOW = "push/standard-pixels-expert", 120, 8  # episodes that are learnt from
+TASK, LEARNED, WINDOW = "push/standard-pixels-expert", 120, 8  # episodes that are learned from
 ROWS, LEVELS, TRAINED = 256, 8, 100  # of the held-out loss: rows, levels of each, levels in all
 NOTE = (
     "Batches of {batch_size} chunks, {updates:,} updates, one seed; the encoder ({encoder}) looks "
@@ -55,11 +55,11 @@ class Options(Checked):
 
 
 class HeldOut:
-    """The noise's mean squared error on episodes that are not learnt from, alike for every run."""
+    """The noise's mean squared error on episodes that are not learned from, alike for every run."""
 
     def __init__(self, data: Dataset) -> None:
-        starts = data.episode_starts[LEARNT:]
-        steps = data.episode_lengths()[LEARNT:] - WINDOW
+        starts = data.episode_starts[LEARNED:]
+        steps = data.episode_lengths()[LEARNED:] - WINDOW
         rows = np.concatenate([s + np.arange(n) for s, n in zip(starts, steps, strict=True)])
         self.rows = np.random.default_rng(0).choice(rows, ROWS, replace=False)
         self.data, random = data, torch.Generator().manual_seed(0)
@@ -70,7 +70,7 @@ class HeldOut:
 
     def __call__(self, trainer: Trainer) -> float:
         algorithm, state = trainer.engine.algorithm, trainer.engine.state
-        seen = trainer.transform.normaliser(channels.take(self.data.observations, self.rows))
+        seen = trainer.transform.normalizer(channels.take(self.data.observations, self.rows))
         shown = channels.each(lambda x: torch.from_numpy(x[:, None]), seen)
         own = {k: v[0] for k, v in state["params"]["policy"].items()}
         chunks: Tensor = algorithm.unit(self.actions)  # type: ignore[attr-defined]
@@ -90,13 +90,23 @@ def curve(levels: int, options: Options, held_out: HeldOut) -> list[tuple[int, f
     def watch(trainer: Trainer) -> None:
         found.append((trainer.engine.updates, trainer.progress.seconds, held_out(trainer)))
 
-    keys: dict[str, Any] = {"network": "mlp", "widths": [256] * 3, "history": 1, "window": WINDOW}
-    keys |= {"executed": 4, "levels": levels, "encoder": options.encoder, "predicts": "noise"}
+    keys: dict[str, Any] = {
+        "network": "mlp",
+        "widths": [256] * 3,
+        "n_obs_steps": 1,
+        "horizon": WINDOW,
+    }
+    keys |= {
+        "n_action_steps": 4,
+        "levels": levels,
+        "encoder": options.encoder,
+        "prediction_type": "epsilon",
+    }
     with tempfile.TemporaryDirectory() as out:
         train(
             algorithm="diffusion_policy",
             task=TASK,
-            episodes=LEARNT,
+            episodes=LEARNED,
             num_updates=options.updates,
             eval_every=options.every,
             eval_episodes=1,

@@ -23,7 +23,7 @@ from offline_rl.reporting import compact, online
 from offline_rl.reporting.curves import draw
 from offline_rl.reporting.published import NEORL2_NAMES, rows_of
 from offline_rl.reporting.report import hardware, infeasible, progress, success
-from offline_rl.reporting.runs import Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.runs import Seed, behavior, collect, groups, key_of
 from offline_rl.reporting.standing import Standing, standing
 from offline_rl.reporting.statistics import FORMED
 from offline_rl.utils.files import write_atomically, write_text
@@ -33,7 +33,7 @@ RESULTS = Path("benchmarks/results")
 SUBSTITUTE = "substitute-data"  # what runs are called whose data only stands for the published
 SHOWN = 0.5  # values less formed than this have no row
 BASELINES = {
-    "behaviour": "the data's episodes",
+    "behavior": "the data's episodes",
     "best_tenth": "their best tenth",
     "mean_action": "the mean action, always",
     "best_constant": "the best constant found",
@@ -47,12 +47,12 @@ HOW = (
     "1 - (1 - tau (1 - discount))^n after n updates of the target, those of a run that it goes on "
     f"from among them; below {100 * FORMED:.0f} % a row is unfinished, comes last and is compared "
     f"with nothing; below {100 * SHOWN:.0f} % it is not shown. Without a number there are no "
-    "values to form, or they are learnt from rollouts; such a row is unfinished where it was "
+    "values to form, or they are learned from rollouts; such a row is unfinished where it was "
     "rising, its last evaluation surely above the last five, and one that was not may be far from "
-    "learnt all the same. `target / data`: the critics' mean target at the end, with the entropy "
+    "learned all the same. `target / data`: the critics' mean target at the end, with the entropy "
     "that SAC and its kin pay for, over what the data's own rewards to come are worth on average, "
     "discounted, a cut episode continued at the mean reward of its last tenth; above 1 they expect "
-    "more than the data earn, or, where rewards are costs, more cost; where rewards were centred "
+    "more than the data earn, or, where rewards are costs, more cost; where rewards were centered "
     "the data's are worth about 0, and there is no number. `updates`: on data and in an "
     "environment. The rows above the algorithms are made by `python -m benchmarks.baselines`; "
     "constants' scores are from 100 episodes, or exact; the search played other starts."
@@ -117,7 +117,7 @@ def section(seeds: Sequence[Seed]) -> str:
 
 
 def comparable(seeds: Sequence[Seed]) -> bool:
-    """Whether they learnt from the published data, or from data made in the publishers' way."""
+    """Whether they learned from the published data, or from data made in the publishers' way."""
     if any(seed.config["name"] == SUBSTITUTE for seed in seeds):
         return False
     return seeds[0].config.get("dataset") is None or measured(seeds[0]) is not None
@@ -158,7 +158,7 @@ def baselines(seeds: Sequence[Seed], key: str, width: int) -> list[list[str]]:
     """Rows of the data and of constant actions; of the data alone where no more is known."""
     own = measured(seeds[0])
     if own is None:
-        worth = {name: found[key == "return"] for name, found in behaviour(seeds).items()}
+        worth = {name: found[key == "return"] for name, found in behavior(seeds).items()}
         body = [[f"data: {name}", number(x)] for name, x in worth.items()]
         return [[*cells, *[""] * (width - len(cells))] for cells in body]
     body = []
@@ -185,21 +185,21 @@ def all_measured() -> Mapping[str, Any]:
 
 
 def measured(seed: Seed) -> Mapping[str, Any] | None:
-    """The baselines of the seed's task, where they are of the data that it learnt from."""
+    """The baselines of the seed's task, where they are of the data that it learned from."""
     own = all_measured().get(seed.task)
     same = own is not None and own["dataset_sha256"] == seed.config.get("data")
     return own if same else None
 
 
 def value_of_data(seed: Seed) -> float | None:
-    """What the data's states are worth on average, in the rewards that the seed learnt from."""
+    """What the data's states are worth on average, in the rewards that the seed learned from."""
     own, cfg = measured(seed), seed.config
-    if cfg.get("hyper.centre_rewards"):
+    if cfg.get("hyper.center_rewards"):
         return None  # about 0, which nothing can be held against
     if own is None or cfg.get("hyper.discount") != own["values"]["discount"]:
         return None
     scale = cfg["hyper.reward_scale"]
-    if cfg["hyper.normalise_returns"]:
+    if cfg["hyper.normalize_returns"]:
         scale *= 1000 / own["values"]["range_of_returns"]
     return scale * own["values"]["value"] + cfg["hyper.reward_shift"] * own["values"]["weight"]
 
@@ -262,7 +262,7 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
         best = {a: s for (a, metric), s in scores.items() if metric == "normalized_score"}
         top = max(best, key=lambda a: best[a])
         made = any(seed.config["name"] == "regenerated-data" for seed in seeds)
-        of_data = [own["rows"][name] for name in ("behaviour", "best_tenth")]
+        of_data = [own["rows"][name] for name in ("behavior", "best_tenth")]
         bars = [row["score"] for row in of_data]
         constant = max(r["score"] for r in own["rows"].values() if "action" in r)
         cells_of = [task + " (regenerated data)" * made, *map(number, (*bars, constant))]

@@ -31,7 +31,7 @@ from offline_rl.utils.text import mean_std, table, wrapped
 
 FOLDER = Path("benchmarks/results/parity")
 SEEDS = [0, 1, 2, 3, 4]
-MARGIN = 3.0  # points of normalised score that bf16 may cost at the most
+MARGIN = 3.0  # points of normalized score that bf16 may cost at the most
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
 # targets ten times as fast, so that values have formed by then
 CHANGED = {name: {"tau": 0.05} for name in ("xql", "awac", "f_dvl")}

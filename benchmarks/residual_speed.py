@@ -1,4 +1,4 @@
-"""Environment steps a second of a learnt correction, and the frozen base's share of the time.
+"""Environment steps a second of a learned correction, and the frozen base's share of the time.
 
     python -m benchmarks.residual_speed <base> [task=push/standard-expert] [seeds=3] [steps=1500]
 
@@ -82,8 +82,8 @@ def measure(base: str, options: Options) -> dict[str, Any]:
             show=False,
             **{
                 "algorithm.hidden": [256, 256],
-                "algorithm.critics": 5,
-                "online.warm_up": WARM_UP,
+                "algorithm.num_critics": 5,
+                "online.warmup_steps": WARM_UP,
                 "online.critic_updates": 0,
             },
         )

@@ -1,4 +1,4 @@
-"""What is acted in: environments, tasks, dataset cards and the normalisation of scores."""
+"""What is acted in: environments, tasks, dataset cards and the normalization of scores."""
 
 from envs.cards import Card, CardError, Reference, UnknownName, card, cards
 from envs.faults import Broken

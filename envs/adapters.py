@@ -494,7 +494,7 @@ def unfit(channel: str, part: Space) -> str | None:
     if not isinstance(part, Box) or "/" in channel:
         return "a Box is needed, and a name without a slash"
     if len(part.shape) == 3 and (part.dtype != np.uint8 or part.shape[-1] not in (1, 3, 4)):
-        return "a picture is [height, width, colours] of uint8"
+        return "a picture is [height, width, colors] of uint8"
     return None
 
 

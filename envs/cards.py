@@ -1,6 +1,6 @@
 """Dataset cards: which files there are, where they come from, and what a score of 0 and 100 is.
 
-`datasets/<suite>.yaml` holds the suite's `title` in docs/datasets.md, its `source`, `licence` and
+`datasets/<suite>.yaml` holds the suite's `title` in docs/datasets.md, its `source`, `license` and
 `layout`, what its `reference`s share, and under `cards` the rest of each Card's fields. In
 `reference.environment`, {env} and {mujoco} stand for the card's environment and the installed
 MuJoCo's version. Where a suite names `hosts`, a file is its path there; a host with `only` has the
@@ -36,7 +36,7 @@ class CardError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a normalised score means."""
+    """What a normalized score means."""
 
     min: float  # return that scores 0
     max: float  # return that scores 100
@@ -67,7 +67,7 @@ class Card:
     layout: str  # of the files, in a word
     files: dict[str, File]  # by split: train, val
     source: str
-    licence: str
+    license: str
     env: str | None = None  # None: data only
     reference: Reference | None = None
     max_episode_steps: int | None = None
@@ -125,7 +125,7 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
             mujoco=mujoco_version(), env=entry.get("env")
         )
         reference = checked(Reference(**fields))
-    shared = {key: suite[key] for key in ("layout", "source", "licence")}
+    shared = {key: suite[key] for key in ("layout", "source", "license")}
     own = {key: value for key, value in entry.items() if key not in ("files", "reference")}
     made = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
     return checked(made)

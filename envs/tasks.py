@@ -57,7 +57,7 @@ class Task:
         )
 
     def score(self, returns: np.ndarray | list[float] | float) -> np.ndarray:
-        """The field's normalised score, 100 (R - min) / (max - min), of undiscounted returns."""
+        """The field's normalized score, 100 (R - min) / (max - min), of undiscounted returns."""
         if self.reference is None:
             raise ValueError(f"task '{self.name}' has no score references: report raw returns.")
         low, high = self.reference.min, self.reference.max

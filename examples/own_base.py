@@ -38,8 +38,8 @@ class Swing(nn.Module):
 class Base:
     """The adapter, made once. What it holds is never changed.
 
-    One that answers with chunks, [B, horizon, A], says in `executed` how many it acts on; one that
-    looks at several steps, in `history`; one that draws noise has a method `plan`.
+    One that answers with chunks, [B, chunk_size, A], says in `n_action_steps` how many it acts on; one that
+    looks at several steps, in `n_obs_steps`; one that draws noise has a method `plan`.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class LeRobotAct:
 
         self.policy = ACTPolicy.from_pretrained(self.folder).eval()
         self.before, self.after = make_pre_post_processors(self.policy.config, self.folder)
-        self.executed = self.policy.config.n_action_steps
+        self.n_action_steps = self.policy.config.n_action_steps
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """[B, O], in LeRobot's units -> chunks [B, horizon, A] in [-1, 1]."""
+        """[B, O], in LeRobot's units -> chunks [B, chunk_size, A] in [-1, 1]."""
         seen = torch.from_numpy(observations)
         batch = self.before({"observation.state": seen, "observation.environment_state": seen})
         chunk = self.after(self.policy.predict_action_chunk(batch))

@@ -44,7 +44,7 @@ result = offline_rl.train(
     num_updates=4_000,
     eval_every=1_000,
     algorithm__hidden=[64, 64],
-    algorithm__normalise_returns=True,
+    algorithm__normalize_returns=True,
 )
 print(f"mean return of the log      {data.episode_returns().mean():.0f}")
 print(f"mean return of the policy   {result.results[0]['mean_return']:.0f}")

@@ -20,7 +20,7 @@ from torch import Tensor
 import envs
 from envs import VectorEnv
 from offline_rl.algorithms.common.base import Algorithm, Network
-from offline_rl.algorithms.common.registry import as_it_learnt
+from offline_rl.algorithms.common.registry import as_it_learned
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.options import check_task
@@ -88,12 +88,12 @@ class Trained:
         self.algorithm = self._algorithm(progress.get("spec"))
 
     def _algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
-        """As it was when it learnt. spec: None where an earlier version left it to the bundle."""
+        """As it was when it learned. spec: None where an earlier version left it to the bundle."""
         try:
             seen = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
         except BundleError as error:
             raise UserError(f"{self.path}: what the policy sees is not known: {error}") from None
-        return as_it_learnt(self.config["algorithm"], self.config["hyper"], seen)
+        return as_it_learned(self.config["algorithm"], self.config["hyper"], seen)
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]
@@ -135,18 +135,18 @@ class Trained:
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
 
-        Of one observation and one action, [E]. In rewards as they are learnt from: `transform` says
-        how raw ones were scaled. Raises UserError where nothing of the kind is learnt, ValueError
+        Of one observation and one action, [E]. In rewards as they are learned from: `transform` says
+        how raw ones were scaled. Raises UserError where nothing of the kind is learned, ValueError
         for other shapes.
         """
         if "critic" not in self.parameters:
             raise UserError(f"{self.config['algorithm']} learns no values of actions")
         if self.algorithm.spec.lone is None:
             seen = ", ".join(channel.name for channel in self.algorithm.spec.channels)
-            raise UserError(f"values are asked of one vector, and {self.path} learnt from {seen}")
+            raise UserError(f"values are asked of one vector, and {self.path} learned from {seen}")
         hyper = self.config["hyper"]
-        if hyper.get("history", 1) * hyper.get("executed", 1) > 1:
-            raise UserError(f"{self.path} learnt values of histories and chunks, not of one step")
+        if hyper.get("n_obs_steps", 1) * hyper.get("n_action_steps", 1) > 1:
+            raise UserError(f"{self.path} learned values of histories and chunks, not of one step")
         s, a = as_array(observations), as_array(actions, np.float32)
         spec = self.algorithm.spec
         single = s.shape == spec.observation_shape and a.ndim == 1
@@ -159,7 +159,7 @@ class Trained:
         critic = Network(self.algorithm.modules["critic"], self.parameters["critic"])
         with torch.inference_mode():
             values: Tensor = critic(
-                torch.from_numpy(self.transform.normaliser(s)), torch.from_numpy(a)
+                torch.from_numpy(self.transform.normalizer(s)), torch.from_numpy(a)
             )
         return values[:, 0].numpy() if single else values.numpy()
 

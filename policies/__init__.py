@@ -1,4 +1,4 @@
-"""Observation -> action: network blocks, action heads, normaliser and the policy bundle.
+"""Observation -> action: network blocks, action heads, normalizer and the policy bundle.
 
 `policies` itself needs numpy only; torch is loaded when a torch policy is asked for.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from policies.bundle import Bundle, BundleError
-from policies.normaliser import Normaliser
+from policies.normalizer import Normalizer
 from policies.player import Player
 from policies.policy import BundlePolicy, Policy
 from policies.spec import Channel, Spec
 
-__all__ = ["Bundle", "BundleError", "Channel", "Normaliser", "Player", "Policy", "Spec", "load"]
+__all__ = ["Bundle", "BundleError", "Channel", "Normalizer", "Player", "Policy", "Spec", "load"]
 
 
 def load(

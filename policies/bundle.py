@@ -2,21 +2,21 @@
 
 A ZIP archive (stored, not compressed), format 2:
 
-    manifest.json            {format, spec, policy: {kind, arguments}, normalisers, provenance,
+    manifest.json            {format, spec, policy: {kind, arguments}, normalizers, provenance,
                              sha256}
     weights.safetensors      the policy's parameters, float32
-    normalisers.safetensors  mean and scale: observations/<channel>/… of each vector, raw -> what
+    normalizers.safetensors  mean and scale: observations/<channel>/… of each vector, raw -> what
                              the network sees; actions/…, [-1, 1] -> what the network answers
-    golden.safetensors       what it answers to something: observations/<channel> [B, history, …],
-                             noise where it draws any, chunk [B, horizon, A]
+    golden.safetensors       what it answers to something: observations/<channel> [B, n_obs_steps, …],
+                             noise where it draws any, chunk [B, chunk_size, A]
     graphs/<name>.onnx       its network for other runtimes, where it was exported
     base.bundle              the policy to whose actions it adds, where it is a residual
 
-`normalisers` says of which kind they are, {observations: {channel: kind}, actions: kind}. `sha256`
+`normalizers` says of which kind they are, {observations: {channel: kind}, actions: kind}. `sha256`
 has an entry for each member, the manifest's own being of what it holds besides. A sampler's tables
 are among the policy's arguments.
 
-Format 1, which is still read, had one vector, `normaliser.safetensors` with its mean and scale, and
+Format 1, which is still read, had one vector, `normalizer.safetensors` with its mean and scale, and
 neither golden answer nor graphs; at first its manifest had no entry of its own.
 Reading needs numpy and safetensors only; torch is loaded when a torch policy is asked for.
 """
@@ -38,14 +38,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from policies.normaliser import Normaliser
+from policies.normalizer import Normalizer
 from policies.spec import VECTOR, Spec
 
 FORMAT = 2
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, RuntimeError)
 MEMBERS = {
-    1: ("weights.safetensors", "normaliser.safetensors"),
-    2: ("weights.safetensors", "normalisers.safetensors", "golden.safetensors"),
+    1: ("weights.safetensors", "normalizer.safetensors"),
+    2: ("weights.safetensors", "normalizers.safetensors", "golden.safetensors"),
 }
 GRAPHS, BASE = "graphs/", "base.bundle"
 BUNDLE = "policy.bundle"  # the bundle in the folder of a training seed
@@ -56,7 +56,7 @@ MANIFEST: dict[str, Any] = {
     "provenance": dict,
     "sha256": dict,
 }
-KINDS = {"normalisers": {"observations": dict, "actions": str}}  # of format 2, besides
+KINDS = {"normalizers": {"observations": dict, "actions": str}}  # of format 2, besides
 
 
 class BundleError(ValueError):
@@ -67,9 +67,9 @@ class BundleError(ValueError):
 class Golden:
     """An answer by which whoever runs the policy is known to run it rightly."""
 
-    observations: dict[str, np.ndarray]  # of each channel [B, history, *shape], raw
+    observations: dict[str, np.ndarray]  # of each channel [B, n_obs_steps, *shape], raw
     noise: np.ndarray | None  # [B, *noise_shape]; None: it draws none
-    chunk: np.ndarray  # [B, horizon, A] in [-1, 1]
+    chunk: np.ndarray  # [B, chunk_size, A] in [-1, 1]
 
 
 @dataclass(frozen=True)
@@ -80,27 +80,27 @@ class Bundle:
     kind: str  # the class in policies.heads
     arguments: dict[str, Any]  # and what it is built with
     weights: dict[str, np.ndarray]
-    normalisers: Mapping[str, Normaliser]  # of the vectors by name; of a lone one it may be given
+    normalizers: Mapping[str, Normalizer]  # of the vectors by name; of a lone one it may be given
     provenance: dict[str, Any] = field(default_factory=dict)  # run, data, versions, scores
-    actions: Normaliser | None = None  # [-1, 1] -> what the network answers; None: the same
+    actions: Normalizer | None = None  # [-1, 1] -> what the network answers; None: the same
     graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX, by name
     base: Bundle | None = None
     golden: Golden | None = None  # `write` makes it where it is missing
 
     def __post_init__(self) -> None:
         vectors = {channel.name: channel.shape for channel in self.spec.vectors}
-        if isinstance(self.normalisers, Normaliser):
-            object.__setattr__(self, "normalisers", dict.fromkeys(vectors, self.normalisers))
+        if isinstance(self.normalizers, Normalizer):
+            object.__setattr__(self, "normalizers", dict.fromkeys(vectors, self.normalizers))
         if self.actions is None:
-            object.__setattr__(self, "actions", Normaliser.identity((self.spec.action_dim,)))
-        found = {name: normaliser.mean.shape for name, normaliser in self.normalisers.items()}
+            object.__setattr__(self, "actions", Normalizer.identity((self.spec.action_dim,)))
+        found = {name: normalizer.mean.shape for name, normalizer in self.normalizers.items()}
         if found != vectors:
-            raise ValueError(f"the normalisers are for {found}, the observations are {vectors}")
+            raise ValueError(f"the normalizers are for {found}, the observations are {vectors}")
         assert self.actions is not None
         shape = self.actions.mean.shape
         if shape != (self.spec.action_dim,) or self.actions.kind == "z-score":
             raise ValueError(
-                f"actions are normalised by their range or not at all, {self.spec.action_dim} of "
+                f"actions are normalized by their range or not at all, {self.spec.action_dim} of "
                 f"them; found {self.actions.kind} of {list(shape)}"
             )
 
@@ -121,15 +121,15 @@ def packed(bundle: Bundle) -> bytes:
 
         golden = answer(bundle)
     assert bundle.actions is not None
-    normalisers = {f"observations/{name}": each for name, each in bundle.normalisers.items()}
-    normalisers["actions"] = bundle.actions
+    normalizers = {f"observations/{name}": each for name, each in bundle.normalizers.items()}
+    normalizers["actions"] = bundle.actions
     asked = {f"observations/{name}": value for name, value in golden.observations.items()}
     asked |= {} if golden.noise is None else {"noise": golden.noise}
     contents = {
         "weights.safetensors": save_tensors(bundle.weights),
-        "normalisers.safetensors": save_tensors(
-            {f"{name}/mean": each.mean for name, each in normalisers.items()}
-            | {f"{name}/scale": each.scale for name, each in normalisers.items()}
+        "normalizers.safetensors": save_tensors(
+            {f"{name}/mean": each.mean for name, each in normalizers.items()}
+            | {f"{name}/scale": each.scale for name, each in normalizers.items()}
         ),
         "golden.safetensors": save_tensors({**asked, "chunk": golden.chunk}),
         **{f"{GRAPHS}{name}.onnx": graph for name, graph in bundle.graphs.items()},
@@ -139,8 +139,8 @@ def packed(bundle: Bundle) -> bytes:
         "format": FORMAT,
         "spec": bundle.spec.to_json(),
         "policy": {"kind": bundle.kind, "arguments": bundle.arguments},
-        "normalisers": {
-            "observations": {name: each.kind for name, each in bundle.normalisers.items()},
+        "normalizers": {
+            "observations": {name: each.kind for name, each in bundle.normalizers.items()},
             "actions": bundle.actions.kind,
         },
         "provenance": bundle.provenance,
@@ -223,10 +223,10 @@ Tensors = Mapping[str, Mapping[str, np.ndarray]]
 def now(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: str) -> Bundle:
     """Of format 2."""
     weights, statistics, answer = (dict(tensors[name]) for name in MEMBERS[2])
-    spec, kinds = Spec.from_json(manifest["spec"]), manifest["normalisers"]
+    spec, kinds = Spec.from_json(manifest["spec"]), manifest["normalizers"]
 
-    def normaliser(name: str, kind: Any) -> Normaliser:
-        return Normaliser(statistics[f"{name}/mean"], statistics[f"{name}/scale"], kind)
+    def normalizer(name: str, kind: Any) -> Normalizer:
+        return Normalizer(statistics[f"{name}/mean"], statistics[f"{name}/scale"], kind)
 
     graphs = {
         name.removeprefix(GRAPHS).removesuffix(".onnx"): data
@@ -238,11 +238,11 @@ def now(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: s
         spec,
         **manifest["policy"],
         weights=weights,
-        normalisers={
-            k: normaliser(f"observations/{k}", v) for k, v in kinds["observations"].items()
+        normalizers={
+            k: normalizer(f"observations/{k}", v) for k, v in kinds["observations"].items()
         },
         provenance=manifest["provenance"],
-        actions=normaliser("actions", kinds["actions"]),
+        actions=normalizer("actions", kinds["actions"]),
         graphs=graphs,
         base=unpacked(contents[BASE], f"{where}: {BASE}") if BASE in contents else None,
         golden=Golden(asked, answer.get("noise"), answer["chunk"]),
@@ -256,9 +256,9 @@ def before(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where
     vector = {"name": VECTOR, "shape": given.pop("observation_shape")}
     vector["names"] = given.pop("observation_names")
     spec = Spec.from_json({**given, "channels": [vector]})
-    same, told = Normaliser(statistics["mean"], statistics["scale"]), manifest["provenance"]
+    same, told = Normalizer(statistics["mean"], statistics["scale"]), manifest["provenance"]
     return Bundle(
-        spec, **manifest["policy"], weights=weights, normalisers={VECTOR: same}, provenance=told
+        spec, **manifest["policy"], weights=weights, normalizers={VECTOR: same}, provenance=told
     )
 
 

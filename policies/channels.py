@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.normaliser import Normaliser
+from policies.normalizer import Normalizer
 
 Observations = Any  # [N, *obs], or {channel: [N, *obs]}; of arrays or of tensors
 BASE_ACTION = "base_action"  # the channel of what a frozen base would do; the last one
@@ -116,13 +116,13 @@ def of(columns: Mapping[str, Any], word: str) -> Observations:
 
 
 @dataclass(frozen=True)
-class Normalisers:
-    """A normaliser for each channel that is a vector; pictures are their encoder's to scale."""
+class Normalizers:
+    """A normalizer for each channel that is a vector; pictures are their encoder's to scale."""
 
-    of: Mapping[str, Normaliser]
+    of: Mapping[str, Normalizer]
 
     def __call__(self, observations: Observations) -> Observations:
-        """{channel: [..., *obs]} -> the same, the vectors normalised."""
+        """{channel: [..., *obs]} -> the same, the vectors normalized."""
         of = self.of
         return {k: of[k](v) if k in of else v for k, v in observations.items()}
 
@@ -132,29 +132,29 @@ class Normalisers:
         return {k: of[k].inverse(v) if k in of else v for k, v in observations.items()}
 
 
-def identity(shapes: Any) -> Normaliser | Normalisers:
+def identity(shapes: Any) -> Normalizer | Normalizers:
     """Leaves observations of `shapes` as they are."""
     if not isinstance(shapes, Mapping):
-        return Normaliser.identity(shapes)
+        return Normalizer.identity(shapes)
     vectors = {name: shape for name, shape in shapes.items() if not is_picture(shape)}
-    return Normalisers({name: Normaliser.identity(shape) for name, shape in vectors.items()})
+    return Normalizers({name: Normalizer.identity(shape) for name, shape in vectors.items()})
 
 
 def fit(
     observations: Observations, *, by_range: bool = False, least: float | None = None
-) -> Normaliser | Normalisers:
-    """Of observations [N, …], by `Normaliser.fit` or `fit_range`; an action stays as it is.
+) -> Normalizer | Normalizers:
+    """Of observations [N, …], by `Normalizer.fit` or `fit_range`; an action stays as it is.
 
-    least: see `Normaliser.fit`.
+    least: see `Normalizer.fit`.
     """
 
-    def one(x: Any) -> Normaliser:
-        return Normaliser.fit_range(x) if by_range else Normaliser.fit(x, least=least)
+    def one(x: Any) -> Normalizer:
+        return Normalizer.fit_range(x) if by_range else Normalizer.fit(x, least=least)
 
     if not isinstance(observations, Mapping):
         return one(observations)
     vectors = {name: x for name, x in observations.items() if not is_picture(x.shape[1:])}
     made = {name: one(x) for name, x in vectors.items()}
     if BASE_ACTION in made:
-        made[BASE_ACTION] = Normaliser.identity(made[BASE_ACTION].mean.shape)
-    return Normalisers(made)
+        made[BASE_ACTION] = Normalizer.identity(made[BASE_ACTION].mean.shape)
+    return Normalizers(made)

@@ -20,8 +20,8 @@ import numpy as np
 from policies import channels, noise
 from policies.channels import Observations
 
-# observations [R, history, *obs], noise [R, *noise_shape], which rows these are [R] -> chunks
-# [R, horizon, A] that begin with the present action
+# observations [R, n_obs_steps, *obs], noise [R, *noise_shape], which rows these are [R] -> chunks
+# [R, chunk_size, A] that begin with the present action
 Plan = Callable[[Observations, np.ndarray, np.ndarray], np.ndarray]
 STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")  # [B, …] each
 
@@ -37,18 +37,18 @@ class Queue:
         self,
         plan: Plan,
         *,
-        history: int,
-        executed: int,
+        n_obs_steps: int,
+        n_action_steps: int,
         noise_shape: tuple[int, ...] = (),
-        blending: float | None = None,
+        temporal_ensemble_coeff: float | None = None,
     ) -> None:
         """executed: actions of a chunk that are taken.  noise_shape: of a decision; () for none.
 
         blending: m, where chunks are blended: the i-th decision of a step, the oldest being 0, has
         the weight exp(-m i).
         """
-        self.plan, self.history, self.executed = plan, history, executed
-        self.blending = blending
+        self.plan, self.n_obs_steps, self.n_action_steps = plan, n_obs_steps, n_action_steps
+        self.temporal_ensemble_coeff = temporal_ensemble_coeff
         self.noise_shape = noise_shape or (0,)
         self.seeds = np.zeros(0, np.int64)  # [B], of the episodes
         self.decisions = np.zeros(0, np.int64)  # [B], made in them so far
@@ -56,8 +56,8 @@ class Queue:
         self._new = np.zeros(0, bool)  # [B], nothing was seen yet
         self._seen: Observations | None = None
         self._chunks = np.zeros(0, np.float32)
-        self._sums = np.zeros((0, 0, 0))  # [B, horizon, A], weighted, of the steps from here on
-        self._counts = np.zeros((0, 0), np.int64)  # [B, horizon], decisions in them
+        self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A], weighted, of the steps from here on
+        self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size], decisions in them
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Begins an episode from each of `seeds`: as many as there are, or anew in `rows` alone."""
@@ -70,7 +70,7 @@ class Queue:
             self._sums = np.zeros((len(seeds), 0, 0))
             self._counts = np.zeros((len(seeds), 0), np.int64)
         self.seeds[rows], self.decisions[rows] = seeds, 0
-        self._taken[rows], self._new[rows] = self.executed, True
+        self._taken[rows], self._new[rows] = self.n_action_steps, True
         self._sums[rows], self._counts[rows] = 0, 0
 
     def state(self, rows: slice) -> dict[str, np.ndarray]:
@@ -106,7 +106,7 @@ class Queue:
         rows = np.arange(len(self.seeds)) if rows is None else rows
         if self._seen is None:
             self._seen = channels.each(
-                lambda x: np.zeros((len(self.seeds), self.history, *x.shape[1:]), x.dtype),
+                lambda x: np.zeros((len(self.seeds), self.n_obs_steps, *x.shape[1:]), x.dtype),
                 observations,
             )
         now = channels.each(lambda x: x[:, None], observations)
@@ -121,22 +121,26 @@ class Queue:
         self._new[rows] = False
 
     def decide(self, rows: np.ndarray) -> np.ndarray:
-        """New chunks [R, horizon, A] for `rows` [R], after what was seen last.
+        """New chunks [R, chunk_size, A] for `rows` [R], after what was seen last.
 
         Where chunks are blended it is to be asked once a step.
         """
         drawn = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
         self.decisions[rows] += 1
         chunks = self.plan(channels.take(self._seen, rows), drawn, rows)
-        return chunks if self.blending is None else self._blended(chunks, rows, self.blending)
+        return (
+            chunks
+            if self.temporal_ensemble_coeff is None
+            else self._blended(chunks, rows, self.temporal_ensemble_coeff)
+        )
 
     def _blended(self, chunks: np.ndarray, rows: np.ndarray, m: float) -> np.ndarray:
         """The average of new chunks and of what those before them say of the same steps."""
-        count, horizon, _ = chunks.shape
+        count, chunk_size, _ = chunks.shape
         if self._sums.shape[1:] != chunks.shape[1:]:
             self._sums = np.zeros((len(self.seeds), *chunks.shape[1:]))
-            self._counts = np.zeros((len(self.seeds), horizon), np.int64)
-        weights, last = np.exp(-m * np.arange(horizon)), np.zeros((count, 1), np.int64)
+            self._counts = np.zeros((len(self.seeds), chunk_size), np.int64)
+        weights, last = np.exp(-m * np.arange(chunk_size)), np.zeros((count, 1), np.int64)
         sums = np.concatenate([self._sums[rows, 1:], np.zeros_like(chunks[:, :1])], 1)
         before = np.concatenate([self._counts[rows, 1:], last], 1)  # a step is over
         sums += weights[before][..., None] * chunks
@@ -148,9 +152,9 @@ class Queue:
         """The present observations [B, *obs] -> the actions to take [B, A]; `rows` as of `see`."""
         rows = np.arange(len(self.seeds)) if rows is None else rows
         self.see(observations, rows)
-        due = rows[self._taken[rows] >= self.executed]
+        due = rows[self._taken[rows] >= self.n_action_steps]
         if len(due):
-            fresh = self.decide(due)[:, : self.executed]
+            fresh = self.decide(due)[:, : self.n_action_steps]
             if self._chunks.shape[1:] != fresh.shape[1:]:
                 self._chunks = np.zeros((len(self.seeds), *fresh.shape[1:]), fresh.dtype)
             self._chunks[due], self._taken[due] = fresh, 0

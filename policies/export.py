@@ -58,7 +58,10 @@ def graphs(policy: BundlePolicy) -> dict[str, bytes]:
     module, spec = policy.module, policy.spec
     example = {
         channel.name: torch.zeros(
-            ROWS, spec.history, *channel.shape, dtype=getattr(torch, np.dtype(channel.dtype).name)
+            ROWS,
+            spec.n_obs_steps,
+            *channel.shape,
+            dtype=getattr(torch, np.dtype(channel.dtype).name),
         )
         for channel in spec.channels
     }

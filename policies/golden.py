@@ -93,7 +93,7 @@ def answered(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
 
 def fitting(chunk: np.ndarray, bundle: Bundle, whose: str) -> np.ndarray:
     """`chunk` where it is of the shape that the specification says. Raises BundleError."""
-    expected = (ROWS, bundle.spec.horizon, bundle.spec.action_dim)
+    expected = (ROWS, bundle.spec.chunk_size, bundle.spec.action_dim)
     if chunk.shape != expected:
         raise BundleError(
             f"{whose} answers {list(chunk.shape[1:])}, the specification says {list(expected[1:])}"
@@ -106,12 +106,12 @@ def asked(policy: BundlePolicy) -> Golden:
     spec, draw = policy.spec, np.random.Generator(np.random.PCG64(0))
     observations = dict[str, np.ndarray]()
     for channel in spec.channels:
-        shape = (ROWS, spec.history, *channel.shape)
+        shape = (ROWS, spec.n_obs_steps, *channel.shape)
         if channel.kind == "picture":
             observations[channel.name] = draw.integers(0, 256, shape, np.uint8)
         else:
             numbers = draw.standard_normal(shape, np.float32)
-            observations[channel.name] = policy.bundle.normalisers[channel.name].inverse(numbers)
+            observations[channel.name] = policy.bundle.normalizers[channel.name].inverse(numbers)
     size = (ROWS, *policy.noise_shape)
     noise = draw.standard_normal(size, np.float32) if policy.noise_shape else None
     return Golden(observations, noise, np.zeros(()))

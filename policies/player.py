@@ -62,8 +62,8 @@ def queue(policy: BundlePolicy) -> Queue:
     """Of a policy without a memory of its own."""
     return Queue(
         lambda seen, noise, _rows: policy.plan(seen, noise),
-        history=policy.spec.history,
-        executed=policy.spec.executed,
+        n_obs_steps=policy.spec.n_obs_steps,
+        n_action_steps=policy.spec.n_action_steps,
         noise_shape=policy.noise_shape,
-        blending=policy.spec.blending,
+        temporal_ensemble_coeff=policy.spec.temporal_ensemble_coeff,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from policies.arrays import as_array
 from policies.bundle import Bundle, BundleError
 from policies.noise import normal
-from policies.normaliser import Normaliser
+from policies.normalizer import Normalizer
 from policies.runtimes.network import Network, Seen
 from policies.spec import Spec
 
@@ -18,12 +18,12 @@ Observation = np.ndarray | Mapping[str, np.ndarray]  # the one vector, or every 
 
 
 class Policy(Protocol):
-    """Carries its own normaliser and the description of what it sees and does."""
+    """Carries its own normalizer and the description of what it sees and does."""
 
     spec: Spec
 
     @property
-    def normaliser(self) -> Normaliser:
+    def normalizer(self) -> Normalizer:
         """Of the one vector that it sees."""
         ...
 
@@ -34,7 +34,7 @@ class Policy(Protocol):
 
         reward: raw, a number or [B], of the action before; a policy that acts on rewards needs it
         from the second call of an episode on.
-        Returns a chunk of actions in [-1, 1], [horizon, A] or [B, horizon, A], and the next state;
+        Returns a chunk of actions in [-1, 1], [chunk_size, A] or [B, chunk_size, A], and the next state;
         in the environment's units where it was loaded so.
         Raises ValueError for another shape or a NaN: a robot must not guess.
         """
@@ -53,7 +53,7 @@ def refuse_rewards(policy: Any, place: str) -> None:
 class History(NamedTuple):
     """What a policy that plans carries from one observation to the next."""
 
-    seen: dict[str, np.ndarray]  # [B, history, *shape], raw; the present one last
+    seen: dict[str, np.ndarray]  # [B, n_obs_steps, *shape], raw; the present one last
     decisions: int  # so far
 
 
@@ -65,18 +65,18 @@ class BundlePolicy:
         self.spec, self.bundle, self.network, self.units = bundle.spec, bundle, network, units
 
     @property
-    def normaliser(self) -> Normaliser:
+    def normalizer(self) -> Normalizer:
         """Of the one vector that it sees."""
-        return self.bundle.normalisers[self.spec.vectors[0].name]
+        return self.bundle.normalizers[self.spec.vectors[0].name]
 
     def __repr__(self) -> str:
         told = self.bundle.provenance
-        learnt = f" of {told['algorithm']} on {told['task']}" if "algorithm" in told else ""
+        learned = f" of {told['algorithm']} on {told['task']}" if "algorithm" in told else ""
         seen = ", ".join(f"{c.name} {list(c.shape)}" for c in self.spec.channels)
         spec, more = self.spec, ""
-        if spec.history > 1 or spec.horizon > 1:
-            more = f"; history {spec.history}, chunks of {spec.horizon}, executed {spec.executed}"
-        return f"<{self.bundle.kind}{learnt}: {seen} -> {spec.action_dim} actions{more}>"
+        if spec.n_obs_steps > 1 or spec.chunk_size > 1:
+            more = f"; history {spec.n_obs_steps}, chunks of {spec.chunk_size}, executed {spec.n_action_steps}"
+        return f"<{self.bundle.kind}{learned}: {seen} -> {spec.action_dim} actions{more}>"
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class BundlePolicy:
             seen = self._seen({name: value[:, None] for name, value in rows.items()})
             chunk, state = self.network.step(seen, rewards, memory)
             chunk = self._actions(chunk)
-        elif self.spec.history == 1 and not self.noise_shape:
+        elif self.spec.n_obs_steps == 1 and not self.noise_shape:
             chunk = self.chunk({name: value[:, None] for name, value in rows.items()})
         else:
             state = self._history(rows, state)
@@ -122,7 +122,7 @@ class BundlePolicy:
         return (chunk[0] if single else chunk), state
 
     def plan(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
-        """[B, history, *obs], raw, and [B, *noise_shape], [B, 0] for none -> [B, horizon, A]."""
+        """[B, n_obs_steps, *obs], raw, and [B, *noise_shape], [B, 0] for none -> [B, chunk_size, A]."""
         rows, _ = self._rows(observations, 1)
         chunk = self.chunk(rows, noise)
         return self.spec.in_units(chunk) if self.units else chunk
@@ -135,7 +135,7 @@ class BundlePolicy:
     def chunk(
         self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None = None
     ) -> np.ndarray:
-        """In [-1, 1], to raw observations of every channel, [B, history, *shape]; unchecked."""
+        """In [-1, 1], to raw observations of every channel, [B, n_obs_steps, *shape]; unchecked."""
         if noise is None:
             noise = np.zeros((len(next(iter(observations.values()))), 0), np.float32)
         return self._actions(self.network.plan(self._seen(observations), noise))
@@ -149,8 +149,8 @@ class BundlePolicy:
 
     def _seen(self, observations: Mapping[str, np.ndarray]) -> Seen:
         """What the network sees of raw observations."""
-        normalisers = self.bundle.normalisers
-        seen = {k: normalisers[k](v) if k in normalisers else v for k, v in observations.items()}
+        normalizers = self.bundle.normalizers
+        seen = {k: normalizers[k](v) if k in normalizers else v for k, v in observations.items()}
         return seen if self.spec.lone is None else seen[self.spec.lone.name]
 
     def _rows(self, observation: Observation, more: int) -> tuple[dict[str, np.ndarray], bool]:
@@ -173,7 +173,7 @@ class BundlePolicy:
             array, what = arrays[channel.name], "" if lone else f" {channel.name}"
             if array.shape[1 + more :] != channel.shape or array.ndim != channel.ndim + 1 + more:
                 expected = ", ".join(map(str, channel.shape))
-                last = " (colours last)" if channel.kind == "picture" else ""
+                last = " (colors last)" if channel.kind == "picture" else ""
                 raise ValueError(
                     f"observation{what} of shape {array.shape}, expected [B, {expected}]{last}"
                 )
@@ -187,7 +187,7 @@ class BundlePolicy:
 
     def _history(self, rows: Mapping[str, np.ndarray], state: History | None) -> History:
         """With one more observation; an episode's first is taken for all before it."""
-        size = self.spec.history
+        size = self.spec.n_obs_steps
         if state is None:
             return History({k: np.repeat(v[:, None], size, 1) for k, v in rows.items()}, 1)
         if any(len(state.seen[name]) != len(value) for name, value in rows.items()):

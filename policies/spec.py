@@ -87,14 +87,16 @@ class Spec:
     action_dim: int
     action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: -1
     action_high: tuple[float, ...] = ()  # [A]; empty: 1
-    history: int = 1  # observations a policy sees at once
-    horizon: int = 1  # actions it answers with: the chunk
-    executed: int = 1  # of them, before it is asked again
+    n_obs_steps: int = 1  # observations a policy sees at once
+    chunk_size: int = 1  # actions it answers with: the chunk
+    n_action_steps: int = 1  # of them, before it is asked again
     rate_hz: float | None = None  # actions a second, where time is real
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()  # one for all or one for each; empty: not said
     action_mode: Literal["absolute", "delta"] = "absolute"  # delta: to what was commanded last
-    blending: float | None = None  # m of `policies.chunks.Queue`; None: chunks are not blended
+    temporal_ensemble_coeff: float | None = (
+        None  # m of `policies.chunks.Queue`; None: chunks are not blended
+    )
     # steps from an observation to when its own action is reached; None: not said
     action_offset: float | None = None
 
@@ -111,15 +113,19 @@ class Spec:
         names = [channel.name for channel in self.channels]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"Spec: channels of different names are expected, found {names}")
-        sizes = (self.action_dim, self.history, self.horizon, self.executed)
+        sizes = (self.action_dim, self.n_obs_steps, self.chunk_size, self.n_action_steps)
         if min(sizes) < 1 or (self.rate_hz is not None and self.rate_hz <= 0):
             raise ValueError(f"Spec: sizes must be positive, found {self}")
-        if self.executed > self.horizon:
-            raise ValueError(f"Spec: of {self.horizon} actions {self.executed} cannot be executed")
-        if self.blending is not None and (self.executed > 1 or self.blending < 0):
+        if self.n_action_steps > self.chunk_size:
             raise ValueError(
-                f"Spec: blending={self.blending}, at least 0, takes one action of each chunk, "
-                f"found executed={self.executed}"
+                f"Spec: of {self.chunk_size} actions {self.n_action_steps} cannot be executed"
+            )
+        if self.temporal_ensemble_coeff is not None and (
+            self.n_action_steps > 1 or self.temporal_ensemble_coeff < 0
+        ):
+            raise ValueError(
+                f"Spec: temporal_ensemble_coeff={self.temporal_ensemble_coeff}, at least 0, takes one action of each chunk, "
+                f"found n_action_steps={self.n_action_steps}"
             )
         for name in ("action_low", "action_high", "action_names", "action_units"):
             given = len(getattr(self, name))

@@ -74,7 +74,7 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         wait("Bring every joint to its zero. Then Enter", lambda: None)
         for id_, ticks in here().items():
             # the shorter way round
-            moved = (aside[id_] - ticks + table.CENTRE) % table.TICKS - table.CENTRE
+            moved = (aside[id_] - ticks + table.CENTER) % table.TICKS - table.CENTER
             if abs(moved) < LEAST_TICKS:
                 raise UserError(
                     f"joint {joints[id_]} was not turned to its positive side: begin again"

@@ -77,7 +77,7 @@ def check(
         say("units", "actions lie in the robot's range, in rad and m")
         rate = _rate(policy.spec, control_hz)
         say("rates", f"policy {rate:g} Hz, control {control_hz:g} Hz")
-        if policy.spec.horizon > 1:
+        if policy.spec.chunk_size > 1:
             say("chunks", _offset(policy.spec))
         say("answer", _answer(policy))
     if connect:
@@ -187,10 +187,10 @@ def _answer(policy: Any) -> str:
     observation = seen if spec.lone is None else seen[spec.lone.name]
     first, _ = policy.act(observation)
     second, _ = policy.act(observation)
-    if first.shape != (spec.horizon, spec.action_dim):
+    if first.shape != (spec.chunk_size, spec.action_dim):
         raise UserError(
             f"the policy answers {first.shape}, its specification says "
-            f"({spec.horizon}, {spec.action_dim})"
+            f"({spec.chunk_size}, {spec.action_dim})"
         )
     if not np.isfinite(first).all() or np.abs(first).max() > 1 + 1e-5:
         raise UserError("the policy answers numbers outside [-1, 1] to an ordinary observation")
@@ -200,7 +200,7 @@ def _answer(policy: Any) -> str:
     for _ in range(20):
         policy.act(observation)
     took = f"{(time.perf_counter() - begun) * 50:.2f} ms by {policy.network.name}"
-    return f"{spec.horizon} x {spec.action_dim}, {took}; the golden answer comes out"
+    return f"{spec.chunk_size} x {spec.action_dim}, {took}; the golden answer comes out"
 
 
 def _current(spec: RobotSpec, limits: Limits, reading: Reading) -> str:

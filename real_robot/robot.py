@@ -88,7 +88,7 @@ class Grip:
 
     current_a: float  # A that it holds with at most
     squeeze: float  # rad or m that its goal is beyond where it is measured, at most
-    closes: Literal[-1, 1]  # towards its lowest or its highest position
+    closes: Literal[-1, 1]  # toward its lowest or its highest position
 
 
 @dataclass(frozen=True)

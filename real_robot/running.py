@@ -101,10 +101,10 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=chosen.runtime)
     policy = read_bundle(bundle).spec
     steps = offset(policy) if chosen.offset is None else chosen.offset
-    if steps is not None and not abs(steps) <= policy.horizon:
+    if steps is not None and not abs(steps) <= policy.chunk_size:
         raise UserError(
-            f"offset is {steps:g}, expected at most the {policy.horizon} steps of a chunk of this "
-            "bundle, forwards or back: leave offset away to take the bundle's own"
+            f"offset is {steps:g}, expected at most the {policy.chunk_size} steps of a chunk of this "
+            "bundle, forward or back: leave offset away to take the bundle's own"
         )
     file = _new_file(chosen.record)
     session = Session(
@@ -118,7 +118,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         limits=limits,
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
-        horizon=policy.horizon,
+        chunk_size=policy.chunk_size,
         offset=steps,
         command_latency_s=latency_s,
         recording=file,

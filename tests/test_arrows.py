@@ -109,7 +109,7 @@ def test_a_package_is_a_room_and_its_door_only_hands_names_on(package: str) -> N
         files = [f for f in door.parent.glob("*.py") if f != door]
         assert len(files) <= 12 or door.parent.name == "algorithms", f"{door.parent}: {len(files)}"
         if door.parent in (ROOT / "offline_rl", ROOT / "real_robot", ROOT / "policies"):
-            continue  # these load names when they are asked for, or look for false neighbours
+            continue  # these load names when they are asked for, or look for false neighbors
         for node in ast.parse(door.read_text()).body:
             names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
             text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -44,7 +44,7 @@ def test_a_known_action_that_nothing_beats_is_kept():
 def test_the_best_tenth_is_the_tenth_of_episodes_with_the_highest_returns():
     rewards = np.repeat(np.arange(20.0), 10)  # returns 0, 10, …, 190
     rows = baselines.of_data(envs.task("Hopper-v4"), data(list(rewards), terminated=True))
-    assert rows["behaviour"]["return"] == pytest.approx(95.0)
+    assert rows["behavior"]["return"] == pytest.approx(95.0)
     assert rows["best_tenth"] == {"return": 185.0, "error": 5.0, "episodes": 2}
 
 
@@ -84,7 +84,7 @@ def test_what_data_is_worth_follows_the_rewards_that_a_run_learns_from(monkeypat
     values = {"discount": 0.99, "range_of_returns": 50.0, "value": 3.0, "weight": 10.0}
     own = {"dataset_sha256": "ab", "values": values}
     monkeypatch.setattr(pages, "all_measured", lambda: {"toy": own})
-    config = {"data": "ab", "hyper.discount": 0.99, "hyper.normalise_returns": True}
+    config = {"data": "ab", "hyper.discount": 0.99, "hyper.normalize_returns": True}
     config |= {"hyper.reward_scale": 1.0, "hyper.reward_shift": -1.0}
     run = SimpleNamespace(task="toy", config=config)
     assert pages.value_of_data(run) == pytest.approx(50.0)

@@ -119,7 +119,7 @@ def test_a_contender_that_was_killed_is_told_of_by_name():
 
 
 def test_products_of_an_update_are_counted():
-    """Behaviour cloning: one forward pass, and two of the same size backward but for the input."""
+    """Behavior cloning: one forward pass, and two of the same size backward but for the input."""
     learner = engine("bc", 1, "fp32", "cpu", False)
     batch, width = learner.batch_size, learner.algorithm.cfg.hidden
     sizes = [OBS, *width, ACT]

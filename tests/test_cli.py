@@ -41,7 +41,7 @@ RESULT = {  # what scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
     *("pretrain_updates", "online_updates"),
     *("num_env_steps", "seconds", "compile_seconds", "updates_per_second", "device", "precision"),
-    *("returns", "success", "costs", "score", "behaviour_score", "score_reference"),
+    *("returns", "success", "costs", "score", "behavior_score", "score_reference"),
     *("last_checkpoint", "version", "commit"),
 }
 
@@ -139,7 +139,7 @@ def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
     main(["train", "algorithm=iql", "task=antmaze-umaze-v2", "--help"])
     found = " ".join(capsys.readouterr().out.split())
     assert "hyper-parameters of iql, by the row antmaze-* of its table" in found
-    assert "algorithm.expectile=0.9 0.5 is the data's average action, towards 1 its best" in found
+    assert "algorithm.expectile=0.9 0.5 is the data's average action, toward 1 its best" in found
     assert "(a number, at least 0.5 and below 1; default 0.7)" in found
     assert "algorithm.batch_size=256 transitions in an update" in found
     main(["train", "algorithm=diffusion_policy", "task=push/standard-expert", "--help"])
@@ -224,7 +224,7 @@ BASE = "import numpy as np\ndef still(observations):\n    return np.zeros((len(o
 # What RL-100 needs: a rollout of an episode, a model that fits, each phase once
 STAGES = {"environments": 2, "decisions": 200, "batch_size": 200, "epochs": 1, "iterations": 1}
 STAGES |= {"improvements": 1, "judge_updates": 150, "dynamics_lr": 0.01, "imitation_updates": 5}
-STAGES |= {"rounds": 2, "tuned": 2}
+STAGES |= {"num_inference_steps": 2, "tuned": 2}
 
 
 @pytest.mark.parametrize("name", algorithm_names())
@@ -233,9 +233,9 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     cls = algorithm_class(name)
     known = {field.name for field in fields(cls.Config)}
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
-    small |= {f"algorithm__{key}": 4 for key in known & {"size", "window"}}
+    small |= {f"algorithm__{key}": 4 for key in known & {"size", "horizon"}}
     small |= {"algorithm__heads": 2} if "size" in known else {}
-    small |= {"algorithm__executed": 2} if "executed" in known else {}
+    small |= {"algorithm__executed": 2} if "n_action_steps" in known else {}
     small |= {f"algorithm__{key}": 1 for key in known if key.endswith("layers")}
     denoiser = {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"}
     denoiser |= {"algorithm__rounds": 4}
@@ -259,7 +259,7 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         assert main([*learn, f"run={run}", *rest]) == 0
     elif cls.corrects:  # it has a base
         (folder / "base.py").write_text(BASE)
-        own = ("online.warm_up=40", "online.critic_updates=20")
+        own = ("online.warmup_steps=40", "online.critic_updates=20")
         own += ("algorithm.hidden=[8,8]", "batch_size=8")
         given = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
         assert main(["finetune", "num_env_steps=60", *given, *own, *rest]) == 0
@@ -624,7 +624,7 @@ def test_another_layout_is_trained_on_as_it_is_told_to_be_read(
         file["mask/train"] = np.array(["demo_1"], "S8")
     assert main(train(dataset="demos.bin")) == 2
     assert "action_range=[low,high]" in capsys.readouterr().err
-    told = {"observation_keys": "[vel,pos]", "subset": "train", "action_range": "[0,512]"}
+    told = {"observation_keys": "[vel,pos]", "num_min_critics": "train", "action_range": "[0,512]"}
     assert main(train(dataset="demos.bin", **told)) == 0
     shown = capsys.readouterr().out
     assert "100 rows of demos.bin" in shown

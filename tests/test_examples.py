@@ -59,14 +59,14 @@ def test_lerobots_act_is_a_base(tmp_path: Path) -> None:
     queue = base.made()
     queue.reset(np.arange(2))
     seen = base.observe(queue, np.zeros((2, 3), np.float32), np.arange(2))
-    normalised = dict(zip(inputs, (torch.full((2, 3), -0.25), torch.zeros(2, 3)), strict=True))
+    normalized = dict(zip(inputs, (torch.full((2, 3), -0.25), torch.zeros(2, 3)), strict=True))
     with torch.no_grad():
-        expected = 0.25 + 0.5 * policy.predict_action_chunk(normalised)[:, 0]
+        expected = 0.25 + 0.5 * policy.predict_action_chunk(normalized)[:, 0]
     assert np.abs(seen["base_action"] - expected.numpy() / 2).max() < 1e-6
 
 
 @pytest.mark.slow
-def test_own_arrays_are_learnt_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_arrays_are_learned_from(capsys: pytest.CaptureFixture[str]) -> None:
     run("train_on_own_arrays.py")
     log, policy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-3:-1])
     assert policy > log + 50

@@ -61,7 +61,7 @@ class Case:
     phase: str = "update"
     variant: str = ""  # tells cases of one algorithm and repository apart
     adapted: tuple[str, ...] = ()  # declared differences that their side was relieved of
-    aims: tuple[str, ...] = ("rewards", "discount")  # of what it learns towards, for a fault
+    aims: tuple[str, ...] = ("rewards", "discount")  # of what it learns toward, for a fault
     updates: int = 10  # even: some do more at each second one
 
     @property
@@ -78,18 +78,37 @@ class Case:
 SOFT = ("temperature", "policy", "next")
 ROBUST = (*SOFT[:2], "policy_noise", "next", "q_noise", "ood_noise", "ood")
 PENALTY = ("policy", "next", "here", "there", "uniform")
-NORM = "layer normalisation: 1e-6 added to the variance -> 1e-5"
+NORM = "layer normalization: 1e-6 added to the variance -> 1e-5"
 SHARED = "samples for each of the losses -> the same for all"
 START = "short windows stand at their end -> at their start"
 TRAINER = "lifelong_rl/trainers/q_learning/sac.py"
 NEWEST = "losses at the old parameters -> each at what is new by then"
-SEQUENCE = {"window": 6, "size": 8, "layers": 2, "heads": 2, "episode_steps": 12}
-SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "warm_up_updates": 8}
-DENOISING = {"history": 2, "window": 4, "executed": 2, "noise_levels": 20, "rounds": 5}
-DENOISING |= {"warm_up_updates": 3}
-CHUNK = {"history": 1, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 8}
-CHUNK |= {"layers": 1, "style_layers": 1, "style": 3, "lr": 1e-3, "kl_weight": 0.1}
-CHUNK |= {"decoder_layers": 2, "max_norm": 0.1}
+SEQUENCE = {"horizon": 6, "dim_model": 8, "num_layers": 2, "num_heads": 2, "episode_steps": 12}
+SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
+DENOISING = {
+    "n_obs_steps": 2,
+    "horizon": 4,
+    "n_action_steps": 2,
+    "num_train_timesteps": 20,
+    "num_inference_steps": 5,
+}
+DENOISING |= {"num_warmup_updates": 3}
+CHUNK = {
+    "n_obs_steps": 1,
+    "horizon": 4,
+    "n_action_steps": 2,
+    "dim_model": 8,
+    "num_heads": 2,
+    "dim_feedforward": 8,
+}
+CHUNK |= {
+    "num_layers": 1,
+    "num_vae_encoder_layers": 1,
+    "latent_dim": 3,
+    "lr": 1e-3,
+    "kl_weight": 0.1,
+}
+CHUNK |= {"num_decoder_layers": 2, "max_grad_norm": 0.1}
 DROPPED = (*(f"style_{i}" for i in range(4)), "z", *(f"seen_{i}" for i in range(4)))
 DROPPED += tuple(f"chunk_{i}" for i in range(12))
 JUMPED = {
@@ -100,10 +119,10 @@ PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
 PATH += ("half", "deviation", "noised")
 PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
 STATE = "a robot's state alone, refused there -> allowed"
-OTHERS = "its network and optimiser -> a perceptron and AdamW"
-FLOW = {"history": 2, "window": 4, "executed": 2, "network": "mlp", "widths": [8, 8]}
-FLOW |= {"time_size": 4, "warm_up_updates": 0, "decay_lr": False, "ema_max": 0.0}
-ENSEMBLE = {"critics": 3, "subset": 2}
+OTHERS = "its network and optimizer -> a perceptron and AdamW"
+FLOW = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "network": "mlp", "widths": [8, 8]}
+FLOW |= {"time_size": 4, "num_warmup_updates": 0, "decay_lr": False, "ema_max": 0.0}
+ENSEMBLE = {"num_critics": 3, "num_min_critics": 2}
 SUBSETS = ("policy", "next", "next_subset", *PENALTY[2:], "subset")
 OPTIONS = (
     NORM,
@@ -113,13 +132,24 @@ OPTIONS = (
 )
 TEMPERED = "the temperature's loss in itself, of next states -> in its logarithm, of these"
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
-REINFORCED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "history": 2}
-REINFORCED |= {"window": 4, "executed": 2, "noise_levels": 20, "rounds": 5, "tuned": 5}
+REINFORCED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "n_obs_steps": 2}
+REINFORCED |= {
+    "horizon": 4,
+    "n_action_steps": 2,
+    "num_train_timesteps": 20,
+    "num_inference_steps": 5,
+    "tuned": 5,
+}
 REINFORCED |= {"noise_max": 100.0, "environments": 1, "decisions": 7, "batch_size": 7}
 REINFORCED |= {"spread_max": 0.5, "policy_lr": 1e-3, "offline_lr": 1e-3, "one_step": "none"}
 REINFORCED |= {"clip": 0.04, "offline_clip": 0.04, "members": 3, "elites": 2}
-DENOISED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "rounds": 5}
-DENOISED |= {"tuned": 3, "batch_size": 60_000, "history": 1, "window": 4, "executed": 2}
+DENOISED: dict[str, Any] = {
+    "network": "mlp",
+    "widths": [8, 8],
+    "time_size": 4,
+    "num_inference_steps": 5,
+}
+DENOISED |= {"tuned": 3, "batch_size": 60_000, "n_obs_steps": 1, "horizon": 4, "n_action_steps": 2}
 DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
 WIDER = "a time's perceptron twice as wide as its input -> four times"
 RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
@@ -147,7 +177,7 @@ CASES = (
         LOWDIM.format("transformer"),
         ("noise", "level"),
         DENOISING
-        | {"network": "transformer", "widths": [8, 8], "heads": 2}
+        | {"network": "transformer", "widths": [8, 8], "num_heads": 2}
         | {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95},
         variant="transformer",
         aims=("actions",),
@@ -157,7 +187,13 @@ CASES = (
         "consistency",
         "consistency_policy/teacher/edm_policy.py",
         ("deviation", "noise"),
-        {"process": "edm", "history": 2, "window": 4, "executed": 2, "warm_up_updates": 3}
+        {
+            "process": "edm",
+            "n_obs_steps": 2,
+            "horizon": 4,
+            "n_action_steps": 2,
+            "num_warmup_updates": 3,
+        }
         | {"widths": [16], "time_size": 4},
         adapted=("dropout in its middle, which no setting reaches -> none",),
         aims=("actions",),
@@ -189,7 +225,7 @@ CASES = (
         "consistency",
         "consistency_policy/student/ctm_policy.py",
         PATH,
-        {"history": 2, "window": 4, "executed": 2, "warm_up_updates": 3}
+        {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "num_warmup_updates": 3}
         | {"widths": [16, 16], "time_size": 4, "ema_max": 0.0},
         adapted=(
             "some paths end where they begin -> none does",
@@ -221,7 +257,7 @@ CASES = (
         "dppo",
         "dppo",
         "model/diffusion/diffusion_ppo.py",
-        config=DENOISED | {"noise_levels": 5},
+        config=DENOISED | {"num_train_timesteps": 5},
         adapted=(WIDER,),
         aims=("advantages", "returns"),
     ),
@@ -229,7 +265,7 @@ CASES = (
         "dppo",
         "dppo",
         "model/diffusion/diffusion_ppo.py",
-        config=DENOISED | {"noise_levels": 20, "sampler": "ddim"},
+        config=DENOISED | {"num_train_timesteps": 20, "sampler": "ddim"},
         variant="ddim",
         adapted=(WIDER, "followed is the clipped guess's noise -> the network's"),
         aims=("advantages", "returns"),
@@ -281,7 +317,7 @@ CASES = (
         "rl100",
         "RL-100/rl_100/policy/rl100_3d.py",
         ("noise",),
-        REINFORCED | {"one_step": "afterwards"},
+        REINFORCED | {"one_step": "afterward"},
         phase="distil",
         variant="one_step",
         adapted=(
@@ -412,7 +448,7 @@ CASES = (
         "sac",
         "sac.py",
         ("next", "policy"),
-        adapted=(EPSILON, "the first update's temperature is given -> the learnt one's start"),
+        adapted=(EPSILON, "the first update's temperature is given -> the learned one's start"),
     ),
     Case(
         "spot",

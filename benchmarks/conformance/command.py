@@ -29,7 +29,7 @@ from benchmarks.figures import commit_of
 RESULTS = ROOT / "benchmarks" / "results" / "conformance"
 RECORDED = ROOT / "tests" / "offline_rl" / "conformance"
 FAULT = 1e-6
-NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behaviour", "dynamics", "fit")
+NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behavior", "dynamics", "fit")
 GROUPS = ("networks", "targets", "temperatures", "gradients", "losses")
 HEADER = ["algorithm", "beside", "updates", *GROUPS, "with a fault", "made equal before"]
 INTRODUCTION = """# Conformance
@@ -39,7 +39,7 @@ INTRODUCTION = """# Conformance
 Each algorithm's update beside public code of it, run unmodified but for what the last column says:
 the same initial weights, batches and random numbers, everything in float64. Numbers are the largest
 relative differences after any of the updates: of weights, relative to the largest change from
-the start; of gradients (Adam's running means, which its normalisation would hide), temperatures'
+the start; of gradients (Adam's running means, which its normalization would hide), temperatures'
 included, and of the losses that the other code tells, relative to the largest one. Transformers
 differ by most: some gradients, as those of keys' biases, are 0 but for rounding, which Adam sees.
 With a fault: the largest difference that the same comparison finds when our targets (where there

@@ -50,11 +50,11 @@ def part(arrays: Arrays, prefix: str) -> Arrays:
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 
-def stacked(history: Sequence[Arrays]) -> Arrays:
+def stacked(n_obs_steps: Sequence[Arrays]) -> Arrays:
     """What was seen after each update as one array a quantity, NaN where it was not there."""
-    shapes = {name: x.shape for now in history for name, x in now.items()}
+    shapes = {name: x.shape for now in n_obs_steps for name, x in now.items()}
     return {
-        name: np.stack([now.get(name, np.full(shape, np.nan)) for now in history])
+        name: np.stack([now.get(name, np.full(shape, np.nan)) for now in n_obs_steps])
         for name, shape in shapes.items()
     }
 
@@ -67,10 +67,10 @@ def windows(update: int, *, whole: bool) -> Arrays:
     return columns | {"timesteps": first + steps, "real": steps < count}
 
 
-def chunks(update: int, history: int, window: int) -> Arrays:
-    """A batch of chunks: observations [BATCH, history, OBS], actions [BATCH, window, ACT]."""
+def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
+    """A batch of chunks: observations [BATCH, n_obs_steps, OBS], actions [BATCH, horizon, ACT]."""
     columns = windows(update, whole=False)
-    for name, count in (("observations", history), ("actions", window), ("real", window)):
+    for name, count in (("observations", n_obs_steps), ("actions", horizon), ("real", horizon)):
         columns[name] = columns[name][:, :count]
     return columns
 

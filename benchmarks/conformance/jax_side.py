@@ -16,7 +16,7 @@ from benchmarks.conformance.inputs import Arrays, part
 from benchmarks.conformance.job import Link, Replay
 
 replay: Replay | None = None  # set for the time of an update
-backwards: list[float] = []  # not told here: see `Learner.losses`
+backward: list[float] = []  # not told here: see `Learner.losses`
 
 
 def prepare() -> None:
@@ -62,7 +62,7 @@ def given(columns: Arrays) -> Any:
 class Store:
     """Parameters in an immutable tree: `owner.<attribute>` is replaced by what is written.
 
-    params: from that attribute to its parameters; moments: to its optimiser's state.
+    params: from that attribute to its parameters; moments: to its optimizer's state.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Store:
         return links
 
     def norms(self, name: str, layers: Iterable[str], *, stacked: bool = False) -> list[Link]:
-        """Layer normalisations at these paths as those of our MLP `name`."""
+        """Layer normalizations at these paths as those of our MLP `name`."""
         at = (slice(None), 0) if stacked else ...
         parts = [("weight", "scale"), ("bias", "bias")]
         pairs = [(i, path, *part) for i, path in enumerate(layers) for part in parts]
@@ -125,14 +125,14 @@ def attribute(owner: Any, name: str) -> Store:
 
 
 def doubles(state: Any) -> Any:
-    """An optimiser's state, made beside float32 parameters, in float64."""
+    """An optimizer's state, made beside float32 parameters, in float64."""
     return jax.tree_util.tree_map(
         lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, state
     )
 
 
 def means(state: Any) -> Iterable[Any]:
-    """Adam's first moments in an optimiser's state, wherever it keeps them."""
+    """Adam's first moments in an optimizer's state, wherever it keeps them."""
     if hasattr(state, "mu"):
         yield state.mu
     elif isinstance(state, tuple):
@@ -147,5 +147,5 @@ def frozen() -> None:
 
 
 def norm_epsilon(epsilon: float) -> None:
-    """Layer normalisation as torch's by default: flax adds 1e-6 to the variance."""
+    """Layer normalization as torch's by default: flax adds 1e-6 to the variance."""
     flax.linen.LayerNorm = partial(flax.linen.LayerNorm, epsilon=epsilon)

@@ -36,7 +36,11 @@ __all__ = ["UserError", "algorithm_names", "build", "parse", "table", "write_ato
 __all__ += ["write_text"]
 BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # that have products
 NUM_UPDATES = 20  # the length that schedules are made for: part of a decay is seen
-SIZES = {"samples": inputs.SAMPLES, "policy_samples": inputs.SAMPLES, "critics": inputs.CRITICS}
+SIZES = {
+    "num_samples": inputs.SAMPLES,
+    "num_policy_samples": inputs.SAMPLES,
+    "num_critics": inputs.CRITICS,
+}
 
 
 class Recorder:
@@ -106,7 +110,7 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     if isinstance(algorithm, DenoisingRL):
         return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
-        return inputs.chunks(update, algorithm.cfg.history, algorithm.cfg.window)
+        return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
     if "timesteps" in algorithm.needs:
         return inputs.windows(update, whole=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)
@@ -128,7 +132,7 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
         params.setdefault(network, {})[parameter] = torch.from_numpy(x)
     nothing: Any = None
     state, count = State(algorithm, dict(params), {}, nothing), inputs.BATCH
-    seen = torch.from_numpy(draw.standard_normal((count, cfg.history, inputs.OBS)))
+    seen = torch.from_numpy(draw.standard_normal((count, cfg.n_obs_steps, inputs.OBS)))
     noise = torch.from_numpy(draw.standard_normal((count, *algorithm.noise_shape)))
     chain = algorithm.chain(state, state.model, seen, noise)
 
@@ -161,15 +165,15 @@ def rollout(algorithm: Any, update: int) -> Arrays:
 def judged(algorithm: Any, update: int) -> Arrays:
     """Chunks, what they were paid, and what was seen behind them."""
     cfg, chunks = algorithm.cfg, inputs.windows(update, whole=True)
-    columns = inputs.batch(update, cfg.discount**cfg.executed)
-    columns |= {"actions": chunks["actions"][:, : cfg.window], "held_out": np.zeros(inputs.BATCH)}
+    columns = inputs.batch(update, cfg.discount**cfg.n_action_steps)
+    columns |= {"actions": chunks["actions"][:, : cfg.horizon], "held_out": np.zeros(inputs.BATCH)}
     for name in ("observations", "next_observations"):
-        columns[name] = chunks[name][:, : cfg.history]
+        columns[name] = chunks[name][:, : cfg.n_obs_steps]
     return columns
 
 
 def visited(algorithm: Any, state: State, batch: Any, i: int) -> tuple[State, dict[str, Tensor]]:
-    """New chains of `behaviour` on a batch's states, and an update on each of their steps."""
+    """New chains of `behavior` on a batch's states, and an update on each of their steps."""
     made = {k: column.flatten(0, 1) for k, column in algorithm.fill(state, batch).items()}
     losses = []
     for k in range(algorithm.cfg.tuned):
@@ -212,24 +216,24 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
         for name, x in start.items():
             network, _, parameter = name.partition("/")
             params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
-        adams = algorithm.optimisers().items()
-        optimiser = {name: adam.init(params[name]) for name, adam in adams if name in params}
-        history = []
+        adams = algorithm.optimizers().items()
+        optimizer = {name: adam.init(params[name]) for name, adam in adams if name in params}
+        n_obs_steps = []
         for update in range(case.updates):
             columns = batch(case, algorithm, update)
             given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
             tape = Tape(update, case.draws)
             done = torch.tensor(update)
-            state = State(algorithm, params, optimiser, Recorder(tape), done)
+            state = State(algorithm, params, optimizer, Recorder(tape), done)
             now = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
             method: Any = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
             if case.algorithm == "rl100" and case.phase in WHOLE:
                 method = partial(WHOLE[case.phase], algorithm)
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
-            params, optimiser = dict(state.params), dict(state.optimiser)
-            history.append(quantities(state, metrics))
-    return given, inputs.stacked(history)
+            params, optimizer = dict(state.params), dict(state.optimizer)
+            n_obs_steps.append(quantities(state, metrics))
+    return given, inputs.stacked(n_obs_steps)
 
 
 def as_batch(columns: Arrays) -> Batch | Decisions:
@@ -247,7 +251,7 @@ def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:
     found: Arrays = {}
     for network, tree in state.params.items():
         found |= {f"params/{network}/{k}": v.detach().numpy().copy() for k, v in tree.items()}
-    for network, moments in state.optimiser.items():
+    for network, moments in state.optimizer.items():
         first = moments["first"].items()
         found |= {f"moment/{network}/{k}": v.detach().numpy().copy() for k, v in first}
     return found | {f"loss/{k}": np.asarray(v.item()) for k, v in metrics.items()}

@@ -24,8 +24,8 @@ class Layer:
 
 
 replay: Replay | None = None  # set for the time of an update
-backwards: list[float] = []  # what backward() was called on
-optimisers: list[torch.optim.Optimizer] = []  # every one that was made
+backward: list[float] = []  # what backward() was called on
+optimizers: list[torch.optim.Optimizer] = []  # every one that was made
 
 
 def prepare() -> None:
@@ -79,12 +79,12 @@ def prepare() -> None:
     backward, start = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
     def told(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        backwards.append(self.item())
+        backward.append(self.item())
         backward(self, *args, **kwargs)
 
     def kept(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        optimisers.append(self)
+        optimizers.append(self)
 
     torch.Tensor.backward = told
     torch.optim.Optimizer.__init__ = kept
@@ -119,7 +119,7 @@ def link(name: str, tensor: Tensor, index: Any = ..., *, transposed: bool = Fals
             tensor.copy_(torch.from_numpy(np.array(turned(values))).reshape(tensor.shape))
 
     def moment() -> np.ndarray | None:
-        states = [o.state[tensor] for o in optimisers if tensor in o.state]
+        states = [o.state[tensor] for o in optimizers if tensor in o.state]
         return turned(states[0]["exp_avg"]).numpy() if states and states[0] else None
 
     return Link(name, index, lambda: turned(tensor.detach()).numpy().copy(), write, moment)
@@ -134,7 +134,7 @@ def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor], index: A
             part.copy_(torch.from_numpy(np.array(values)).reshape(part.shape))
 
     def moment() -> np.ndarray | None:
-        states = [o.state[tensor] for o in optimisers if tensor in o.state]
+        states = [o.state[tensor] for o in optimizers if tensor in o.state]
         return view(states[0]["exp_avg"]).numpy() if states and states[0] else None
 
     return Link(name, index, lambda: view(tensor.detach()).numpy().copy(), write, moment)

@@ -76,7 +76,7 @@ class Run:
         limits = self.robot.spec.limits
         goals = [what for _, kind, what in self.arrived if kind == "goals"]
         ticks = np.array([[row.get(str(k), 2048) for k in range(1, 6)] for row in goals])
-        angles = (ticks - registers.CENTRE) * registers.RAD
+        angles = (ticks - registers.CENTER) * registers.RAD
         return int(((angles < limits.position_low) | (angles > limits.position_high)).sum())
 
 

@@ -34,8 +34,8 @@ class Swing:
             base.action_dim,
             action_low=base.action_low,
             action_high=base.action_high,
-            horizon=HORIZON,
-            executed=EXECUTED,
+            chunk_size=HORIZON,
+            n_action_steps=EXECUTED,
             rate_hz=base.rate_hz,
             action_names=base.action_names,
             action_units=base.action_units,
@@ -129,7 +129,7 @@ def run(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
         if not (good if row.reasons else state in row.ends and latched is None):
             wrong.append(f"{state.name} {latched.name if latched is not None else ''}")
         elif not row.after(bench):
-            wrong.append("afterwards")
+            wrong.append("afterward")
         delays.append(delay)
         goals = [what for _, kind, what in bench.arrived if kind == "goals"]
         but = bench.joint if row.follows else None
@@ -201,7 +201,7 @@ def _shake(b: Bench) -> None:
 
 
 def _stretch(b: Bench) -> None:
-    """Forwards, where the tip would leave the box, though no joint its limits."""
+    """Forward, where the tip would leave the box, though no joint its limits."""
     b.spoil(lambda goals: 0 * goals + np.array([0.0, 1.2, 0.6, 0.0, 0.0]))
 
 

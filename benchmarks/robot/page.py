@@ -186,7 +186,7 @@ def _bus(found: Found) -> str:
     titles = {
         "matrix": "From a fault to the reading that shows it.",
         "loss": "Answers lost and broken, asked for again within the tick.",
-        "transactions": "A sync read of five servos on the pseudo-terminal, 1 Mbaud modelled.",
+        "transactions": "A sync read of five servos on the pseudo-terminal, 1 Mbaud modeled.",
     }
     for key, title in titles.items():
         rows = found[key]

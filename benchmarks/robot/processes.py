@@ -21,7 +21,7 @@ from benchmarks.robot.stepped import PERIOD_S, outside
 from envs.experts.arm import inverse
 from envs.suites.arm import Reach
 from offline_rl.data.meaning import spec_of
-from policies import Bundle, Normaliser
+from policies import Bundle, Normalizer
 from policies.bundle import write
 from real_robot.control.rings import Reader
 from real_robot.recording.files import read
@@ -48,7 +48,7 @@ def follower(path: Path) -> Path:
     weights = {"trunk.weights.0": weight, "trunk.biases.0": bias, "log_std": np.zeros(5, "f4")}
     arguments = {"observations": 13, "actions": 5, "hidden": [], "tanh_mean": False}
     write(
-        path, Bundle(spec_of(env), "GaussianActor", arguments, weights, Normaliser.identity((13,)))
+        path, Bundle(spec_of(env), "GaussianActor", arguments, weights, Normalizer.identity((13,)))
     )
     return path
 

@@ -88,7 +88,7 @@ class Servos:
         self.q, self.dq, self.goal = np.zeros(count), np.zeros(count), np.zeros(count)
         self.seq, self.last_ns = 0, now_ns()
         self.torque = False
-        self.history = np.zeros((4, count))  # the last goals, newest last
+        self.n_obs_steps = np.zeros((4, count))  # the last goals, newest last
         self.violations = list[str]()
         self.well()
         self.kept: Reading | None = None
@@ -119,7 +119,7 @@ class Servos:
     def arm(self) -> Reading:
         self._pass()
         self.goal, self.torque = self.q.copy(), True
-        self.history[:] = self.goal
+        self.n_obs_steps[:] = self.goal
         return self.read()
 
     def _pass(self) -> None:
@@ -148,14 +148,14 @@ class Servos:
         if self.lost:
             return Sent(Code.LOST, command.time_ns, command.q)
         self.goal = command.q.copy()
-        self.history[:-1] = self.history[1:]
-        self.history[-1] = self.goal
+        self.n_obs_steps[:-1] = self.n_obs_steps[1:]
+        self.n_obs_steps[-1] = self.goal
         limits, period = self.spec.limits, 1 / RATE_HZ
         inside = (self.goal >= limits.position_low).all()
         if not (inside and (self.goal <= limits.position_high).all()):
             self.violations.append(f"position {self.goal}")
         for order, most in self.most:
-            found = np.abs(np.diff(self.history[-order - 1 :], order, axis=0)) / period**order
+            found = np.abs(np.diff(self.n_obs_steps[-order - 1 :], order, axis=0)) / period**order
             if not (found <= most + 1e-14 / period**order).all():
                 self.violations.append(f"difference {order}: {found.max():.6g}")
         return Sent(Code.OK, command.time_ns, self.goal)

@@ -135,10 +135,10 @@ class Stepped:
         self.guard = Guard(self.robot, limits)
         spec, joints = policy.spec, len(self.spec.joints)
         self.ticks = Ring.create(folder / "ticks", row_type(self.spec), 64)
-        chunks = Ring.create(folder / "chunks", chunk_type(spec.horizon, joints), 16)
+        chunks = Ring.create(folder / "chunks", chunk_type(spec.chunk_size, joints), 16)
         words = self._words = Words(folder / "words", create=True)
         self.chunks, self.told = chunks, Told(self.clock, chunks)
-        self.schedule = Schedule(Timing(spec.rate_hz, spec.horizon, offset(spec)), joints)
+        self.schedule = Schedule(Timing(spec.rate_hz, spec.chunk_size, offset(spec)), joints)
         self.loop = Loop(self.guard, self.clock, self.schedule, self.told, self.ticks)
         self.inference = Inference(policy, self.spec, self.ticks, chunks, words, self.clock.now_ns)
         self.infers = True  # False: it is dead
@@ -224,7 +224,7 @@ def outside(
     """
     found = 0
     for ticks in commands(events, len(limits.velocity)):
-        q = (ticks - registers.CENTRE) * registers.RAD
+        q = (ticks - registers.CENTER) * registers.RAD
         if but is not None:
             q[:, but] = (limits.position_low + limits.position_high)[but] / 2
         slack = registers.RAD / 2 + 1e-9

@@ -38,14 +38,18 @@ from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.safety.states import Reason, State
 
 TASK, RATE_HZ, SEED = "arm/reach", 25.0, "seed_0"
-CHUNKED = ("algorithm.window=8", "algorithm.executed=4")
+CHUNKED = ("algorithm.horizon=8", "algorithm.n_action_steps=4")
 POLICIES = {  # what `offline-rl train` is told, but for task and data
     "clone": ("algorithm=bc", "algorithm.lr=1e-3"),
     "chunks": ("algorithm=bc", "algorithm.lr=1e-3", *CHUNKED),
     "diffusion": (
-        *("algorithm=diffusion_policy", "algorithm.process=edm", "algorithm.rounds=10"),
+        *(
+            "algorithm=diffusion_policy",
+            "algorithm.process=edm",
+            "algorithm.num_inference_steps=10",
+        ),
         *("algorithm.network=mlp", "algorithm.widths=[256,256,256]", "algorithm.lr=1e-3"),
-        *("algorithm.history=1", *CHUNKED),
+        *("algorithm.n_obs_steps=1", *CHUNKED),
     ),
 }
 TAUGHT = {"one_step": "diffusion"}  # by `offline-rl distill`: student -> teacher

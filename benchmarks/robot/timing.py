@@ -30,7 +30,7 @@ from benchmarks.latency import RUNTIMES, decisions
 from benchmarks.robot.person import command
 from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
 from offline_rl.utils.hardware import description
-from policies import Bundle, Channel, Normaliser, Spec
+from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
 from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
 from real_robot.control.inference import Inference
@@ -217,11 +217,11 @@ def _untrained(kind: str, path: Path) -> Path:
             network="unet",
             options={"widths": [64, 128, 256], "time_size": 64},
             table=euler(ROUNDS[kind]),
-            history=1,
-            window=HORIZON,
-            executed=1,
+            n_obs_steps=1,
+            horizon=HORIZON,
+            n_action_steps=1,
         )
-        sizes = {"horizon": HORIZON}
+        sizes = {"chunk_size": HORIZON}
     told = Spec(
         (Channel("observation", (len(names),), names=names, units=units),),
         len(joints),
@@ -233,7 +233,7 @@ def _untrained(kind: str, path: Path) -> Path:
         **sizes,
     )
     weights = {key: value.numpy() for key, value in actor.state_dict().items()}
-    same = Normaliser.identity(told.observation_shape)
+    same = Normalizer.identity(told.observation_shape)
     write(path, Bundle(told, type(actor).__name__, actor.arguments, weights, same))
     subprocess.run(command("export", f"run={path}"), check=True, capture_output=True)
     return path
@@ -254,7 +254,7 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
         time.sleep(0.01)
     pin(last_core=False)
     inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, words)
-    inference.warm_up()
+    inference.warmup_steps()
     begun = time.monotonic()
     while not receive.poll():
         if not inference.look(time.monotonic_ns()):

@@ -361,8 +361,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         own = [r for r in rows if r["algorithm"] == name and r["kind"] != "products"]
         own.sort(key=lambda r: r["updates_per_second"])
         labels = [label(r).removeprefix(name).strip() for r in own]
-        colours = ["tab:blue" if r["kind"] == "ours" else "tab:gray" for r in own]
-        bars = axis.barh(labels, [r["updates_per_second"] for r in own], color=colours)
+        colors = ["tab:blue" if r["kind"] == "ours" else "tab:gray" for r in own]
+        bars = axis.barh(labels, [r["updates_per_second"] for r in own], color=colors)
         axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
         axis.set(title=name, xlabel="seed-updates / s")
         axis.margins(x=0.15)

@@ -120,7 +120,7 @@ class Learner:
     def __init__(self, net: Any, device: str) -> None:
         """net: of x, times and observations."""
         self.net, self.average, self.done = net, copy.deepcopy(net), 0
-        self.optimiser = torch.optim.AdamW(net.parameters(), 1e-4, (0.95, 0.999), weight_decay=1e-6)
+        self.optimizer = torch.optim.AdamW(net.parameters(), 1e-4, (0.95, 0.999), weight_decay=1e-6)
         steps = torch.arange(LEVELS + 1, device=device) / LEVELS
         cosine = torch.cos((steps + 0.008) / 1.008 * torch.pi / 2) ** 2
         self.kept = torch.cumprod(1 - (1 - cosine[1:] / cosine[:-1]).clamp(max=0.999), 0)
@@ -132,9 +132,9 @@ class Learner:
         kept = self.kept[times, None, None]
         x = kept.sqrt() * actions + (1 - kept).sqrt() * noise
         loss = F.mse_loss(self.net(x, times.float(), seen), noise)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
         self.step_average()
 
     def step_average(self) -> None:

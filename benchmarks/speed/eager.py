@@ -264,8 +264,8 @@ class Ensemble(nn.Module):
         return x.squeeze(-1)
 
 
-class NormalisedEnsemble(Ensemble):
-    """With layer normalisation before each ReLU."""
+class NormalizedEnsemble(Ensemble):
+    """With layer normalization before each ReLU."""
 
     def forward(self, s: Tensor, a: Tensor) -> Tensor:
         x = torch.cat([s, a], -1)
@@ -283,12 +283,12 @@ class NormalisedEnsemble(Ensemble):
 
 
 class RLPD:
-    """Ten normalised critics, the least of two drawn ones as the target; two hidden layers."""
+    """Ten normalized critics, the least of two drawn ones as the target; two hidden layers."""
 
     def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
         self.act_dim, self.members = act, 10
         self.actor = SquashedActor(obs, act).to(device)
-        self.q = NormalisedEnsemble([obs + act, HIDDEN, HIDDEN, 1], self.members).to(device)
+        self.q = NormalizedEnsemble([obs + act, HIDDEN, HIDDEN, 1], self.members).to(device)
         self.q_t = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(0.0, device=device))
         self.actor_o, self.q_o = adam(self.actor), adam(self.q)
@@ -387,27 +387,32 @@ class Denoiser(nn.Module):
 
 
 class DPPO:
-    """Proximal policy optimisation of the last denoising steps (irom-princeton/dppo)."""
+    """Proximal policy optimization of the last denoising steps (irom-princeton/dppo)."""
 
     def __init__(
         self,
         obs: int,
         act: int,
-        window: int,
-        executed: int,
-        rounds: int,
+        horizon: int,
+        n_action_steps: int,
+        num_inference_steps: int,
         tuned: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.shape, self.executed, self.rounds, self.tuned = (window, act), executed, rounds, tuned
-        self.model = Denoiser(obs, window * act).to(device)
+        self.shape, self.n_action_steps, self.num_inference_steps, self.tuned = (
+            (horizon, act),
+            n_action_steps,
+            num_inference_steps,
+            tuned,
+        )
+        self.model = Denoiser(obs, horizon * act).to(device)
         self.base = copy.deepcopy(self.model).requires_grad_(False)
         self.value = nn.Sequential(
             *[nn.Linear(obs, HIDDEN), nn.Mish(), nn.Linear(HIDDEN, HIDDEN), nn.Mish()],
             *[nn.Linear(HIDDEN, HIDDEN), nn.Mish(), nn.Linear(HIDDEN, 1)],
         ).to(device)
         self.model_o, self.value_o = adam(self.model, 1e-4), adam(self.value, 1e-3)
-        level = torch.linspace(1, 0, rounds + 1, device=device)
+        level = torch.linspace(1, 0, num_inference_steps + 1, device=device)
         kept = torch.cos((level + 0.008) / 1.008 * math.pi / 2).square().clamp(1e-4, 0.9999)
         before, after = kept[:-1], kept[1:]
         ratio = before / after
@@ -423,8 +428,8 @@ class DPPO:
     def sample(self, s: Tensor) -> Tensor:
         """Chains [B, tuned + 1, T, A]."""
         x, chain = torch.randn(len(s), *self.shape, device=s.device), []
-        for k in range(self.rounds):
-            late = k >= self.rounds - self.tuned
+        for k in range(self.num_inference_steps):
+            late = k >= self.num_inference_steps - self.tuned
             chain += [x] if late else []
             at = torch.full((len(s),), k, device=s.device)
             noise = torch.randn_like(x).clamp(-3, 3)
@@ -433,10 +438,10 @@ class DPPO:
 
     def log_prob(self, s: Tensor, chain: Tensor, k: Tensor) -> Tensor:
         own = torch.arange(len(k), device=k.device)
-        mean = self.mean(self.model, s, chain[own, k], k + self.rounds - self.tuned)
-        spread = self.spread[k + self.rounds - self.tuned][:, None, None]
+        mean = self.mean(self.model, s, chain[own, k], k + self.num_inference_steps - self.tuned)
+        spread = self.spread[k + self.num_inference_steps - self.tuned][:, None, None]
         found = torch.distributions.Normal(mean, spread).log_prob(chain[own, k + 1])
-        return found[:, : self.executed].clamp(-5, 2).mean((1, 2))
+        return found[:, : self.n_action_steps].clamp(-5, 2).mean((1, 2))
 
     def train(
         self, rows: dict[str, Tensor], discount: float, trace: float, epochs: int, batch: int

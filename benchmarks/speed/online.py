@@ -110,7 +110,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
             tracker="none",
             out=out,
             show=False,
-            **{"online.warm_up": WARM_UP},
+            **{"online.warmup_steps": WARM_UP},
         )
 
 

@@ -180,7 +180,7 @@ class JaxCorl:
         return np.asarray(self._act(self.state, observations))
 
     def arrays(self) -> list[np.ndarray]:
-        """All that it has learnt and counted."""
+        """All that it has learned and counted."""
         import jax
 
         return [np.asarray(x) for x in jax.tree_util.tree_leaves(self.state)]

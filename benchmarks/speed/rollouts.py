@@ -29,7 +29,7 @@ ROUNDS, TUNED, EPOCHS, DISCOUNT, TRACE = 20, 5, 5, 0.99, 0.95
 
 
 def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None:
-    """`finetune` itself, of a clone that has learnt nothing; one tick an iteration."""
+    """`finetune` itself, of a clone that has learned nothing; one tick an iteration."""
     env = envs.make_vector(task, 1)
     rows = data(env)
     env.close()
@@ -62,10 +62,10 @@ def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None
             **{
                 "algorithm.network": "mlp",
                 "algorithm.widths": [256, 256, 256],
-                "algorithm.predicts": "action",
-                "algorithm.history": 1,
-                "algorithm.window": WINDOW,
-                "algorithm.executed": EXECUTED,
+                "algorithm.prediction_type": "sample",
+                "algorithm.n_obs_steps": 1,
+                "algorithm.horizon": WINDOW,
+                "algorithm.n_action_steps": EXECUTED,
             },
         )
         RolloutCollector.step = step  # type: ignore[method-assign,assignment]

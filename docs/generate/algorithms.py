@@ -37,14 +37,14 @@ HEAD = """# Algorithms
 Each algorithm is one file, `offline_rl/algorithms/<name>.py`; what several share stands beside
 (`offline_rl/algorithms/common`). Lines are those of code, neither blank nor comment nor docstring:
 the file's own, and with + those of the method that stand in files it shares with others, but for
-the base class and optimisers. Settings by task are in `configs/algorithm/<name>.yaml`. bf16:
+the base class and optimizers. Settings by task are in `configs/algorithm/<name>.yaml`. bf16:
 `precision=auto` uses it where the processor can. Its scores were held against float32's after 2,500
 to 30,000 updates, before values had formed, and before commit 74fd8bc, since which output layers
 stay in float32 ([parity](../benchmarks/results/parity/README.md)).
 """
 SCORES = """## Scores
 
-The last checkpoint's normalised score, mean ± standard deviation over seeds, and after how many
+The last checkpoint's normalized score, mean ± standard deviation over seeds, and after how many
 updates; `data` is the mean of the data's own episodes. With *: values had not formed, so that the
 number says little about the method and is to be compared with nothing. What had formed by less than
 half has no number. Errors, settings, and what
@@ -139,7 +139,7 @@ def scores() -> list[str]:
         tasks = collect([study])
         found: dict[str, dict[str, str]] = {"data": {}}
         for task, seeds in tasks.items():
-            score = next(s.outcome.behaviour_score for s in seeds if s.outcome)
+            score = next(s.outcome.behavior_score for s in seeds if s.outcome)
             found["data"][task] = "" if score is None else f"{score:.1f}"
             for label, c in standings(seeds):
                 if kept(c) and c.values:

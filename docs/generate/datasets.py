@@ -19,13 +19,13 @@ HEAD = """# Datasets and environments
 *Made by `python -m docs.generate.datasets` from the cards in `datasets/`, not by hand.*
 
 A dataset's name is a task: `offline-rl train task=<name>`. Score 0 and 100 are the returns that the
-field's normalised score maps there. Where no environment is named there is data only: train with
+field's normalized score maps there. Where no environment is named there is data only: train with
 `task=none dataset=<name>`. `offline-rl data download <name>` fetches what is published,
 `offline-rl generate recipe=<recipe>` makes the rest (recipes are in `configs/recipe`;
 `qualities=[…]` makes only some of a recipe's sets), `offline-rl data info <name>` shows what a
 file holds, and where its references come from.
 """
-OWN = """Each is a task by itself, learnt online or from `dataset=`: `offline-rl train task=<name>`.
+OWN = """Each is a task by itself, learned online or from `dataset=`: `offline-rl train task=<name>`.
 Some need an extra (`box2d`, `robotics`, `pusht`, `ogbench`), which the command then names.
 """
 MADE = """An agent's recipe gives the same bytes again on the same processor with the same versions,
@@ -74,7 +74,7 @@ def page() -> str:
     for suite, group in groupby(cards().values(), key=lambda card: card.suite):
         own = list(group)
         title = read_yaml(CARDS / f"{suite}.yaml")["title"]
-        parts += [f"## {title}", "", f"{len(own)} sets. Licence: {own[0].licence}.", ""]
+        parts += [f"## {title}", "", f"{len(own)} sets. License: {own[0].license}.", ""]
         parts += [f"Layout: {own[0].layout}. Source: {own[0].source}.", ""]
         if any(c.env for c in own):
             kinds = sorted({c.env.split("-")[0] for c in own if c.env})

@@ -14,7 +14,7 @@ class CubeExpert(Skilled):
     episode long, and every action has noise of deviation (1 - skill) / 2.
     """
 
-    GOAL, CENTRE, HEIGHT = np.array([0.5, 0, 0.02]), np.array([0.425, 0, 0]), 0.18  # metres
+    GOAL, CENTER, HEIGHT = np.array([0.5, 0, 0.02]), np.array([0.425, 0, 0]), 0.18  # meters
     OPEN, CLOSED = -1.0, 1.0
 
     def __init__(self, env: VectorEnv, skill: float = 1.0, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ class CubeExpert(Skilled):
 
     def act(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
         """Above the cube, down, close, up, over, down, open, up."""
-        grip, thing = o[12:15] / 10 + self.CENTRE, o[19:22] / 10 + self.CENTRE
+        grip, thing = o[12:15] / 10 + self.CENTER, o[19:22] / 10 + self.CENTER
         quarter = np.pi / 2  # the cube looks the same after a quarter of a turn
         turn = np.arctan2(o[27], o[26]) - np.arctan2(o[16], o[15])
         turn = (turn + quarter / 2) % quarter - quarter / 2

@@ -36,7 +36,7 @@ class FetchExpert(Skilled):
 
     def reach(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
         """Straight to the goal."""
-        return towards(o[:3], goal, self.CLOSED)
+        return toward(o[:3], goal, self.CLOSED)
 
     def pick(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
         """Above the object, down, close, and to the goal once it is held."""
@@ -44,12 +44,12 @@ class FetchExpert(Skilled):
         apart = thing - grip
         if np.linalg.norm(apart) < 0.02:
             held = width < 0.055
-            return towards(grip, goal if held else thing, self.CLOSED)
+            return toward(grip, goal if held else thing, self.CLOSED)
         above = np.linalg.norm(apart[:2]) < 0.012
-        return towards(grip, thing if above else thing + np.array([0, 0, 0.06]), self.OPEN)
+        return toward(grip, thing if above else thing + np.array([0, 0, 0.06]), self.OPEN)
 
     def push(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """Over to the far side of the object, down, and through it towards the goal."""
+        """Over to the far side of the object, down, and through it toward the goal."""
         grip, thing = o[:3], o[3:6]
         way = goal[:2] - thing[:2]
         far = float(np.linalg.norm(way))
@@ -68,10 +68,10 @@ class FetchExpert(Skilled):
             place[2] += 0.08
             if low:
                 place[:2] = grip[:2]
-        return towards(grip, place, self.CLOSED)
+        return toward(grip, place, self.CLOSED)
 
 
-def towards(grip: np.ndarray, place: np.ndarray, opening: float) -> np.ndarray:
+def toward(grip: np.ndarray, place: np.ndarray, opening: float) -> np.ndarray:
     """A move of the gripper to a place, [4]."""
     return np.array([*(12 * (place - grip)), opening])
 

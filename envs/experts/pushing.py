@@ -15,9 +15,9 @@ class Pushing:
     behind: float  # share of that by which the tip has to be behind the puck to push
     beside: float  # and may be beside the line to the goal
     forward: float  # speed of pushing
-    to_line: float  # gain towards the line while pushing
+    to_line: float  # gain toward the line while pushing
     around: float  # speed of going round
-    to_ring: float  # gain towards the circle on which it goes round
+    to_ring: float  # gain toward the circle on which it goes round
     near_m: float  # from the place behind the puck, within which it goes straight there
     to_place: float  # and with which gain
 
@@ -29,9 +29,9 @@ class Pushing:
         behind, beside = -(offset * way).sum(1), (offset * side).sum(1)
         aligned = behind > self.behind * self.touch_m
         aligned &= abs(beside) < self.beside * self.touch_m
-        # pushing: forward, and towards the line the more it is off it
+        # pushing: forward, and toward the line the more it is off it
         push = self.forward * way - (self.to_line * beside[:, None]) * side
-        # going around: along a circle of some clearance towards the place behind
+        # going around: along a circle of some clearance toward the place behind
         radius = np.linalg.norm(offset, axis=1, keepdims=True)
         out = offset / np.maximum(radius, 1e-6)
         tangent = np.stack([-out[:, 1], out[:, 0]], 1)

@@ -30,10 +30,10 @@ class Walk(ABC):
         """[B, *obs], the environments they come from [B] -> actions [B, A]."""
         places = observations[:, :2].astype(np.float64)
         ways = np.stack([self._waypoint(i, x) - x for i, x in zip(indices, places, strict=True)])
-        return self.towards(observations, ways).clip(-1, 1).astype(np.float32)
+        return self.toward(observations, ways).clip(-1, 1).astype(np.float32)
 
     @abstractmethod
-    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
         """Actions [B, A] that lead along `ways` [B, 2], m."""
 
     def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
@@ -76,12 +76,12 @@ class Waypoints(Walk):
     def beside(self, last: bool) -> np.ndarray | float:
         return 0.0 if last else -0.2 * self._rng.uniform(size=2)
 
-    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
         return 10 * ways - observations[:, 2:] + self.noise * self._rng.standard_normal(ways.shape)
 
 
 class AntWalk(Walk):
-    """Through ant mazes, by a policy that learnt in `AntGoal`; noise is added to its actions.
+    """Through ant mazes, by a policy that learned in `AntGoal`; noise is added to its actions.
 
     policy: observations [B, 29] float32 -> actions [B, 8]. As D4RL's sets were made. Goals lie
     where the tasks' do, up to 1.5 m beyond the middles of their cells.
@@ -102,7 +102,7 @@ class AntWalk(Walk):
     def beside(self, last: bool) -> np.ndarray | float:
         return 1.5 * self._rng.uniform(size=2) if last else 0.0
 
-    def towards(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
+    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
         seen = np.concatenate([observations[:, 2:], ways], 1).astype(np.float32)
         actions = self.policy(seen)
         return actions + self.noise * self._rng.standard_normal(actions.shape)

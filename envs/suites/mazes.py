@@ -114,7 +114,7 @@ def ant_spec() -> Any:
 
 
 class AntGoal(MujocoVectorEnv):
-    """The ant on a plane, to be taught to walk anywhere: paid its speed towards a goal, m/s.
+    """The ant on a plane, to be taught to walk anywhere: paid its speed toward a goal, m/s.
 
     Observation [29]: positions without x and y 13, velocities 14, the goal seen from it 2 [m]. A
     goal reached is followed by another, 1 to 6 m away. Lying on its back ends the episode.

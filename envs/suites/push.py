@@ -175,7 +175,7 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> n
     picture = np.full((size, size, 3), BACKGROUND, np.uint8)
 
     def paint(
-        start: np.ndarray, end: np.ndarray, radius: float, colour: tuple[int, ...], width: float = 0
+        start: np.ndarray, end: np.ndarray, radius: float, color: tuple[int, ...], width: float = 0
     ) -> None:
         """What is within `radius` of the way from start to end, or with `width` its rim."""
         outer = radius + width / 2 + pixel  # nothing is painted farther away than this
@@ -191,7 +191,7 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> n
         distance = abs(distance) - width / 2 if width else distance
         share = (0.5 - distance / pixel).clip(0, 1)[..., None]
         part = picture[rows, columns]
-        part[:] = part * (1 - share) + np.asarray(colour) * share
+        part[:] = part * (1 - share) + np.asarray(color) * share
 
     paint(goal, goal, CLOSE + 0.01, (60, 160, 80), width=0.016)
     paint(puck, puck, PUCK, (205, 75, 60))

@@ -5,7 +5,7 @@ actions, each weighted by exp(advantage / temperature) over an action of its own
 improves without ever being led to actions that the data does not have.
 
 Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
-Differs: weights are capped and not normalised, the baseline is one action, the policy's deviation
+Differs: weights are capped and not normalized, the baseline is one action, the policy's deviation
          does not depend on the state: all as in tinkoff-ai/CORL (algorithms/offline/awac.py), whose
          settings are used, also online.
 """
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise, soft_update
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic, regress
 from offline_rl.algorithms.common.optim import Adam
@@ -41,7 +41,7 @@ class Config(BaseConfig):
     critic_lr: Rate = 3e-4  # of the critics
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # between layers, of policy and critics
-    normalise_observations: bool = True
+    normalize_observations: bool = True
 
 
 class AWAC(Algorithm):
@@ -59,7 +59,7 @@ class AWAC(Algorithm):
             "critic": Critic(obs, act, cfg.hidden, **options),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -76,7 +76,7 @@ class AWAC(Algorithm):
         def policy_loss(policy):
             return -(weight * policy.log_prob(s, a)).mean()
 
-        state, policy_value = minimise(state, "policy", policy_loss)
+        state, policy_value = minimize(state, "policy", policy_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics |= {"advantage": advantage.mean(), "weight": weight.mean()}
         return state, metrics | {"policy_loss": policy_value}

@@ -1,4 +1,4 @@
-"""Behaviour cloning (BC): do what the data does; with `top_fraction`, what its best part does.
+"""Behavior cloning (BC): do what the data does; with `top_fraction`, what its best part does.
 
 The policy regresses on the data's actions with a squared error, or on chunks of them: the mean of a
 Gaussian. The baseline to beat, and with the best tenth of the trajectories (10%-BC) a strong one
@@ -6,7 +6,7 @@ where the data is mixed.
 
 Paper:   Pomerleau, 1991, for the idea; 10%-BC: Chen et al., NeurIPS 2021, arXiv:2106.01345.
 Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/any_percent_bc.py),
-         whose settings are used, cuts flattened data every 1000 rows and so mixes neighbours.
+         whose settings are used, cuts flattened data every 1000 rows and so mixes neighbors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
-from offline_rl.data.transform import Normalise
+from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.options import Count
@@ -42,21 +42,23 @@ class Config(SeeingConfig):
     lr: Rate = 3e-4  # learning rate
     hidden: Sizes = (256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # between layers
-    history: Count = 1  # observations seen at once
-    window: Count = 1  # actions answered at once, from the present one on
-    executed: Count = 1  # of these, taken before the next decision
-    normalise_observations: Normalise = True
+    n_obs_steps: Count = 1  # observations seen at once
+    horizon: Count = 1  # actions answered at once, from the present one on
+    n_action_steps: Count = 1  # of these, taken before the next decision
+    normalize_observations: Normalize = True
     discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.executed > self.window:
-            raise ValueError(f"executed={self.executed} of a window of {self.window} actions")
+        if self.n_action_steps > self.horizon:
+            raise ValueError(
+                f"n_action_steps={self.n_action_steps} of a window of {self.horizon} actions"
+            )
 
     @property
     def in_chunks(self) -> bool:
         """Whether it is more than from one observation to one action."""
-        return (self.history, self.window) != (1, 1)
+        return (self.n_obs_steps, self.horizon) != (1, 1)
 
 
 class BC(Algorithm):
@@ -80,7 +82,7 @@ class BC(Algorithm):
 
     @classmethod
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
-        check_length(cfg.window, dataset)
+        check_length(cfg.horizon, dataset)
         return cfg
 
     @classmethod
@@ -89,7 +91,7 @@ class BC(Algorithm):
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
-        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
         return Chunks(data, beside="present", **sizes) if cfg.in_chunks else data
 
     def networks(self) -> dict[str, nn.Module]:
@@ -97,11 +99,13 @@ class BC(Algorithm):
         made: dict[str, Any] = {"actions": spec.action_dim, "hidden": [*cfg.hidden]}
         made["activation"] = cfg.activation
         if cfg.in_chunks:
-            sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+            sizes = {
+                name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")
+            }
             return {"policy": on(spec, cfg, ChunkActor, **made, **sizes)}
         return {"policy": on(spec, cfg, DeterministicActor, **made)}
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -114,5 +118,5 @@ class BC(Algorithm):
                 return error.mean()
             return (error.mean(-1) * batch.real).sum() / batch.real.sum()
 
-        state, policy_value = minimise(state, "policy", policy_loss)
+        state, policy_value = minimize(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}

@@ -3,7 +3,7 @@
 CQL pushes the values of its policy's actions down without end, so that fine-tuning begins with an
 unlearning. Cal-QL stops at the return that followed in the data: a value already below it is left
 alone, and is on the scale of true returns when learning continues in an environment. There half of
-each batch is data, and an episode is learnt from when it has ended, with its returns.
+each batch is data, and an episode is learned from when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses share one set of
@@ -44,13 +44,13 @@ class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
     tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
-    failure_reward: Number | None = None  # as learnt from, of tail=failures; default: data's least
+    failure_reward: Number | None = None  # as learned from, of tail=failures; default: data's least
     weight: NonNegative = 5.0
     max_target_backup: bool = True
     policy_lr: Rate = 1e-4
     policy_hidden: Sizes = (256, 256)
     critic_hidden: Sizes = (256, 256)
-    normalise_observations: bool = False
+    normalize_observations: bool = False
     clip_actions: ActionClip = 0.99999
 
     def __post_init__(self) -> None:
@@ -69,12 +69,12 @@ class CalQL(cql.CQL):
         """With the reward of failing, which an online episode alone does not tell."""
         if cfg.tail != "failures" or cfg.failure_reward is not None:
             return cfg
-        transform = Transform.fit(replace(cfg, normalise_observations=False), dataset, ())
+        transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
         return replace(cfg, failure_reward=float(transform.rewards(dataset.rewards).min()))
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
-        """G [N], the discounted return from each row on; rewards as they are learnt from.
+        """G [N], the discounted return from each row on; rewards as they are learned from.
 
         tail: what a cut episode would have earned after its last row.
         zero:         nothing. A lower bound only where rewards are not negative.
@@ -103,7 +103,7 @@ class CalQL(cql.CQL):
 
         Where G is larger there is no gradient.
         """
-        count = 0 if self.cfg.variant == "rho" else self.cfg.samples
+        count = 0 if self.cfg.variant == "rho" else self.cfg.num_samples
         uniform, policy, data = q.split([count, q.shape[1] - 1 - count, 1], 1)
         return torch.cat([uniform, policy.maximum(batch.mc_returns), data], 1)
 

@@ -1,7 +1,7 @@
 """Consistency Policy: a diffusion policy's chunk in one step, or in three.
 
 The student jumps from any noise to any lesser one. It learns that two jumps along the teacher's
-path end where one does (CTM), and to denoise demonstrations as the teacher learnt to (DSM).
+path end where one does (CTM), and to denoise demonstrations as the teacher learned to (DSM).
 `offline-rl distill run=<run>` begins with a run of diffusion_policy with process=edm.
 
 Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, arXiv:2310.02279.
@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise_with
+from offline_rl.algorithms.common.base import Metrics, State, minimize_with
 from offline_rl.algorithms.common.chunk_cloning import SHAPE, DenoisingConfig, Taught
 from offline_rl.algorithms.common.config import Dropout
 from offline_rl.algorithms.common.noising.edm import (
@@ -47,7 +47,7 @@ from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sig
 class Config(DenoisingConfig):
     """Defaults: the authors', but that a moving average acts."""
 
-    rounds: Annotated[int, Range(1, BINS)] = 1  # jumps from noise to a chunk
+    num_inference_steps: Annotated[int, Range(1, BINS)] = 1  # jumps from noise to a chunk
     unit: bool = True  # begins with noise of deviation 1 instead of 80
     ctm_weight: NonNegative = 1.0  # of consistency along the teacher's path
     dsm_weight: NonNegative = 1.0  # of denoising the data
@@ -67,7 +67,7 @@ class Consistency(Taught):
         return {name: hyper[name] for name in SHAPE if hyper.get(name) is not None}
 
     def table(self) -> Table:
-        return jumps(self.cfg.rounds, BINS, self.cfg.unit)
+        return jumps(self.cfg.num_inference_steps, BINS, self.cfg.unit)
 
     def head(self) -> DiffusionActor:
         return self.actor(self.table(), until=log_time(SIGMAS[0]))
@@ -78,7 +78,9 @@ class Consistency(Taught):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step on both losses, at `levels` noise levels of each chunk."""
         cfg, random = self.cfg, state.random
-        s = state.teacher.encode(batch.observations, random)  # [B, history, F]; all see by its eyes
+        s = state.teacher.encode(
+            batch.observations, random
+        )  # [B, n_obs_steps, F]; all see by its eyes
         model, teacher = state.model.predict, state.teacher.predict
         a = self.unit(batch.actions)  # [B, T, A]
         shape = (cfg.levels, len(a))  # [K, B]
@@ -102,7 +104,7 @@ class Consistency(Taught):
             dsm = self.mean(distance(denoised, a, weight, cfg.distance), batch)
             return cfg.ctm_weight * ctm + cfg.dsm_weight * dsm, (ctm, dsm)
 
-        state, policy_value, (ctm, dsm) = minimise_with(state, "model", policy_loss)
+        state, policy_value, (ctm, dsm) = minimize_with(state, "model", policy_loss)
         metrics = {"policy_loss": policy_value, "ctm_loss": ctm, "dsm_loss": dsm}
         return self.averaged(state), metrics
 
@@ -118,6 +120,6 @@ class Consistency(Taught):
         spec, options = self.spec, self.cfg.options()
         place = {"transformer": 1, "unet": options.get("time_size", 0)}.get(self.cfg.network)
         if place is None:
-            place = self.cfg.window * spec.action_dim + options["time_size"]
+            place = self.cfg.horizon * spec.action_dim + options["time_size"]
         zeros = found.new_zeros(more, *found.shape[1:])
         return torch.cat([found[:place], zeros, found[place:]])

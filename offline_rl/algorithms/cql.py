@@ -1,21 +1,21 @@
 """Conservative Q-learning (CQL): a critic that thinks little of what the data does not show.
 
 Soft actor-critic whose critics pay a penalty for every action they prefer to the data's: a soft
-maximum of Q over sampled actions less Q at the data's. The weight is fixed, or learnt such that the
+maximum of Q over sampled actions less Q at the data's. The weight is fixed, or learned such that the
 penalty stays at `gap`.
 
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
 Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py) in that all losses
          are taken at the old parameters, and max_target_backup is a max over actions of the min
          over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. Also young-geng's:
-         the exact log density (1e-6 inside the authors' logarithm), the learnt scale and shift of
+         the exact log density (1e-6 inside the authors' logarithm), the learned scale and shift of
          the log deviation, its range of [-20, 2] (there [-5, 2]), a temperature stepped after the
          losses that use it, the penalty's bounds and the initial weights. From the defaults'
          source, tinkoff-ai/CORL, in that its second critic always has three hidden layers. CORL's
          cloning phase raises the density of the policy's own samples, not of the data's actions;
-         here it is young-geng's. Online as tinkoff-ai/CORL:algorithms/finetune/cql.py. `critics`,
-         `subset` and `layer_norm` are zhouzypaul/wsrl's (wsrl/agents/cql.py), as WSRL goes on from:
-         algorithm.critics=10 algorithm.subset=2 algorithm.layer_norm=true.
+         here it is young-geng's. Online as tinkoff-ai/CORL:algorithms/finetune/cql.py. `num_critics`,
+         `num_min_critics` and `layer_norm` are zhouzypaul/wsrl's (wsrl/agents/cql.py), as WSRL goes on from:
+         algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.layer_norm=true.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize_with, soft_update
 from offline_rl.algorithms.common.config import (
     BUILT,
     Bound,
@@ -61,13 +61,13 @@ class Config(EnsembleConfig):
 
     weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
     variant: Variant = "H"  # see soft_maximum below
-    samples: Count = 10  # actions drawn from each proposal in each state (N)
+    num_samples: Count = 10  # actions drawn from each proposal in each state (N)
     temperature: Positive = 1.0  # of the soft maximum
-    gap: Gap = None  # a factor on `weight`, learnt, keeps the penalty here
+    gap: Gap = None  # a factor on `weight`, learned, keeps the penalty here
     gap_after_weight: Switch = False  # see `excess`; only with a gap
     clip_diff_min: Bound = -inf  # least penalty of one sample
     clip_diff_max: Bound = inf  # and its greatest
-    max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
+    max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
     backup_entropy: bool = False  # entropy in the target, as in SAC
     bc_updates: Preliminary = 0  # updates before, in which the policy clones and critics learn
     discount: Discount = 0.99  # gamma
@@ -76,7 +76,7 @@ class Config(EnsembleConfig):
     critic_lr: Rate = 3e-4  # of the critics and of the Lagrange multiplier
     policy_hidden: Sizes = (256, 256, 256)  # units of each hidden layer, of the policy
     critic_hidden: Sizes = (256, 256, 256)  # of the critics
-    normalise_observations: bool = True
+    normalize_observations: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,13 +101,15 @@ class CQL(Algorithm):
         init = orthogonal_init(last_gain=1e-2)
         networks: dict[str, nn.Module] = {
             "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, **head),
-            "critic": Critic(obs, act, cfg.critic_hidden, ensemble=cfg.critics, init=init, **norm),
+            "critic": Critic(
+                obs, act, cfg.critic_hidden, ensemble=cfg.num_critics, init=init, **norm
+            ),
             "log_alpha": Scalar(0),
         }
         multiplier = {"log_multiplier": Scalar(0 if cfg.gap_after_weight else 1)}
         return networks if cfg.gap is None else networks | multiplier
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
         return {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
 
@@ -123,23 +125,25 @@ class CQL(Algorithm):
             gain = policy.log_prob(s, a) if clone else old.critic(s, pi).amin(0)  # [B]
             return (alpha * log_pi - gain).mean(), log_pi.mean()
 
-        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = temper(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
-        others, log_density = proposals(old, batch, cfg.samples, cfg.variant)  # [M, B, A], [M, B]
+        others, log_density = proposals(
+            old, batch, cfg.num_samples, cfg.variant
+        )  # [M, B, A], [M, B]
         actions = torch.cat([others, a[None]])
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
-            q = drawn(old, q, cfg.subset)
+            q = drawn(old, q, cfg.num_min_critics)
             z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            paid = cfg.critics * (factor * excess(bounded.mean(1), cfg)).mean()
+            paid = cfg.num_critics * (factor * excess(bounded.mean(1), cfg)).mean()
             return td.sum() + paid, (td.sum(), bounded.mean(1))
 
-        state, _, (td, penalty) = minimise_with(state, "critic", critic_loss)
+        state, _, (td, penalty) = minimize_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "penalty": penalty.mean(), "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "entropy": -log_pi, "alpha": alpha}
@@ -149,16 +153,19 @@ class CQL(Algorithm):
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
             return -(log_multiplier().exp().clamp(0, 1e6) * excess(penalty, cfg)).mean(), ()
 
-        state, _, _ = minimise_with(state, "log_multiplier", multiplier_loss)
+        state, _, _ = minimize_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
 
     clone = partialmethod(update, clone=True)  # the preliminary phase, as in the authors' code
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """What the critics regress on, [B]; one next action, or the best of `samples`."""
-        s, count = batch.next_observations, self.cfg.samples if self.cfg.max_target_backup else 1
+        """What the critics regress on, [B]; one next action, or the best of `num_samples`."""
+        s, count = (
+            batch.next_observations,
+            self.cfg.num_samples if self.cfg.max_target_backup else 1,
+        )
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        few = some(state, self.cfg.critics, self.cfg.subset)
+        few = some(state, self.cfg.num_critics, self.cfg.num_min_critics)
         q, best = state.critic_target(s.expand(count, *s.shape), pi, few).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]

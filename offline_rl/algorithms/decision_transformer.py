@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize
 from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
 from offline_rl.replay.batch import Batch, Source, Sources
@@ -38,27 +38,29 @@ class Config(BaseConfig):
     target_return: Number | None = None  # raw, to aim at; null: that of the data's best episode
     return_scale: Positive | None = None  # divides returns; null: the data's largest, by size
     counted: bool = False  # the data's rewards count what is done so far, and acting pays it once
-    window: Count = 20  # steps seen at once (K)
-    size: Count = 128  # of an embedding; a multiple of heads
-    layers: Count = 3  # of attention
-    heads: Count = 1  # of attention, in each layer
+    context_length: Count = 20  # steps seen at once (K)
+    dim_model: Count = 128  # of an embedding; a multiple of heads
+    num_layers: Count = 3  # of attention
+    num_heads: Count = 1  # of attention, in each layer
     episode_steps: Count = 1000  # places in an episode that are told apart
     dropout: Dropout = 0.1  # in the transformer, while it learns
     lr: Rate = 1e-4  # learning rate
     weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
-    max_norm: Positive = 0.25  # of the gradient, which is clipped to it
-    warm_up_updates: Amount = 10_000  # over which lr rises
-    normalise_observations: bool = True
+    max_grad_norm: Positive = 0.25  # of the gradient, which is clipped to it
+    num_warmup_updates: Amount = 10_000  # over which lr rises
+    normalize_observations: bool = True
     batch_size: Count = 64  # windows
     discount: ClassVar[float] = 1.0  # returns to go are plain sums
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size % self.heads:
-            raise ValueError(f"heads={self.heads} does not divide size={self.size}")
-        if self.normalise_returns or (self.reward_scale, self.reward_shift) != (1, 0):
+        if self.dim_model % self.num_heads:
             raise ValueError(
-                "normalise_returns and reward_… change what acting is told: use return_scale"
+                f"num_heads={self.num_heads} does not divide dim_model={self.dim_model}"
+            )
+        if self.normalize_returns or (self.reward_scale, self.reward_shift) != (1, 0):
+            raise ValueError(
+                "normalize_returns and reward_… change what acting is told: use return_scale"
             )
 
 
@@ -83,13 +85,20 @@ class DT(Algorithm):
         return paid(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
-        return Windows(super().source(phase, sources), self.cfg.window)
+        return Windows(super().source(phase, sources), self.cfg.context_length)
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
         if cfg.target_return is None or cfg.return_scale is None:
             raise ValueError("target_return and return_scale are open: see DT.complete")
-        names = ("target_return", "return_scale", "window", "size", "layers", "heads")
+        names = (
+            "target_return",
+            "return_scale",
+            "context_length",
+            "dim_model",
+            "num_layers",
+            "num_heads",
+        )
         options = {name: getattr(cfg, name) for name in (*names, "episode_steps")}
         return {
             "policy": DecisionTransformer(
@@ -97,10 +106,10 @@ class DT(Algorithm):
             )
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        cfg, schedule = self.cfg, warm_up(self.cfg.warm_up_updates)
-        decay, norm = cfg.weight_decay, cfg.max_norm
-        return {"policy": Adam(cfg.lr, weight_decay=decay, max_norm=norm, schedule=schedule)}
+    def optimizers(self) -> dict[str, Adam]:
+        cfg, schedule = self.cfg, warm_up(self.cfg.num_warmup_updates)
+        decay, norm = cfg.weight_decay, cfg.max_grad_norm
+        return {"policy": Adam(cfg.lr, weight_decay=decay, max_grad_norm=norm, schedule=schedule)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of regression on every real step of the windows."""
@@ -113,7 +122,7 @@ class DT(Algorithm):
             error = policy(s, a, returns, places, real, state.random) - a
             return (error.square().mean(-1) * real).sum() / real.sum()
 
-        state, policy_value = minimise(state, "policy", policy_loss)
+        state, policy_value = minimize(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}
 
 

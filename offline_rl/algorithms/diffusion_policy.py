@@ -6,12 +6,12 @@ taken before it is asked again. Where demonstrations differ it commits to one wa
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
 Differs: from the authors' code (real-stanford/diffusion_policy) in that observations are
-         standardised, there scaled to [-1, 1] (here `normalise_observations=min_max`); that every
+         standardized, there scaled to [-1, 1] (here `normalize_observations=min_max`); that every
          row of the data is the present one equally often, where theirs leaves out an episode's last
          ones; and that keypoints of pictures are told on as they are, there through a linear layer
          and ReLUs, and a transformer's encoder decays as it does, there by 1e-6. process=edm learns
          as the teacher of Aaditya-Prasad/consistency-policy, less the dropout in its middle, always
-         0.2; it acts by `rounds` Euler steps from noise of deviation 80, theirs by 79 of Heun's
+         0.2; it acts by `num_inference_steps` Euler steps from noise of deviation 80, theirs by 79 of Heun's
          from 1.
 """
 
@@ -22,7 +22,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Loss, Metrics, State, minimise
+from offline_rl.algorithms.common.base import Loss, Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
 from offline_rl.algorithms.common.noising.edm import (
     Distance,
@@ -43,20 +43,26 @@ class Config(DenoisingConfig):
     """Defaults: the authors' for states, with a U-Net; they train for 4,500 epochs."""
 
     process: Literal["ddpm", "edm"] = "ddpm"  # the noise; edm: Karras et al., a teacher for distill
-    noise_levels: Count = 100  # of ddpm's cosine schedule
-    predicts: Literal["noise", "action"] = "noise"  # what ddpm's network tells; edm's is between
+    num_train_timesteps: Count = 100  # of ddpm's cosine schedule
+    prediction_type: Literal["epsilon", "sample"] = (
+        "epsilon"  # what ddpm's network tells; edm's is between
+    )
     sampler: Literal["ddpm", "ddim"] = "ddpm"  # where process=ddpm; ddim needs fewer rounds
-    rounds: Count = 100  # from noise to a chunk; ddpm's are at most noise_levels
+    num_inference_steps: Count = 100  # from noise to a chunk; ddpm's are at most noise_levels
     eta: Share = 0.0  # of ddim: 0 adds no noise on the way, 1 as much as ddpm
     distance: Distance = "elements"  # of edm's loss: their code's, or the norm of the paper
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.process == "edm":
-            self.refuse_unread("process", "noise_levels", "eta")  # tables set predicts and sampler
+            self.refuse_unread(
+                "process", "num_train_timesteps", "eta"
+            )  # tables set predicts and sampler
             return
-        if self.rounds > self.noise_levels:
-            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+        if self.num_inference_steps > self.num_train_timesteps:
+            raise ValueError(
+                f"num_inference_steps={self.num_inference_steps} are more than num_train_timesteps={self.num_train_timesteps}"
+            )
         self.refuse_unread("process", "distance")
         if self.sampler == "ddpm":
             self.refuse_unread("sampler", "eta")
@@ -66,23 +72,25 @@ class DiffusionPolicy(Denoising):
     Config = Config
 
     def table(self) -> Table:
-        cfg, alphas = self.cfg, cosine_alphas(self.cfg.noise_levels)
+        cfg, alphas = self.cfg, cosine_alphas(self.cfg.num_train_timesteps)
         if cfg.process == "edm":
-            return karras(cfg.rounds)
+            return karras(cfg.num_inference_steps)
         if cfg.sampler == "ddpm":
-            return ddpm(alphas, cfg.rounds, cfg.predicts)
-        return ddim(alphas, cfg.rounds, cfg.predicts, cfg.eta)
+            return ddpm(alphas, cfg.num_inference_steps, cfg.prediction_type)
+        return ddim(alphas, cfg.num_inference_steps, cfg.prediction_type, cfg.eta)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of denoising regression at `levels` noise levels of each chunk."""
         loss = self.edm_loss if self.cfg.process == "edm" else self.ddpm_loss
-        state, policy_value = minimise(state, "model", loss(state, batch))
+        state, policy_value = minimize(state, "model", loss(state, batch))
         return self.averaged(state), {"policy_loss": policy_value}
 
     def ddpm_loss(self, state: State, batch: Batch) -> Loss:
         """Of the noise that was added, or of the chunk."""
         cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
-        x, times, answer = of_diffusion(random, a, cfg.levels, cfg.noise_levels, cfg.predicts)
+        x, times, answer = of_diffusion(
+            random, a, cfg.levels, cfg.num_train_timesteps, cfg.prediction_type
+        )
 
         def policy_loss(model) -> Tensor:
             told = model(batch.observations, x, times, random)

@@ -1,7 +1,7 @@
 """DPPO: a policy that denoises, improved by reward, each denoising step a decision of its own.
 
 What an environment answers to a chunk of actions is the reward of all the denoising steps that made
-it. Proximal policy optimisation raises or lowers their densities, those of the noisiest steps least
+it. Proximal policy optimization raises or lowers their densities, those of the noisiest steps least
 and within the narrowest clip; the critic sees the state alone. Steps before the last K' are taken
 by the policy as it was.
 `offline-rl finetune algorithm=dppo run=<run>` begins with one of diffusion_policy or flow_policy.
@@ -29,7 +29,7 @@ from torch import nn
 from offline_rl.algorithms.common.base import Metrics, State, kept
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardised
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardized
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import NonNegative, Positive, Share
@@ -55,16 +55,16 @@ class DPPO(DenoisingRL):
     frozen = ("stopped",)
 
     def networks(self) -> dict[str, nn.Module]:
-        """In `stopped` stands the rollout from which nothing more is learnt."""
+        """In `stopped` stands the rollout from which nothing more is learned."""
         return super().networks() | {"stopped": Scalar(-1.0)}
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"model": Adam(self.cfg.policy_lr), "value": Adam(self.cfg.value_lr)}
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """One step of policy and critic; none where an iteration has gone as far as it may."""
         cfg, old, k = self.cfg, state, batch.step
-        gained = standardised(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
+        gained = standardized(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
         state, metrics = self.reinforced(state, batch, gained, clip)
         state = kept(old, state, self.warming_up(state))

@@ -5,7 +5,7 @@ penalty on the cosines between their gradients makes them differ, so that fewer 
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1.
 Differs: as SAC-N. tinkoff-ai/CORL's settings for Adroit: raw rewards and one rate, where the
-         authors normalise rewards, train 200,000 updates with a slower policy, and on pen-cloned
+         authors normalize rewards, train 200,000 updates with a slower policy, and on pen-cloned
          back up the best of ten actions.
 """
 
@@ -37,7 +37,7 @@ class EDAC(sac_n.SACN):
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
         """SAC-N's, and eta times the similarity of the critics' gradients at the data's actions."""
-        count = self.cfg.critics
+        count = self.cfg.num_critics
         s, a = (x.expand(count, *x.shape) for x in (batch.observations, batch.actions))
 
         def total(actions: Tensor) -> tuple[Tensor, Tensor]:  # each critic has actions of its own

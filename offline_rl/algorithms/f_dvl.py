@@ -1,6 +1,6 @@
 """f-DVL: XQL's learner with a choice of divergence, so that no exponential can blow up.
 
-In the dual of RL regularised by an f-divergence, V solves
+In the dual of RL regularized by an f-divergence, V solves
     min_V (1 - lam) E[V(s)] + lam E[f*(Q(s, a) - V(s))]
 over the data, f* being f's convex conjugate on densities w >= 0. The reverse KL divergence gives
 XQL's Gumbel loss; chi-square and total variation grow as a square and linearly.
@@ -35,7 +35,7 @@ class Config(xql.Config):
 
     divergence: Divergence = "chi_square"  # which f
     conjugate: Conjugate = "one_sided"  # see `conjugate`; of all but reverse_kl
-    lam: Expectile = 0.8  # towards 1 V is the best action's; of all but reverse_kl
+    lam: Expectile = 0.8  # toward 1 V is the best action's; of all but reverse_kl
     temperature: Positive = 1.0  # divides Q - V: of one-sided total_variation a mere factor
     batch_size: Count = 1024
 

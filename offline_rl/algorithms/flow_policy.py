@@ -5,7 +5,7 @@ was seen before. From noise alone it follows the directions in a few steps of on
 
 Paper:   Lipman et al., ICLR 2023, arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
 Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies/multi_task_dit),
-         whose loss and times these are, in the network, optimiser and moving average, Diffusion
+         whose loss and times these are, in the network, optimizer and moving average, Diffusion
          Policy's; that times are told to it times 1,000, of which sinusoids are made; and that
          every row is the present one, there not an episode's last. There they take 100 steps.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.base import Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
 from offline_rl.algorithms.common.noising.questions import of_flow
 from offline_rl.replay.batch import Batch
@@ -26,9 +26,9 @@ from policies.heads.schedules import Table, euler
 
 @dataclass(frozen=True)
 class Config(DenoisingConfig):
-    """Defaults: Diffusion Policy's network and optimiser, LeRobot's times."""
+    """Defaults: Diffusion Policy's network and optimizer, LeRobot's times."""
 
-    rounds: Count = 10  # steps from noise to a chunk
+    num_inference_steps: Count = 10  # steps from noise to a chunk
     time_power: Positive = 1.5  # times are 1 - u ** (1 / this): above 1 nearer to the noise
     time_max: Share = 0.999  # and at most this
 
@@ -37,7 +37,7 @@ class FlowPolicy(Denoising):
     Config = Config
 
     def table(self) -> Table:
-        return euler(self.cfg.rounds)
+        return euler(self.cfg.num_inference_steps)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of regression on directions, at `levels` times of each chunk."""
@@ -48,5 +48,5 @@ class FlowPolicy(Denoising):
             told = model(batch.observations, x, times, random)
             return self.mean((told - direction).square(), batch)
 
-        state, policy_value = minimise(state, "model", policy_loss)
+        state, policy_value = minimize(state, "model", policy_loss)
         return self.averaged(state), {"policy_loss": policy_value}

@@ -9,9 +9,9 @@ Differs: nowhere known from the authors' code (ikostrikov/implicit_q_learning:le
          begins with a policy whose rate fell to 0 and learns at the whole rate again; there
          (train_finetune.py) it never fell; rewards are scaled as the data's, there raw in
          locomotion. `deterministic` is tinkoff-ai/CORL's (algorithms/offline/iql.py); online it
-         explores with a deviation of 0.1, there 0.03. `critics`, `subset` and `squashed` are
+         explores with a deviation of 0.1, there 0.03. `num_critics`, `num_min_critics` and `squashed` are
          zhouzypaul/wsrl's (wsrl/agents/iql.py), as WSRL goes on from, but that its policy is not
-         squashed there: algorithm.critics=10 algorithm.subset=2 algorithm.squashed=true
+         squashed there: algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.squashed=true
          algorithm.layer_norm=true.
 """
 
@@ -38,11 +38,11 @@ from policies.networks.init import orthogonal_init
 class Config(DualConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
-    expectile: Expectile = 0.7  # 0.5 is the data's average action, towards 1 its best
+    expectile: Expectile = 0.7  # 0.5 is the data's average action, toward 1 its best
     deterministic: Switch = False  # a policy without deviation, trained by a weighted squared error
-    squashed: Switch = False  # CQL's policy, and layer normalisation in it and in the critics
-    critics: Ensemble = 2  # E
-    subset: Count | None = None  # critics of which Q is the least; default: all
+    squashed: Switch = False  # CQL's policy, and layer normalization in it and in the critics
+    num_critics: Ensemble = 2  # E
+    num_min_critics: Count | None = None  # critics of which Q is the least; default: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +57,7 @@ class IQL(DualV):
 
     def least(self, state: State, q: Tensor) -> Tensor:
         """Of all critics, or of those drawn, [E, B] -> [B]."""
-        return drawn(state, q, self.cfg.subset).amin(0)
+        return drawn(state, q, self.cfg.num_min_critics).amin(0)
 
     def value_loss(self, u: Tensor) -> Tensor:  # eq. 5
         """The expectile loss of Q - V."""
@@ -77,7 +77,7 @@ class IQL(DualV):
     def critic(self) -> nn.Module:
         """As many as there are to be."""
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        shape: dict[str, Any] = {"ensemble": cfg.critics, "layer_norm": cfg.squashed}
+        shape: dict[str, Any] = {"ensemble": cfg.num_critics, "layer_norm": cfg.squashed}
         options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
         return Critic(obs, act, cfg.hidden, **shape, **options)
 

@@ -1,7 +1,7 @@
 """LB-SAC: SAC-N with large batches, which make few critics enough and training short.
 
 With batches of 10,000 and rates raised by the square root of the batch's growth, a small plain
-ensemble penalises unseen actions sooner than a large one with small batches.
+ensemble penalizes unseen actions sooner than a large one with small batches.
 
 Paper:   Nikulin, Kurenkov, Tarasov, Akimov, Kolesnikov, 2022, arXiv:2211.11092.
 Differs: as SAC-N but for the weights, which begin by fan-out as the authors' do, so that critics
@@ -38,14 +38,14 @@ class Config(sac_n.Config):
 class LBSAC(sac_n.SACN):
     Config = Config
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         """SAC-N's, rates times sqrt(batch_size / 256)."""
         scale = sqrt(self.cfg.batch_size / 256)
-        return {name: replace(a, lr=a.lr * scale) for name, a in super().optimisers().items()}
+        return {name: replace(a, lr=a.lr * scale) for name, a in super().optimizers().items()}
 
     def critic_loss(
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
         """SAC-N's, but the mean over critics."""
         td, metrics = super().critic_loss(critic, state, batch, y)
-        return td / self.cfg.critics, metrics
+        return td / self.cfg.num_critics, metrics

@@ -24,8 +24,8 @@ from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
     State,
-    minimise,
-    minimise_with,
+    minimize,
+    minimize_with,
     soft_update,
 )
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Fraction, Rate, Sizes, Tau
@@ -44,9 +44,9 @@ class Config(BaseConfig):
     """Defaults: the authors' code's; `bellman_share` is tuned for each data set."""
 
     bellman_share: Fraction = 0.7  # lambda: of the critics' loss; the rest is pseudo
-    samples: Count = 10  # actions of the VAE in each state, of which the best one counts
-    policy_samples: Count = 10  # actions of the policy in each state that are drawn to it
-    alpha: NonNegative | None = None  # temperature; null: learnt, towards an entropy of -|A|
+    num_samples: Count = 10  # actions of the VAE in each state, of which the best one counts
+    num_policy_samples: Count = 10  # actions of the policy in each state that are drawn to it
+    alpha: NonNegative | None = None  # temperature; null: learned, toward an entropy of -|A|
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critic that enters its target each update
     actor_lr: Rate = 3e-4  # learning rate of the policy and of the temperature
@@ -70,7 +70,7 @@ class MCQ(Algorithm):
         }
         return networks | ({"log_alpha": Scalar(0)} if cfg.alpha is None else {})
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         actor, critic, vae = (
             Adam(lr) for lr in (self.cfg.actor_lr, self.cfg.critic_lr, self.cfg.vae_lr)
         )
@@ -84,7 +84,7 @@ class MCQ(Algorithm):
             error, kl = vae.terms(s, a, state.random)
             return (error.sum(-1) + kl.sum(-1)).mean()
 
-        state, vae_value = minimise(state, "vae", vae_loss)
+        state, vae_value = minimize(state, "vae", vae_loss)
         if cfg.alpha is None:
             _, log_pi = state.policy.sample(s, state.random)
             state = temper(state, log_pi.mean(), -self.spec.action_dim)
@@ -92,7 +92,7 @@ class MCQ(Algorithm):
 
         y = soft_target(state, batch, alpha)  # [B]
         both = torch.cat([s, s2])  # [2 B, O]
-        own, _ = state.policy.sample(both, state.random, cfg.policy_samples)  # [M, 2 B, A]
+        own, _ = state.policy.sample(both, state.random, cfg.num_policy_samples)  # [M, 2 B, A]
         pseudo = self.pseudo_target(state, both)  # [2 B]
 
         def critic_loss(critic):
@@ -102,12 +102,12 @@ class MCQ(Algorithm):
             share = cfg.bellman_share
             return (share * td + (1 - share) * away).sum(), (td.sum(), away.sum())
 
-        state, _, (td, away) = minimise_with(state, "critic", critic_loss)
+        state, _, (td, away) = minimize_with(state, "critic", critic_loss)
 
         def policy_loss(policy):
             return soft_policy_loss(policy, state, s, alpha)
 
-        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "pseudo_loss": away, "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean(), "vae_loss": vae_value}
@@ -115,5 +115,5 @@ class MCQ(Algorithm):
 
     def pseudo_target(self, state: State, s: Tensor) -> Tensor:
         """min over critics of the max over the VAE's actions, of the present critics; [B]."""
-        proposed = state.vae.sample(s, state.random, self.cfg.samples)  # [N, B, A]
+        proposed = state.vae.sample(s, state.random, self.cfg.num_samples)  # [N, B, A]
         return state.critic(s.expand(len(proposed), *s.shape), proposed).amax(1).amin(0)

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimise_with, soft_update
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize_with, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
-from offline_rl.algorithms.common.entropy import soft_optimisers, soft_policy_loss, temper
+from offline_rl.algorithms.common.entropy import soft_optimizers, soft_policy_loss, temper
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, NonNegative, Number, Range
@@ -35,7 +35,7 @@ from policies.networks.mlp import Activation, Scalar
 class Config(BaseConfig):
     """Defaults: the authors' README, the one setting they published."""
 
-    critics: Ensemble = 64  # N
+    num_critics: Ensemble = 64  # N
     beta: Annotated[float, Range(high=0)] = -8.0  # deviations below the mean that the policy climbs
     conservatism: NonNegative = 0.1  # weight of Q at the policy's actions less Q at the data's
     random_weights: bool = True  # errors weighted by U[0, 2], afresh for each critic and sample
@@ -63,12 +63,12 @@ class MSG(Algorithm):
         options = {"activation": cfg.activation}
         return {
             "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **options),
-            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.critics, **options),
+            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.num_critics, **options),
             "log_alpha": Scalar(0),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        return soft_optimisers(self.cfg)
+    def optimizers(self) -> dict[str, Adam]:
+        return soft_optimizers(self.cfg)
 
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False
@@ -76,10 +76,12 @@ class MSG(Algorithm):
         """Critics, policy and temperature, each loss at the old parameters; then the targets."""
         s, cfg, old = batch.observations, self.cfg, state
         s_E, a_E, s2_E = (
-            x.expand(cfg.critics, *x.shape) for x in (s, batch.actions, batch.next_observations)
+            x.expand(cfg.num_critics, *x.shape) for x in (s, batch.actions, batch.next_observations)
         )
-        next_a, _ = old.policy.sample(batch.next_observations, old.random, cfg.critics)  # [E, B, A]
-        pi, _ = old.policy.sample(s, old.random, cfg.critics)
+        next_a, _ = old.policy.sample(
+            batch.next_observations, old.random, cfg.num_critics
+        )  # [E, B, A]
+        pi, _ = old.policy.sample(s, old.random, cfg.num_critics)
         y = batch.rewards + batch.discount * old.critic_target.each(s2_E, next_a)  # [E, B]
         weight = 2 * old.random.uniform(y.shape) if cfg.random_weights else 1.0
 
@@ -90,7 +92,7 @@ class MSG(Algorithm):
             loss = (weight * error).mean(1) / 2 + cfg.conservatism * penalty
             return loss.sum(), (error.mean(1).sum(), penalty.mean(), q.std(0, correction=0).mean())
 
-        state, _, (td, penalty, spread) = minimise_with(state, "critic", critic_loss)
+        state, _, (td, penalty, spread) = minimize_with(state, "critic", critic_loss)
         alpha = old.log_alpha().exp()
 
         def policy_loss(policy):
@@ -99,7 +101,7 @@ class MSG(Algorithm):
                 return -log_pi, log_pi
             return soft_policy_loss(policy, old, s, alpha, self.lower_bound)
 
-        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         if not clone:
             state = temper(state, log_pi, cfg.target_entropy)
         state = soft_update(state, "critic_target", "critic", cfg.tau)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimise
+from offline_rl.algorithms.common.base import Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import (
     SHAPE,
     Built,
@@ -43,9 +43,11 @@ class Config(DenoiserShape, ChunkConfig):
     """What the teacher is made of is its run's; the rest as Diffusion Policy learns."""
 
     process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's
-    noise_levels: Built = 100  # the teacher's, of ddpm
-    predicts: Annotated[Literal["noise", "action"], BUILT] = "noise"  # the teacher's, of ddpm
-    rounds: Built = 100  # the teacher's, from noise to a chunk
+    num_train_timesteps: Built = 100  # the teacher's, of ddpm
+    prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
+        "epsilon"  # the teacher's, of ddpm
+    )
+    num_inference_steps: Built = 100  # the teacher's, from noise to a chunk
     tuned: Built | None = None  # of these, the last that were fine-tuned; null: all, or none
 
     def __post_init__(self) -> None:
@@ -53,11 +55,15 @@ class Config(DenoiserShape, ChunkConfig):
         if self.mask_ends:
             raise ValueError("mask_ends is not read: the data's actions are not looked at")
         if self.process != "ddpm":
-            self.refuse_unread("process", "noise_levels", "predicts")
-        if self.tuned is not None and self.tuned > self.rounds:
-            raise ValueError(f"tuned={self.tuned} steps are more than the teacher's {self.rounds}")
-        if self.process == "ddpm" and self.rounds > self.noise_levels:
-            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+            self.refuse_unread("process", "num_train_timesteps", "prediction_type")
+        if self.tuned is not None and self.tuned > self.num_inference_steps:
+            raise ValueError(
+                f"tuned={self.tuned} steps are more than the teacher's {self.num_inference_steps}"
+            )
+        if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
+            raise ValueError(
+                f"num_inference_steps={self.num_inference_steps} are more than num_train_timesteps={self.num_train_timesteps}"
+            )
 
 
 class OneStep(Taught):
@@ -68,12 +74,23 @@ class OneStep(Taught):
     def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
         if algorithm not in ("diffusion_policy", "flow_policy", "dppo", "rl100"):
             return None
-        names = (*SHAPE, "process", "noise_levels", "predicts", "rounds", "tuned")
+        names = (
+            *SHAPE,
+            "process",
+            "num_train_timesteps",
+            "prediction_type",
+            "num_inference_steps",
+            "tuned",
+        )
         found = {name: hyper[name] for name in names if hyper.get(name) is not None}
         if algorithm == "flow_policy":
             found["process"] = "flow"
         if found.get("process") != "ddpm":  # of others these are not read
-            found = {k: v for k, v in found.items() if k not in ("noise_levels", "predicts")}
+            found = {
+                k: v
+                for k, v in found.items()
+                if k not in ("num_train_timesteps", "prediction_type")
+            }
         return found
 
     def table(self) -> Table:
@@ -81,7 +98,11 @@ class OneStep(Taught):
 
     def networks(self) -> dict[str, nn.Module]:
         options = self.cfg.actor(self.spec) | {"table": certain(self.cfg)}
-        tuned = {} if self.cfg.tuned in (None, self.cfg.rounds) else {"tuned": self.cfg.tuned}
+        tuned = (
+            {}
+            if self.cfg.tuned in (None, self.cfg.num_inference_steps)
+            else {"tuned": self.cfg.tuned}
+        )
         teacher = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
         return {"model": self.head(), "teacher": teacher}
 
@@ -89,9 +110,9 @@ class OneStep(Taught):
         return DiffusionActor(**self.cfg.actor(self.spec), table=table, until=until)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One step towards where the teacher's rounds end, in the actions from the present one."""
+        """One step toward where the teacher's rounds end, in the actions from the present one."""
         cfg, random, head = self.cfg, state.random, self.modules["model"]
-        s = state.teacher.encode(batch.observations, random)  # [B, history, F], by its eyes
+        s = state.teacher.encode(batch.observations, random)  # [B, n_obs_steps, F], by its eyes
         noise = random.normal((len(s), *head.noise_shape))  # type: ignore[misc]
 
         def teacher(x: Tensor, time: float) -> Tensor:
@@ -103,7 +124,7 @@ class OneStep(Taught):
 
         def policy_loss(model) -> Tensor:
             error: Tensor = model.predict(s, x, time) - target
-            return error[:, cfg.history - 1 :].square().mean()
+            return error[:, cfg.n_obs_steps - 1 :].square().mean()
 
-        state, value = minimise(state, "model", policy_loss)
+        state, value = minimize(state, "model", policy_loss)
         return self.averaged(state), {"policy_loss": value}

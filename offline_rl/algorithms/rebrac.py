@@ -1,16 +1,16 @@
-"""ReBRAC: TD3+BC with the pull towards the data in both places, and critics that are normalised.
+"""ReBRAC: TD3+BC with the pull toward the data in both places, and critics that are normalized.
 
 The actor stays near the data's action, the critics' target loses value where the next action leaves
-the data's next one, each with a weight of its own. Three hidden layers, layer normalisation in the
+the data's next one, each with a weight of its own. Three hidden layers, layer normalization in the
 critics, and large batches do the rest.
 
 Paper:   Tarasov, Kurenkov, Nikulin, Kolesnikov, NeurIPS 2023, arXiv:2305.09836.
 Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in that the policy's
          target follows the new policy, not the one before; the actor learns in the second of two
-         updates, there in the first; layer normalisation has torch's eps (1e-5, there 1e-6). Rows
+         updates, there in the first; layer normalization has torch's eps (1e-5, there 1e-6). Rows
          cut by a time limit are left out, there as in D4RL's `qlearning_dataset`: the data has no
          next action for them. Online as corl-team/CORL:algorithms/finetune/rebrac.py, but that an
-         episode is learnt from when it has ended, with its next actions (of a time-out, which has
+         episode is learned from when it has ended, with its next actions (of a time-out, which has
          none, its own: read with online.critic_bc alone), and that both updates of a pair come
          after the second of two steps, as in `td3`.
 """

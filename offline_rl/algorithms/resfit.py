@@ -1,8 +1,8 @@
-"""ResFiT: a small correction, learnt online, of a policy that stays as it is.
+"""ResFiT: a small correction, learned online, of a policy that stays as it is.
 
 The frozen base proposes an action at every step, whatever it is and however it plans; an actor that
 begins at zero adds a few hundredths to it. TD3 from n-step returns teaches it, half of each batch
-from demonstrations: ten normalised critics, of which two drawn at random make the target, several
+from demonstrations: ten normalized critics, of which two drawn at random make the target, several
 critic updates for each of the actor's. Before, the base acts with uniform noise, and then the
 critics learn alone.
 
@@ -15,7 +15,7 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl) in that t
          there one, which the critics train; actions are in [-1, 1], there in the data's range,
          (1 + scale) times as wide; weights begin as torch's, there orthogonal; no experience is
          forgotten, there all but the last 200,000 steps; the warm-up's steps count; values are
-         numbers, where the code can also learn distributions (C51, HL-Gauss). Layer normalisation
+         numbers, where the code can also learn distributions (C51, HL-Gauss). Layer normalization
          precedes ReLUs in both.
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import ActorLast, Metrics, State, kept, minimise, soft_update
+from offline_rl.algorithms.common.base import ActorLast, Metrics, State, kept, minimize, soft_update
 from offline_rl.algorithms.common.config import (
     BUILT,
     Discount,
@@ -43,7 +43,7 @@ from offline_rl.algorithms.common.critics import Critic, different
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.seeing import SeeingConfig, on
 from offline_rl.data import Dataset
-from offline_rl.data.transform import Normalise, Transform
+from offline_rl.data.transform import Normalize, Transform
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive
@@ -57,8 +57,8 @@ from policies.spec import Spec
 class Config(SeeingConfig):
     """Defaults: the paper's."""
 
-    normalise_observations: Normalise = True  # not what the base sees, nor its action
-    least_deviation: Positive | None = 0.1  # of a z-score; null: deviations as they are + 0.001
+    normalize_observations: Normalize = True  # not what the base sees, nor its action
+    min_std: Positive | None = 0.1  # of a z-score; null: deviations as they are + 0.001
     scale: Fraction = 0.1  # the largest correction, in an action's [-1, 1]
     noise: Annotated[NonNegative, BUILT] = 0.05  # deviation of the exploration's, and the target's
     noise_clip: NonNegative = 0.3  # and the latter's largest size
@@ -66,15 +66,15 @@ class Config(SeeingConfig):
     clip_target: bool = False  # to [0, 1], where only success is rewarded
     correction_weight: NonNegative = 0.0  # of the correction's square, in the actor's loss
     mean_first: bool = False  # squares the critics' mean error, as the code, not each one's
-    critics: Ensemble = 10  # E
-    subset: Count = 2  # critics whose least makes the target; drawn anew for every update
+    num_critics: Ensemble = 10  # E
+    num_min_critics: Count = 2  # critics whose least makes the target; drawn anew for every update
     layer_norm: Switch = True  # in actor and critics
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the networks that enters their targets
     actor_lr: Rate = 1e-6  # learning rate of the correction
     critic_lr: Rate = 1e-4  # of the critics
     weight_decay: NonNegative = 0.01  # of both
-    max_norm: Annotated[Positive, BUILT] = 1.0  # of a gradient
+    max_grad_norm: Annotated[Positive, BUILT] = 1.0  # of a gradient
     hidden: Sizes = (1024, 1024)  # units of each hidden layer
 
 
@@ -82,7 +82,7 @@ class Config(SeeingConfig):
 class Online(schedule.HalfAndHalf):
     """Defaults: the paper's; who warms up by the policy does so by the base and uniform noise."""
 
-    warm_up: Amount = 10_000
+    warmup_steps: Amount = 10_000
     utd: Positive = 4.0
     n_step: Count = 3
     base_noise: NonNegative = 0.2  # the largest, on the base's actions in the warm-up
@@ -92,7 +92,7 @@ class Online(schedule.HalfAndHalf):
     def drawn(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
-        if self.warm_up_by == "random":
+        if self.warmup_policy == "random":
             return super().drawn(random, observations, size)
         noise = random.uniform(-self.base_noise, self.base_noise, size)
         return (observations[BASE_ACTION] + noise).clip(-1, 1)
@@ -102,7 +102,7 @@ class Online(schedule.HalfAndHalf):
         return -(-self.critic_updates // period) * period
 
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
-        begun = env_steps > max(self.warm_up, batch_size)
+        begun = env_steps > max(self.warmup_steps, batch_size)
         first = self.alone(period) if begun else 0
         return first + super().due(env_steps, batch_size, period)
 
@@ -117,7 +117,7 @@ class ResFiT(ActorLast):
     def complete(cls, cfg: Any, dataset: Dataset) -> Any:
         """As it is. Raises UserError where targets would be clipped to less than rewards are."""
         if cfg.clip_target:
-            transform = Transform.fit(replace(cfg, normalise_observations=False), dataset, ())
+            transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
             rewards = transform.rewards(dataset.rewards)
             if not 0 <= rewards.min() <= rewards.max() <= 1:
                 raise UserError(
@@ -133,13 +133,13 @@ class ResFiT(ActorLast):
         options = {"scale": float(cfg.scale), "noise": cfg.noise}
         return {
             "policy": on(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
-            "critic": CriticOfAll(self.spec, cfg, ensemble=cfg.critics, **shape),
+            "critic": CriticOfAll(self.spec, cfg, ensemble=cfg.num_critics, **shape),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         cfg = self.cfg
         rates = {"policy": cfg.actor_lr, "critic": cfg.critic_lr}
-        same = {"max_norm": cfg.max_norm, "undecayed": ("scale",)}
+        same = {"max_grad_norm": cfg.max_grad_norm, "undecayed": ("scale",)}
         return {k: Adam(lr, weight_decay=cfg.weight_decay, **same) for k, lr in rates.items()}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -152,7 +152,7 @@ class ResFiT(ActorLast):
             errors = critic(s, a, state.random) - y
             return (errors.abs().mean(0) if cfg.mean_first else errors).square().mean()
 
-        state, critic_value = minimise(state, "critic", critic_loss)
+        state, critic_value = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
         if not self.last(i):
@@ -167,7 +167,7 @@ class ResFiT(ActorLast):
 
         correction = (state.policy(s) - base).abs().mean().detach()
         before = state
-        state, policy_value = minimise(state, "policy", policy_loss)
+        state, policy_value = minimize(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = kept(before, state, ~both)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
@@ -178,8 +178,8 @@ class ResFiT(ActorLast):
         noise = cfg.noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip) * noisy * cfg.target_noise
         next_a = state.policy_target(s2, state.random, noise)
-        few = different(state, cfg.critics, cfg.subset)
-        q = state.critic_target(s2, next_a, state.random, few)  # [subset, B]
+        few = different(state, cfg.num_critics, cfg.num_min_critics)
+        q = state.critic_target(s2, next_a, state.random, few)  # [num_min_critics, B]
         y = batch.rewards + batch.discount * q.amin(0)
         return y.clamp(0, 1) if cfg.clip_target else y
 

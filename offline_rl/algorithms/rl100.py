@@ -3,7 +3,7 @@
 Imitation comes first. Some times over, critics and a model of what comes next learn from all the
 data; chains of the policy on the data's states are reinforced by what the critics say of them; what
 comes of it is kept where it does better in the model; new episodes become data, and imitation goes
-on. Then proximal policy optimisation goes on with rollouts alone.
+on. Then proximal policy optimization goes on with rollouts alone.
 
 Paper:   Lei et al., arXiv:2510.14830. `acting` is its one-step head or the policy itself.
 Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/conformance), with
@@ -13,7 +13,7 @@ Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/co
          from where the policy stands, by Adam and a moving average of one rate, there by AdamW and
          one that slows down; a batch has one size, there 256 rows of data and 512 in improvement;
          phases are shorter, there 8,000 times 10 updates with a gate after each 50 times; online
-         V's optimiser goes on, there it begins anew; rates and clips do not fall; both policies are
+         V's optimizer goes on, there it begins anew; rates and clips do not fall; both policies are
          scored from the same starts and rejected weights are put back, as the paper has it; a last
          round ends without noise but for `sampling_floor`, there at the least noisy level, and
          noise is cut at `noise_max`; chunks are judged as they are taken, in their range; targets
@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
 from offline_rl.algorithms.common.on_policy.offline import JudgeConfig, Judged
-from offline_rl.algorithms.common.on_policy.ppo import standardised
+from offline_rl.algorithms.common.on_policy.ppo import standardized
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -56,16 +56,18 @@ class Config(JudgeConfig, ImitationConfig):
     improvements: Count = 10  # chances at the gate, in each
     passes: Count = 1  # visits to the denoising steps of each, before the gate
     imitation_updates: Amount = 5_000  # on all the data, at the end of each
-    acting: Annotated[Literal["rounds", "one_step"], BUILT] = "rounds"  # what acts, but to explore
+    acting: Annotated[Literal["num_inference_steps", "one_step"], BUILT] = (
+        "num_inference_steps"  # what acts, but to explore
+    )
     clip: Positive = 0.2  # of ratios, online
     offline_clip: Positive = 0.25  # and on the data's states
     offline_lr: Rate = 1e-5  # of the policy, on the data's states
     policy_lr: Rate = 3e-6  # and online
     value_lr: Rate = 3e-4  # of V, online
-    max_norm: Positive = 0.5  # of a gradient in reinforcement
+    max_grad_norm: Positive = 0.5  # of a gradient in reinforcement
 
     sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddim"
-    rounds: Built = 10
+    num_inference_steps: Built = 10
     tuned: Built = 10
     sampling_floor: Positive = 0.01
     density_floor: Positive = 0.01
@@ -81,14 +83,14 @@ class Config(JudgeConfig, ImitationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.acting == "one_step" and self.one_step == "none":
-            raise ValueError("acting=one_step needs a one-step head: one_step=joint or afterwards")
+            raise ValueError("acting=one_step needs a one-step head: one_step=joint or afterward")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.OnPolicy):
     """From data and its own rollouts, in turns."""
 
-    mixing: Share | Literal["rows"] = "rows"
+    offline_fraction: Share | Literal["rows"] = "rows"
 
 
 class RL100(Judged, Imitating):
@@ -96,7 +98,7 @@ class RL100(Judged, Imitating):
     Online: ClassVar[type[schedule.Online]] = Online
     needs = ("held_out",)
     continues = ""
-    targets: ClassVar = {"critic_target": "critic", "behaviour": "model"}
+    targets: ClassVar = {"critic_target": "critic", "behavior": "model"}
     unseen = ("settle", "judge")
 
     def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
@@ -110,19 +112,21 @@ class RL100(Judged, Imitating):
         now.phase = phase
         return now
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         cfg, phase = self.cfg, self.phase
         rates = {"student": cfg.imitation_lr, "critic": cfg.critic_lr, "dynamics": cfg.dynamics_lr}
         rates["value"] = cfg.critic_lr if phase == "judge" else cfg.value_lr
         policy = {"imitate": cfg.imitation_lr, "improve": cfg.offline_lr}.get(phase, cfg.policy_lr)
-        cut = None if phase == "imitate" else cfg.max_norm
-        return {"model": Adam(policy, max_norm=cut)} | {k: Adam(rate) for k, rate in rates.items()}
+        cut = None if phase == "imitate" else cfg.max_grad_norm
+        return {"model": Adam(policy, max_grad_norm=cut)} | {
+            k: Adam(rate) for k, rate in rates.items()
+        }
 
     @property
     def phases(self) -> Mapping[str, int]:
         """Each once; `schedule` repeats them."""
         cfg, pairs = self.cfg, self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size
-        distil = cfg.student_updates if cfg.one_step == "afterwards" else 0
+        distil = cfg.student_updates if cfg.one_step == "afterward" else 0
         made = {"imitate": cfg.imitation_updates, "settle": 1, "judge": cfg.judge_updates}
         return made | {"improve": cfg.passes * pairs, "compare": 1, "distil": distil}
 
@@ -130,7 +134,7 @@ class RL100(Judged, Imitating):
         self, num_updates: int, num_env_steps: int, pretrain: int | None
     ) -> list[schedule.Piece]:
         """num_updates: of the first imitation, beyond that of the run it goes on from."""
-        cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.executed
+        cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.n_action_steps
         count, rest = divmod(num_env_steps, size)
         if pretrain is not None:
             own = "phases here have lengths of their own, such as algorithm.judge_updates; give"
@@ -139,13 +143,13 @@ class RL100(Judged, Imitating):
             least = f"at least {cfg.iterations * size} for algorithm.iterations={cfg.iterations}"
             raise UserError(
                 f"num_env_steps={num_env_steps}: new episodes and online iterations take {size} "
-                f"steps each, algorithm.decisions={cfg.decisions} of {cfg.executed}; give a "
+                f"steps each, algorithm.decisions={cfg.decisions} of {cfg.n_action_steps}; give a "
                 f"multiple of that, {least}"
             )
         learn = {name: schedule.Learn(name, n) for name, n in self.phases.items()}
         fill = schedule.Fill("improve", cfg.decisions, "imitate")
-        gather = schedule.Collect("gather", cfg.decisions, cfg.executed, adds=True)
-        rollouts = schedule.Collect(online, cfg.decisions, cfg.executed)
+        gather = schedule.Collect("gather", cfg.decisions, cfg.n_action_steps, adds=True)
+        rollouts = schedule.Collect(online, cfg.decisions, cfg.n_action_steps)
         improved = [fill, learn["improve"], learn["compare"]] * cfg.improvements
         offline = [learn["settle"], learn["judge"], *improved, gather, learn["imitate"]]
         work = [schedule.Learn("imitate", num_updates), *offline * cfg.iterations, learn["settle"]]
@@ -154,15 +158,15 @@ class RL100(Judged, Imitating):
 
     def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made = super().digest(state, data)
-        return made | {"advantages": standardised(made["advantages"])}
+        return made | {"advantages": standardized(made["advantages"])}
 
     def told(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the sum over the actions that were taken."""
-        first = self.cfg.history - 1
+        first = self.cfg.n_obs_steps - 1
         return (densities[:, first : first + executed.shape[-1]].sum(-1) * executed).sum(-1)
 
     def improve(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:
-        """One step of the policy, here on chains of `behaviour` on the data's states."""
+        """One step of the policy, here on chains of `behavior` on the data's states."""
         clip = self.cfg.offline_clip if self.phase == "improve" else self.cfg.clip
         state, metrics = self.reinforced(state, batch, batch.advantages, clip)
         state, told = self.in_step(self.acting(state), batch.observations)
@@ -170,6 +174,6 @@ class RL100(Judged, Imitating):
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """The same on a rollout, and one step of V."""
-        learnt, metrics = self.improve(state, batch, i)
-        state, told = self.valued(kept(state, learnt, self.warming_up(state)), batch)
+        learned, metrics = self.improve(state, batch, i)
+        state, told = self.valued(kept(state, learned, self.warming_up(state)), batch)
         return state, metrics | told

@@ -1,13 +1,13 @@
 """RLPD: SAC that learns online, every batch half its own experience and half logged data.
 
-Ten normalised critics, of which two drawn at random make the target, many critic updates for every
+Ten normalized critics, of which two drawn at random make the target, many critic updates for every
 environment step and one of the actor, on their mean. No preliminary training, no pessimism.
 
 Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 1.
 Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py) in that every
          critic update draws a batch of its own, half and half, where there one of `utd` times the
          size is cut into as many, half and half; both are uniform draws with replacement. Layer
-         normalisation has torch's eps (1e-5, there 1e-6); the data's actions are as they are, there
+         normalization has torch's eps (1e-5, there 1e-6); the data's actions are as they are, there
          clipped to +-0.99999; terminals of the binary hands' data count, there they are removed.
 """
 
@@ -26,13 +26,13 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise,
-    minimise_with,
+    minimize,
+    minimize_with,
     soft_update,
 )
 from offline_rl.algorithms.common.config import Ensemble
 from offline_rl.algorithms.common.critics import Critic, different
-from offline_rl.algorithms.common.entropy import soft_optimisers
+from offline_rl.algorithms.common.entropy import soft_optimizers
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive
@@ -45,8 +45,8 @@ from policies.networks.mlp import Scalar
 class Config(sac.Config):
     """Defaults: the authors' for locomotion (README, configs/rlpd_config.py)."""
 
-    critics: Ensemble = 10  # E
-    subset: Count = 2  # critics whose least makes the target; drawn anew for every update
+    num_critics: Ensemble = 10  # E
+    num_min_critics: Count = 2  # critics whose least makes the target; drawn anew for every update
     backup_entropy: bool = True  # entropy in the target, as in SAC
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * |A|
 
@@ -55,8 +55,8 @@ class Config(sac.Config):
 class Online(schedule.HalfAndHalf):
     """Defaults: the authors'."""
 
-    warm_up: Amount = 5_000
-    warm_up_by: Literal["policy", "random"] = "random"
+    warmup_steps: Amount = 5_000
+    warmup_policy: Literal["policy", "random"] = "random"
     utd: Positive = 20.0
 
 
@@ -69,15 +69,15 @@ class RLPD(ActorLast):
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         options: dict[str, Any] = {"activation": cfg.activation, "init": xavier_init}
-        shape: dict[str, Any] = {"ensemble": cfg.critics, "layer_norm": True}
+        shape: dict[str, Any] = {"ensemble": cfg.num_critics, "layer_norm": True}
         return {
             "policy": TanhGaussianActor(obs, act, cfg.hidden, **options),
             "critic": Critic(obs, act, cfg.hidden, **shape, **options),
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        return soft_optimisers(self.cfg)
+    def optimizers(self) -> dict[str, Adam]:
+        return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Critics and their target; in the last place also the actor, then the temperature."""
@@ -88,7 +88,7 @@ class RLPD(ActorLast):
         def critic_loss(critic):  # [E, B] - [B]
             return (critic(s, a) - y).square().mean()
 
-        state, critic_value = minimise(state, "critic", critic_loss)
+        state, critic_value = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
         if not self.last(i):
@@ -100,19 +100,19 @@ class RLPD(ActorLast):
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
         old = state
-        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         excess = self.certainty(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
 
         def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
             return -log_alpha().exp() * excess
 
-        state, _ = minimise(state, "log_alpha", alpha_loss)
+        state, _ = minimize(state, "log_alpha", alpha_loss)
         return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """r + discount * (least of a few Q_i(s', a'), less alpha log pi(a'|s')), a' ~ pi; [B]."""
         pi, log_pi = state.policy.sample(batch.next_observations, state.random)
-        few = different(state, self.cfg.critics, self.cfg.subset)
+        few = different(state, self.cfg.num_critics, self.cfg.num_min_critics)
         least = state.critic_target(batch.next_observations, pi, few).amin(0)  # [B]
         if self.cfg.backup_entropy:
             least = least - alpha * log_pi

@@ -13,7 +13,7 @@ Differs: from the authors' code (BattleWen/RO2O:algorithms/offline) in that weig
          finetune) leaves all but SAC's and the cloning out: online.q_smoothness=0
          online.policy_smoothness=0 online.uncertainty=0 are its; in mazes the cloning's weight is 1
          or 10 there whatever it was, and rewards are 4 (r - 1/2), here both are the offline ones.
-         Its buffer begins empty; one that begins with the data is online.mixing=rows.
+         Its buffer begins empty; one that begins with the data is online.offline_fraction=rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from offline_rl.utils.options import Amount, Count, NonNegative, Share
 class Config(sac_n.Config):
     """Defaults: the authors' README for walker2d-medium."""
 
-    samples: Count = 20  # perturbed states for each state (n)
+    num_samples: Count = 20  # perturbed states for each state (n)
     q_noise: NonNegative = 0.01  # their largest distance, for the critics' smoothness
     policy_noise: NonNegative = 0.01  # the same for the policy's
     ood_noise: NonNegative = 0.01  # the same for the uncertainty
@@ -51,14 +51,14 @@ class Config(sac_n.Config):
     bound: Literal["min", "lcb"] = "min"  # what the policy climbs: least critic, or mean - 4 std
     cloning: NonNegative = 0.0  # weight of the policy's squared distance from the data
     independent: bool = False  # each critic has its own target, not the least one's
-    normalise_observations: bool = True
+    normalize_observations: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.Online):
     """Defaults: the authors' code."""
 
-    warm_up: Amount = 2_500
+    warmup_steps: Amount = 2_500
 
 
 class RO2O(sac_n.SACN):
@@ -108,7 +108,7 @@ class RO2O(sac_n.SACN):
         near = self.around(state, s, cfg.ood_noise)
         pi, _ = state.policy.sample(near, state.random)
         q_ood = critic(near, pi)  # [E, N, B]
-        done = state.optimiser["critic"]["count"]["steps"]
+        done = state.optimizer["critic"]["count"]["steps"]
         depth = (cfg.pessimism - cfg.pessimism_decay * done).clamp(min=cfg.min_pessimism)
         lower = mse_loss(q_ood, (q_ood - depth * q_ood.std(0)).detach())
         loss = td + cfg.q_smoothness * smooth + cfg.uncertainty * lower
@@ -116,7 +116,7 @@ class RO2O(sac_n.SACN):
 
     def around(self, state: State, observations: Tensor, size: float) -> Tensor:
         """[B, O] -> [N, B, O]: each state moved by the same N uniform draws in +-size."""
-        shape = (self.cfg.samples, 1, observations.shape[-1])
+        shape = (self.cfg.num_samples, 1, observations.shape[-1])
         return observations + size * (2 * state.random.uniform(shape) - 1)
 
 

@@ -1,9 +1,9 @@
 """Soft actor-critic (SAC): act well and as randomly as the task forgives.
 
-Twin critics learn the value of actions plus future entropy, the actor minimises its divergence from
+Twin critics learn the value of actions plus future entropy, the actor minimizes its divergence from
 their Boltzmann policy, and the temperature follows a target entropy of -|A|.
 
-Paper:   Haarnoja et al., arXiv:1812.05905 (learnt temperature). Equation numbers are the paper's.
+Paper:   Haarnoja et al., arXiv:1812.05905 (learned temperature). Equation numbers are the paper's.
 Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
          first actions (`Online.warm_up`) are uniform; networks start as torch's do. rlkit takes all
          losses at the old parameters; the order here is pranz24/pytorch-soft-actor-critic's,
@@ -23,14 +23,14 @@ from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
     State,
-    minimise,
-    minimise_with,
+    minimize,
+    minimize_with,
     soft_update,
 )
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
-    soft_optimisers,
+    soft_optimizers,
     soft_policy_loss,
     soft_target,
     temper,
@@ -61,8 +61,8 @@ class Config(BaseConfig):
 class Online(schedule.Online):
     """Defaults: the paper's."""
 
-    warm_up: Amount = 5_000
-    warm_up_by: Literal["policy", "random"] = "random"
+    warmup_steps: Amount = 5_000
+    warmup_policy: Literal["policy", "random"] = "random"
 
 
 class SAC(Algorithm):
@@ -80,8 +80,8 @@ class SAC(Algorithm):
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        return soft_optimisers(self.cfg)
+    def optimizers(self) -> dict[str, Adam]:
+        return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Critics; actor, with the new ones; temperature; target."""
@@ -92,12 +92,12 @@ class SAC(Algorithm):
         def critic_loss(critic):  # eq. 5, without its 1/2; [2, B] - [B]
             return (critic(s, a) - y).square().mean(1).sum()
 
-        state, critic_value = minimise(state, "critic", critic_loss)
+        state, critic_value = minimize(state, "critic", critic_loss)
 
         def policy_loss(policy):  # eq. 9
             return soft_policy_loss(policy, state, s, alpha)
 
-        state, policy_value, log_pi = minimise_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = temper(state, log_pi, -cfg.entropy_scale * self.spec.action_dim)  # eq. 18
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "policy_loss": policy_value, "target": y.mean()}

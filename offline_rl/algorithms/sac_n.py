@@ -25,13 +25,13 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise_with,
+    minimize_with,
     soft_update,
 )
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
-    soft_optimisers,
+    soft_optimizers,
     soft_policy_loss,
     soft_target,
     temper,
@@ -49,7 +49,7 @@ CACHE = 2 << 20  # bytes of a core's second level, as processors for servers hav
 class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL:configs/offline/sac_n/halfcheetah."""
 
-    critics: Ensemble = 10  # N: more are more careful, and slower
+    num_critics: Ensemble = 10  # N: more are more careful, and slower
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critics that enters their targets each update
     actor_lr: Rate = 3e-4  # learning rate of the policy
@@ -72,7 +72,7 @@ class SACN(Algorithm):
             inits = uniform_output_init(1e-3, 0.1), uniform_output_init(3e-3, 0.1)
         policy: dict[str, Any] = {"activation": cfg.activation, "init": inits[0]}
         critic: dict[str, Any] = {"activation": cfg.activation, "init": inits[1]}
-        critic |= {"ensemble": cfg.critics, "layer_norm": cfg.layer_norm}
+        critic |= {"ensemble": cfg.num_critics, "layer_norm": cfg.layer_norm}
         return {
             "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **policy),
             "critic": Critic(obs, act, cfg.hidden, **critic),
@@ -82,10 +82,10 @@ class SACN(Algorithm):
     def stacks(self, device: str) -> bool:
         """On a processor only where a layer of one seed's critics fits the cache."""
         cfg = self.cfg
-        return device != "cpu" or 4 * cfg.critics * cfg.batch_size * max(cfg.hidden) <= CACHE
+        return device != "cpu" or 4 * cfg.num_critics * cfg.batch_size * max(cfg.hidden) <= CACHE
 
-    def optimisers(self) -> dict[str, Adam]:
-        return soft_optimisers(self.cfg)
+    def optimizers(self) -> dict[str, Adam]:
+        return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Temperature; policy; critics, each with what is already new; the target."""
@@ -96,13 +96,13 @@ class SACN(Algorithm):
         def policy_loss(policy):
             return self.policy_loss(policy, old, batch, alpha)
 
-        state, policy_value, entropy = minimise_with(state, "policy", policy_loss)
+        state, policy_value, entropy = minimize_with(state, "policy", policy_loss)
         y, now = self.target(state, batch, alpha), state
 
         def critic_loss(critic):
             return self.critic_loss(critic, now, batch, y)
 
-        state, _, metrics = minimise_with(state, "critic", critic_loss)
+        state, _, metrics = minimize_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", self.cfg.tau)
         metrics |= {"policy_loss": policy_value, "target": y.mean(), "alpha": alpha}
         return state, metrics | {"entropy": entropy}

@@ -8,7 +8,7 @@ Paper:   Wu, Wu, Qiu, Wang, Long, NeurIPS 2022, arXiv:2202.06239.
 Differs: nowhere known from the authors' code (thuml/SPOT:SPOT.py, vae.py), with one sample of z and
          its evidence lower bound, as in all of its settings; every seed trains a VAE of its own.
          Online the weight falls with this run's updates, there with 1M, and both updates of a pair
-         come after the second of two steps, as in `td3`; optimisers go on as there, in
+         come after the second of two steps, as in `td3`; optimizers go on as there, in
          tinkoff-ai/CORL:algorithms/finetune/spot.py they begin anew.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Metrics, Network, State, falling, minimise
+from offline_rl.algorithms.common.base import Metrics, Network, State, falling, minimize
 from offline_rl.algorithms.common.config import BUILT, Dropout, Preliminary, Rate, Sizes, Switch
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.optim import Adam
@@ -47,7 +47,7 @@ class Config(td3.OfflineConfig):
     vae_updates: Preliminary = 100_000  # preliminary updates
     vae_lr: Rate = 1e-3  # of the VAE
     vae_hidden: Sizes = (750, 750)  # of the VAE
-    normalise_observations: bool = True
+    normalize_observations: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class SPOT(td3.TD3):
             "vae": VAE(obs, act, cfg.vae_hidden),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
-        return super().optimisers() | {"vae": Adam(self.cfg.vae_lr)}
+    def optimizers(self) -> dict[str, Adam]:
+        return super().optimizers() | {"vae": Adam(self.cfg.vae_lr)}
 
     def unlikelihood(self, vae: Network, s: Tensor, a: Tensor, random: Random) -> Tensor:
         """The negative evidence lower bound, times kl_weight / (2 |A|) but for a constant; [B].
@@ -101,7 +101,7 @@ class SPOT(td3.TD3):
         def vae_loss(vae):
             return self.unlikelihood(vae, s, a, state.random).mean()
 
-        state, vae_value = minimise(state, "vae", vae_loss)
+        state, vae_value = minimize(state, "vae", vae_loss)
         return state, {"vae_loss": vae_value}
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise_with,
+    minimize_with,
     soft_update,
 )
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount, Rate, Sizes, Tau
@@ -61,8 +61,8 @@ class Config(OfflineConfig):
 class Online(schedule.Online):
     """Defaults: the authors' code's."""
 
-    warm_up: Amount = 25_000
-    warm_up_by: Literal["policy", "random"] = "random"
+    warmup_steps: Amount = 25_000
+    warmup_policy: Literal["policy", "random"] = "random"
 
 
 class TD3(Algorithm):
@@ -86,7 +86,7 @@ class TD3(Algorithm):
             "critic": Critic(obs, act, cfg.hidden, **options),
         }
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -100,7 +100,7 @@ class TD3(Algorithm):
         def policy_loss(policy):
             return self.policy_loss(policy, now, batch)
 
-        state, policy_value, further = minimise_with(state, "policy", policy_loss)
+        state, policy_value, further = minimize_with(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         return state, metrics | further | {"policy_loss": policy_value}

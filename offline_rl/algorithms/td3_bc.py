@@ -1,6 +1,6 @@
-"""TD3+BC: TD3 whose actor is also pulled towards the data's actions.
+"""TD3+BC: TD3 whose actor is also pulled toward the data's actions.
 
-Twin critics learn as in TD3; the actor maximises the first critic, its scale divided out, while a
+Twin critics learn as in TD3; the actor maximizes the first critic, its scale divided out, while a
 squared error keeps it near the data, so that `alpha` alone trades improvement against imitation.
 
 Paper:   Fujimoto and Gu, NeurIPS 2021, arXiv:2106.06860; TD3: arXiv:1802.09477.
@@ -26,7 +26,7 @@ class Config(td3.OfflineConfig):
     """Defaults: the paper's, table 3."""
 
     alpha: NonNegative = 2.5  # 0 clones, more trusts the critic
-    normalise_observations: bool = True
+    normalize_observations: bool = True
 
 
 class TD3BC(td3.TD3):

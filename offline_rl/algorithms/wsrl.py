@@ -1,20 +1,20 @@
-"""WSRL: goes on online from what was learnt offline, without the data that it was learnt from.
+"""WSRL: goes on online from what was learned offline, without the data that it was learned from.
 
 Offline pessimism makes values that collapse where the first online batches look. A short warm-up by
-the learnt policy, in which nothing is updated, fills the buffer with what that policy meets; then
-a fast online learner starts from its networks: SAC with ten normalised critics of which two drawn
+the learned policy, in which nothing is updated, fills the buffer with what that policy meets; then
+a fast online learner starts from its networks: SAC with ten normalized critics of which two drawn
 at random make the target, several critic updates for each of the actor's, no entropy in the target.
 
 Paper:   Zhou, Peng, Li, Levine, Kumar, ICLR 2025, arXiv:2412.07762.
-Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=…; that run learnt
-         with critics=10 subset=2 layer_norm=true, IQL's with critics=10 subset=2 squashed=true.
+Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=…; that run learned
+         with num_critics=10 num_min_critics=2 layer_norm=true, IQL's with num_critics=10 num_min_critics=2 squashed=true.
 Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py) in that the temperature is exp
-         of what is learnt, as in the checkpoints, there softplus; the policy's deviation has CQL's
-         learnt scale and shift and lies in [e^-20, e^2], there none and in [1e-5, 10] (and in
+         of what is learned, as in the checkpoints, there softplus; the policy's deviation has CQL's
+         learned scale and shift and lies in [e^-20, e^2], there none and in [1e-5, 10] (and in
          AntMaze it depends on the state, there not); the actor's step takes the last of a block's
          batches, there all; networks that a step leaves out stay as they are, there Adam's momentum
          carries them on; every critic has an output layer of its own, there all share one; layer
-         normalisation has torch's eps (1e-5, there 1e-6); the binary hands' episodes do not end
+         normalization has torch's eps (1e-5, there 1e-6); the binary hands' episodes do not end
          with success. After IQL, which has none, the temperature is new.
 """
 
@@ -52,13 +52,15 @@ from policies.networks.mlp import Activation, Scalar
 class Config(BaseConfig):
     """Defaults: the authors' for locomotion (experiments/configs)."""
 
-    critics: Ensemble = 10  # E
-    subset: Count = 2  # critics whose least makes the target; drawn anew, perhaps the same twice
-    max_target_backup: bool = False  # bootstrap from the best of `samples` actions, not one
-    samples: Count = 10  # see max_target_backup
+    num_critics: Ensemble = 10  # E
+    num_min_critics: Count = (
+        2  # critics whose least makes the target; drawn anew, perhaps the same twice
+    )
+    max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
+    num_samples: Count = 10  # see max_target_backup
     backup_entropy: bool = False  # entropy in the target, as in SAC
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
-    initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature where none was learnt
+    initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature where none was learned
     discount: Discount = 0.99  # gamma
     tau: Tau = 0.005  # share of the critics that enters their targets each update
     actor_lr: Rate = 1e-4  # learning rate of the policy
@@ -73,7 +75,7 @@ class Config(BaseConfig):
 class Online(schedule.Online):
     """Defaults: the authors'; the policy warms up, and no data is kept."""
 
-    warm_up: Amount = 5_000
+    warmup_steps: Amount = 5_000
     utd: Positive = 4.0
 
 
@@ -87,12 +89,12 @@ class WSRL(rlpd.RLPD):
         options |= {"init": orthogonal_init(last_gain=1e-2)}
         return {
             "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=(1.0, -1.0), **options),
-            "critic": Critic(obs, act, cfg.critic_hidden, ensemble=cfg.critics, **options),
+            "critic": Critic(obs, act, cfg.critic_hidden, ensemble=cfg.num_critics, **options),
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 
     def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As ever, but a temperature of its own where the other learnt without."""
+        """As ever, but a temperature of its own where the other learned without."""
         new = {} if "params/log_alpha/value" in other else own
         kept = {name: x for name, x in new.items() if "/log_alpha/" in name}
         return super().adopt(own, {**other, **kept})
@@ -100,9 +102,9 @@ class WSRL(rlpd.RLPD):
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """r + discount * (least of a few Q_i(s', a')), a' ~ pi or the best of several; [B]."""
         cfg, s = self.cfg, batch.next_observations
-        count = cfg.samples if cfg.max_target_backup else 1
+        count = cfg.num_samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        few = some(state, cfg.critics, cfg.subset)
+        few = some(state, cfg.num_critics, cfg.num_min_critics)
         q = least(state.critic_target(s.expand(count, *s.shape), pi, few))  # [N, B]
         q = q - alpha * log_pi if cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.options import coerce, overrides, plain_values, spelt, unknown
+from offline_rl.utils.options import coerce, overrides, plain_values, spelled, unknown
 from offline_rl.utils.paths import config, group
 from offline_rl.utils.trees import flatten
 
@@ -92,7 +92,7 @@ def refuse_lists(job: Mapping[str, Any]) -> None:
             try:
                 coerce(value, kinds[key], key)
             except UserError as error:
-                each = ",".join(map(spelt, value))
+                each = ",".join(map(spelled, value))
                 raise UserError(f"{error}; for a run of each: -m '{key}={each}'") from None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from offline_rl.utils.options import Option, documented, spelt
+from offline_rl.utils.options import Option, documented, spelled
 
 WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
 
@@ -65,8 +65,8 @@ def keys(
         value, more = option.default, [kind(option)]
         if values and option.name in values:
             value = values[option.name]
-            more.append(f"default {spelt(option.default) or 'null'}")
-        key = f"  {prefix}{option.name}={spelt(value)}"
+            more.append(f"default {spelled(option.default) or 'null'}")
+        key = f"  {prefix}{option.name}={spelled(value)}"
         told = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
         text = textwrap.wrap(told, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)
         first = f"{key:{KEYS}s}{text[0]}" if text and len(key) < KEYS else key

@@ -103,7 +103,7 @@ class Dataset:
         observation after each episode's last row, where next_observations would repeat the rest.
         terminals, timeouts: D4RL's words for terminated and truncated.  action_scale, action_range:
         where actions are in other units, as for `read`; the spec says so, where none is given.
-        spec: what the numbers are called and measured in; bundles that are learnt here say it.
+        spec: what the numbers are called and measured in; bundles that are learned here say it.
         keys: what errors call the arrays, if not as here.
         A last row without a flag counts as truncated. Where neither next nor final observations
         are given, a truncated row's successor is unknown and the row is no usable transition.
@@ -269,7 +269,7 @@ class Dataset:
         order = np.argsort(-lengths, kind="stable")
         lengths, ends = lengths[order], self.episode_ends[order]
         returns = np.empty(self.num_rows, np.float32)
-        running = tail[order]  # of all episodes at once, backwards from their last rows
+        running = tail[order]  # of all episodes at once, backward from their last rows
         for back in range(lengths[0]):
             alive = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
             rows = ends[:alive] - back

@@ -72,7 +72,7 @@ def doubts(
             worst = low if -low > high else high
             row = int((flat == worst).any(axis=1).argmax())
             yield (
-                f"{names.get(word, word)} reach {worst:.3g} in row {row:,}: what is learnt from "
+                f"{names.get(word, word)} reach {worst:.3g} in row {row:,}: what is learned from "
                 f"such numbers overflows. Is it a sensor's error, or another unit?"
             )
         constant = np.flatnonzero((flat == flat[0]).all(axis=0))

@@ -12,7 +12,7 @@ import numpy as np
 
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
-COLOURS = (1, 3, 4)  # numbers in a pixel
+COLORS = (1, 3, 4)  # numbers in a pixel
 TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
 ROUNDING = 2**-7  # and arithmetic in bfloat16, the coarsest type, by one step above 1
 Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
@@ -185,11 +185,11 @@ def _picture(word: str, array: np.ndarray) -> str | None:
     if "/" not in word or (array.ndim != 4 and array.dtype != np.uint8):
         return None
     shape = list(array.shape)
-    if array.ndim != 4 or (shape[-1] not in COLOURS):
-        first = array.ndim == 4 and shape[1] in COLOURS
-        remedy = "Move the colours to the end." if first else "Cut or fold its axes so."
+    if array.ndim != 4 or (shape[-1] not in COLORS):
+        first = array.ndim == 4 and shape[1] in COLORS
+        remedy = "Move the colors to the end." if first else "Cut or fold its axes so."
         return (
-            f"has shape {shape}; pictures are [N, height, width, colours], of 1, 3 or 4 colours. "
+            f"has shape {shape}; pictures are [N, height, width, colors], of 1, 3 or 4 colors. "
             f"{remedy}"
         )
     if array.dtype != np.uint8:

@@ -67,7 +67,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
         score = 100 * (s.return_mean - low) / (high - low)
         lines.append(("score", f"{score:.2f} (100 (R - {low:g}) / ({high:g} - {low:g}))"))
     if card:
-        lines.append(("card", f"{card.name}, {card.licence}"))
+        lines.append(("card", f"{card.name}, {card.license}"))
         lines += [("note", card.note)] if card.note else []
     if data.extras:
         lines.append(("extras", ", ".join(data.extras)))

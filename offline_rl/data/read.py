@@ -1,4 +1,4 @@
-"""A data file or folder as a `Dataset`, its layout recognised by content (see `formats`)."""
+"""A data file or folder as a `Dataset`, its layout recognized by content (see `formats`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import doubts
 from offline_rl.data.faults import ROUNDING, faults, losses
 from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
-from offline_rl.data.formats.recognise import gather
+from offline_rl.data.formats.recognize import gather
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange, FileFormat, plain_python
 from offline_rl.utils.words import unknown

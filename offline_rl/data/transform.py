@@ -1,6 +1,6 @@
 """What is done to observations, rewards and actions before learning, in data and environment alike.
 
-It is fitted once on the offline data, applied to everything that is learnt from, and stored with
+It is fitted once on the offline data, applied to everything that is learned from, and stored with
 every checkpoint. Scores are always computed from raw rewards.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Positive, Range
 from policies import channels
-from policies.channels import Normalisers
-from policies.normaliser import Kind, Normaliser, centre_and_extent
+from policies.channels import Normalizers
+from policies.normalizer import Kind, Normalizer, center_and_extent
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 ActionClip = Annotated[float, Range(1e-3, 1)]
-Normalise = bool | Literal["min_max"]
+Normalize = bool | Literal["min_max"]
 
 
 ROWS = 100_000  # of the data are looked at, evenly spaced
@@ -43,10 +43,10 @@ SHOWN = 5  # columns that are named
 class Preprocessing(Checked):
     """What a transform is made of; the defaults leave the data as it is."""
 
-    normalise_observations: Normalise = False  # z-score by the offline data; min_max: to [-1, 1]
-    least_deviation: Positive | None = None  # of a z-score; null: deviations as they are + 0.001
-    normalise_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
-    centre_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
+    normalize_observations: Normalize = False  # z-score by the offline data; min_max: to [-1, 1]
+    min_std: Positive | None = None  # of a z-score; null: deviations as they are + 0.001
+    normalize_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
+    center_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
     reward_scale: Number = 1.0  # rewards * scale + shift
     reward_shift: Number = 0.0  # see reward_scale
     clip_actions: ActionClip = 1.0  # actions of the data are clipped to +- this
@@ -59,12 +59,12 @@ def range_of_returns(dataset: Dataset) -> float:
     if spread <= 1e-6 * np.abs(returns).max():
         raise UserError(
             f"{dataset.path or dataset.name}: every episode returns {returns.max():g}: there is no "
-            "range to divide rewards by; set algorithm.normalise_returns=false"
+            "range to divide rewards by; set algorithm.normalize_returns=false"
         )
     return spread
 
 
-def centre_of(dataset: Dataset) -> float:
+def center_of(dataset: Dataset) -> float:
     """The mean reward, which may be taken off where no episode is over before its time.
 
     It then lowers every value by the same. Where episodes terminate it would pay for ending them,
@@ -72,54 +72,54 @@ def centre_of(dataset: Dataset) -> float:
     """
     if count := int(dataset.terminated.sum()):
         raise UserError(
-            f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centred rewards "
-            "would pay for ending them, or for not: set algorithm.centre_rewards=false"
+            f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centered rewards "
+            "would pay for ending them, or for not: set algorithm.center_rewards=false"
         )
     return float(dataset.rewards.mean(dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class Transform:
-    """observations -> normaliser(observations); rewards -> affine; actions clipped."""
+    """observations -> normalizer(observations); rewards -> affine; actions clipped."""
 
-    normaliser: Normaliser | Normalisers
+    normalizer: Normalizer | Normalizers
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     clip_actions: float = 1.0
 
     @classmethod
     def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: Any) -> Transform:
-        """Statistics from `dataset`; without data nothing is normalised.
+        """Statistics from `dataset`; without data nothing is normalized.
 
         shape: of what is observed, or of each channel.
-        Raises UserError where returns are to be normalised and all are the same, or rewards to be
-        centred and episodes terminate.
+        Raises UserError where returns are to be normalized and all are the same, or rewards to be
+        centered and episodes terminate.
         """
-        normaliser, scale = channels.identity(shape), cfg.reward_scale
-        if dataset is not None and cfg.normalise_observations:
+        normalizer, scale = channels.identity(shape), cfg.reward_scale
+        if dataset is not None and cfg.normalize_observations:
             rows = slice(dataset.num_rows)
             seen = channels.take(dataset.observations, rows)
-            by_range = cfg.normalise_observations == "min_max"
-            normaliser = channels.fit(seen, by_range=by_range, least=cfg.least_deviation)
-        if dataset is not None and cfg.normalise_returns:
+            by_range = cfg.normalize_observations == "min_max"
+            normalizer = channels.fit(seen, by_range=by_range, least=cfg.min_std)
+        if dataset is not None and cfg.normalize_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift
-        if dataset is not None and cfg.centre_rewards:
-            shift -= scale * centre_of(dataset)
-        return cls(normaliser, float(scale), float(shift), cfg.clip_actions)
+        if dataset is not None and cfg.center_rewards:
+            shift -= scale * center_of(dataset)
+        return cls(normalizer, float(scale), float(shift), cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Raw rewards -> those that are learnt from, float32, whatever the raw ones are."""
+        """Raw rewards -> those that are learned from, float32, whatever the raw ones are."""
         raw = np.asarray(rewards, np.float32)
         return (raw * self.reward_scale + self.reward_shift).astype(np.float32)
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """`dataset` as it is learnt from."""
-        normalised = self.normaliser(dataset.observations)
-        return replace(self.all_but_observations(dataset), observations=normalised)
+        """`dataset` as it is learned from."""
+        normalized = self.normalizer(dataset.observations)
+        return replace(self.all_but_observations(dataset), observations=normalized)
 
     def all_but_observations(self, dataset: Dataset) -> Dataset:
-        """`dataset` as it is learnt from, its observations raw."""
+        """`dataset` as it is learned from, its observations raw."""
         clip = self.clip_actions
         return replace(
             dataset,
@@ -129,15 +129,15 @@ class Transform:
 
     @property
     def parts(self) -> Any:
-        """The lone vector's normaliser, or that of each vector by its channel's name."""
-        made = self.normaliser
-        return made.of if isinstance(made, Normalisers) else made
+        """The lone vector's normalizer, or that of each vector by its channel's name."""
+        made = self.normalizer
+        return made.of if isinstance(made, Normalizers) else made
 
     def raw(self, dataset: Dataset) -> Dataset:
         """The inverse of `dataset`, but for rounding, and for clipped actions."""
         return replace(
             dataset,
-            observations=self.normaliser.inverse(dataset.observations),
+            observations=self.normalizer.inverse(dataset.observations),
             rewards=((dataset.rewards - self.reward_shift) / self.reward_scale).astype(np.float32),
         )
 
@@ -157,12 +157,12 @@ class Transform:
         """The inverse of `to_json`."""
         kinds = channels.each(lambda _: "z-score", values["mean"])  # older ones do not say
 
-        def part(mean: list[Any], scale: list[Any], kind: Kind) -> Normaliser:
-            return Normaliser(np.asarray(mean, np.float32), np.asarray(scale, np.float32), kind)
+        def part(mean: list[Any], scale: list[Any], kind: Kind) -> Normalizer:
+            return Normalizer(np.asarray(mean, np.float32), np.asarray(scale, np.float32), kind)
 
         parts = channels.each(part, values["mean"], values["scale"], values.get("kind", kinds))
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
-        return cls(Normalisers(parts) if isinstance(parts, dict) else parts, **rest)
+        return cls(Normalizers(parts) if isinstance(parts, dict) else parts, **rest)
 
 
 def small_columns(
@@ -199,7 +199,7 @@ def small_columns(
     scale = np.ones(spec.action_dim)
     if hasattr(cfg, "action_low"):  # scaled to the data's range
         ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
-        scale = np.array([centre_and_extent(float(low), float(high))[1] for low, high in ends])
+        scale = np.array([center_and_extent(float(low), float(high))[1] for low, high in ends])
     actions = sampled(data.actions).astype(np.float64)
     small = hardly_vary(actions, scale, ACTIONS)
     if len(small):
@@ -213,7 +213,7 @@ def small_columns(
         found.append(
             f"rewards differ by at most {spread:.1e} and will barely affect training. Set "
             f"algorithm.reward_scale={cfg.reward_scale / spread:.0e} or "
-            "algorithm.normalise_returns=true"
+            "algorithm.normalize_returns=true"
         )
     return found
 
@@ -248,9 +248,9 @@ def listed(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str
     return f"{small} and will barely affect training"
 
 
-def remedy(normalizer: Normaliser, least: float) -> str:
+def remedy(normalizer: Normalizer, least: float) -> str:
     """Return the options that make a column with standard deviation `least` visible."""
-    floor = f"algorithm.least_deviation={10.0 ** math.floor(math.log10(least)):g}"
+    floor = f"algorithm.min_std={10.0 ** math.floor(math.log10(least)):g}"
     if normalizer.kind == "z-score":
         return floor
-    return f"algorithm.normalise_observations=true {floor}"
+    return f"algorithm.normalize_observations=true {floor}"

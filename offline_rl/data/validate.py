@@ -9,7 +9,7 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.faults import faults
 from offline_rl.data.formats.common import Bounds, Found, ReadOptions
-from offline_rl.data.formats.recognise import gather
+from offline_rl.data.formats.recognize import gather
 from offline_rl.data.read import check_options, limits, scaled
 from offline_rl.utils.errors import UserError
 

@@ -58,9 +58,16 @@ class StackedPolicy:
         self.queue: Queue | None = None
         head: Any = module
         if hasattr(module, "plan"):
-            sizes: dict[str, Any] = {"history": head.history, "executed": head.executed}
+            sizes: dict[str, Any] = {
+                "n_obs_steps": head.n_obs_steps,
+                "n_action_steps": head.n_action_steps,
+            }
             sizes |= {"noise_shape": tuple(head.noise_shape)}
-            self.queue = Queue(self._plan, **sizes, blending=getattr(head, "blending", None))
+            self.queue = Queue(
+                self._plan,
+                **sizes,
+                temporal_ensemble_coeff=getattr(head, "temporal_ensemble_coeff", None),
+            )
         self.reset()
         seed_of, now = seeds.to(device), torch.tensor(0, device=device)
 
@@ -109,12 +116,12 @@ class StackedPolicy:
             example = seen()
             self.graphs["act"] = graph(act, example, self.rewards, self.context)
         elif hasattr(module, "table"):  # a graph of one round, however many there are
-            example = seen(head.history)
+            example = seen(head.n_obs_steps)
             self.graphs["encode"] = graph(encode, example)
             own = self.graphs["encode"](self.leaves, now, example), zeros(*head.noise_shape[1:])
             self.graphs["predict"] = graph(predict, *own, zeros())
         else:
-            example = seen(head.history)
+            example = seen(head.n_obs_steps)
             self.graphs["plan"] = graph(plan, example, zeros(*(head.noise_shape or (0,))))
 
     def snapshot(self) -> None:

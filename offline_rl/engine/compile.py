@@ -46,7 +46,7 @@ def compiled(
 ) -> Callable[..., Tensor]:
     """`graph` compiled in three parts: keys, random numbers and the rest.
 
-    Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimisers' steps,
+    Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimizers' steps,
     sizes); keys have one element per seed: random keys, bias corrections, learning rates. Compiled
     as one, all of these would be inlined, and computed again, at every element that uses them.
     """

@@ -1,7 +1,7 @@
 """The engine: runs an algorithm's update many times, fast, for several seeds at once.
 
 The update of one seed is traced into a graph of tensor operations: sampling, losses, gradients,
-optimisers and targets of one whole period, with a leading axis for S stacked seeds
+optimizers and targets of one whole period, with a leading axis for S stacked seeds
 (`torch.func.vmap`) and the new state copied into the old one's storage. That graph is run as it is
 (eager) or compiled; on a GPU it is replayed as a CUDA graph. Nothing in it waits for the host.
 """
@@ -76,7 +76,7 @@ class Engine:
         compile: bool = False,
         values: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """make(s): the algorithm of the s-th seed; initialised by that seed alone.
+        """make(s): the algorithm of the s-th seed; initialized by that seed alone.
 
         sources: what the phases learn from; a lone one is the offline data.
         values: float fields of the config with one value for each seed, trained side by side.
@@ -204,21 +204,21 @@ class Engine:
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = now.with_values(values)
             work = getattr(algorithm, "update" if phase == ONLINE else phase)
-            params, optimiser, counters = tree["params"], tree["optimiser"], tree["counters"]
+            params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
             first = update - counters[ELSEWHERE]
             for done, i in enumerate(places):
                 random = Random(counters["seed"], update + done)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimiser, random, first + done)
+                state = State(algorithm, params, optimizer, random, first + done)
                 state, metrics = work(state, batch, i)
-                params, optimiser = state.params, state.optimiser
+                params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
             names[:] = sorted(sums)
             means = [torch.stack(sums[name]).mean() for name in names]
             counters = {**counters, "update": update + len(places)}
-            tree = {"params": params, "optimiser": optimiser, "counters": counters}
+            tree = {"params": params, "optimizer": optimizer, "counters": counters}
             return tree, torch.stack(means)
 
         return program
@@ -236,7 +236,7 @@ class Engine:
                 tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
                 new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
             else:  # shared data has a leading axis of 1; counts are equal, so that what is made of
-                # them is one number for all seeds, and an optimiser one pass over their memory
+                # them is one number for all seeds, and an optimizer one pass over their memory
                 axes = (
                     tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
                     tree_map(lambda _: 0, values),
@@ -329,7 +329,7 @@ class Engine:
 
     @contextmanager
     def _untaught(self) -> Iterator[None]:
-        """Puts the state back as it was: what is learnt inside is thrown away."""
+        """Puts the state back as it was: what is learned inside is thrown away."""
         leaves = tree_flatten(self.state)[0]
         before = [x.clone() for x in leaves]
         try:
@@ -341,7 +341,7 @@ class Engine:
     def apply(
         self, method: str, inputs: Mapping[str, Tensor] | Drawn, phase: str = "update"
     ) -> Any:
-        """What the algorithm's `method(state, inputs)` answers for each seed; nothing is learnt.
+        """What the algorithm's `method(state, inputs)` answers for each seed; nothing is learned.
 
         inputs, and what comes back: [S, …] each, of the same names and shapes in every call; or the
         batch that is drawn.
@@ -356,7 +356,7 @@ class Engine:
             algorithm, counters = now.with_values(values), tree["counters"]
             random = Random(counters["seed"] + APART, counters["update"])
             done = counters["update"] - counters[ELSEWHERE]
-            state = State(algorithm, tree["params"], tree["optimiser"], random, done)
+            state = State(algorithm, tree["params"], tree["optimizer"], random, done)
             if isinstance(inputs, Drawn):
                 assert source is not None
                 given = source.sample(given, random, inputs.rows, algorithm.cfg.discount)
@@ -420,7 +420,7 @@ class Engine:
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
         """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs.
 
-        Every phase begins anew, unless `done` is set afterwards.
+        Every phase begins anew, unless `done` is set afterward.
         """
         own = self._saved()
         self.done, self._entered = {}, None
@@ -447,7 +447,7 @@ def set_gpu_precision(precision: Precision) -> None:
 
 
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
-    """Matrix products in `precision`; weights, optimiser and everything else stay float32."""
+    """Matrix products in `precision`; weights, optimizer and everything else stay float32."""
     if device.type == "cuda":
         set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

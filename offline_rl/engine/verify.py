@@ -38,7 +38,7 @@ def call(
     leaves: list[Tensor],
     inputs: list[Tensor],
 ) -> Outputs:
-    """Return what `run` computes from the state `leaves`, which is put back afterwards."""
+    """Return what `run` computes from the state `leaves`, which is put back afterward."""
     before = [x.clone() for x in leaves]
     try:
         metrics = run(leaves, inputs).clone()

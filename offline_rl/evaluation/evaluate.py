@@ -25,7 +25,7 @@ from offline_rl.evaluation.saved import save
 from offline_rl.online.with_base import attached
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import cores
-from offline_rl.utils.options import build, signature, spelt
+from offline_rl.utils.options import build, signature, spelled
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import at_a_time, mean_std, table, wrapped
 from offline_rl.utils.trees import plain
@@ -120,7 +120,7 @@ def evaluate(**keys: Any) -> Evaluation:
     runs = {run: bundles(Path(run)) for run in given}
     paths = [path for own in runs.values() for path in own]
     if len(runs) < len(given) or len({path.resolve() for path in paths}) < len(paths):
-        raise UserError(f"run={spelt(given)} names the same bundle twice. Name each run once.")
+        raise UserError(f"run={spelled(given)} names the same bundle twice. Name each run once.")
     if not paths:
         raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
     begun, target = "seeded", options.target_return
@@ -172,7 +172,7 @@ def bundles(run: Path) -> list[Path]:
 
 
 def task_of(name: str | None, paths: Sequence[Path]) -> Task:
-    """The task to play, as the bundles' runs had it. name: default, what they learnt from."""
+    """The task to play, as the bundles' runs had it. name: default, what they learned from."""
     name = name or trained_on(paths)
     first, *others = (adapted(name, bundle.read(path).provenance) for path in paths)
     for path, other in zip(paths[1:], others, strict=True):
@@ -213,22 +213,22 @@ def load(
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
     alone = any(channel.name == BASE_ACTION for channel in policy.spec.channels)
     if alone and base is None:
-        learnt = policy.bundle.provenance.get("base", "module:function")
-        raise UserError(f"{path} corrects a base that it does not hold: add base={learnt}")
+        learned = policy.bundle.provenance.get("base", "module:function")
+        raise UserError(f"{path} corrects a base that it does not hold: add base={learned}")
     if base is not None and not alone:
         raise UserError(f"base={base}: {path} is whole without one; leave it out")
     policy = policy if base is None else attached(policy, base, env)
     problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
         raise UserError(
-            f"{path} does not fit task {task.name}: {problem}; name the task that it learnt in"
+            f"{path} does not fit task {task.name}: {problem}; name the task that it learned in"
         )
     conversion(policy.spec, env, str(path))  # refuses a range that cannot be converted
     return policy
 
 
 def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
-    """An episode from every seed; of a chunk of actions the first `executed` are taken.
+    """An episode from every seed; of a chunk of actions the first `n_action_steps` are taken.
 
     seeds: default: as many as there are environments, those of every evaluation. Where there are
     more than environments, one group of episodes follows another.
@@ -249,7 +249,7 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
         nonlocal rewards
         rewards = told
 
-    raw = channels.identity(env.observation_shape)  # a policy normalises by itself
+    raw = channels.identity(env.observation_shape)  # a policy normalizes by itself
     return rollout(env, act, raw, seeds, observe)
 
 
@@ -293,9 +293,9 @@ def as_table(differences: Sequence[Difference], *, every: bool = False) -> str:
     body, runs = [], [differences[0].reference, *(d.run for d in differences)]
     short = dict(zip(runs, apart(runs), strict=True))
     for d in differences:
-        episodes = "exact" if every else spelt_interval(d.over_episodes)
+        episodes = "exact" if every else spelled_interval(d.over_episodes)
         name, mean = f"{short[d.run]} − {short[d.reference]}", f"{d.value:+,.2f}"
-        body.append([name, d.measure, mean, episodes, spelt_interval(d.over_seeds)])
+        body.append([name, d.measure, mean, episodes, spelled_interval(d.over_seeds)])
     return table(header, body, left=2)
 
 
@@ -305,7 +305,7 @@ def apart(runs: Sequence[str]) -> list[str]:
     return [os.path.relpath(run, shared) for run in runs]
 
 
-def spelt_interval(interval: tuple[float, float] | None) -> str:
+def spelled_interval(interval: tuple[float, float] | None) -> str:
     """For tables."""
     return "" if interval is None else f"[{interval[0]:+,.2f}, {interval[1]:+,.2f}]"
 

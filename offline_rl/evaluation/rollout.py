@@ -17,7 +17,7 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
 
-Act = Callable[[Observations], np.ndarray]  # normalised observations [B, *obs] -> actions [B, A]
+Act = Callable[[Observations], np.ndarray]  # normalized observations [B, *obs] -> actions [B, A]
 
 
 class Episodes(NamedTuple):
@@ -71,7 +71,7 @@ def starts(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray
 def rollout(
     env: VectorEnv,
     act: Act,
-    normaliser: Callable[[Observations], Observations],
+    normalizer: Callable[[Observations], Observations],
     seeds: np.ndarray,
     observe: Callable[[np.ndarray], None] | None = None,
 ) -> Episodes:
@@ -89,7 +89,7 @@ def rollout(
     success, costs = np.zeros(count, bool), np.zeros(count)
     told = set[str]()
     while len(running):
-        actions = act(normaliser(observations))
+        actions = act(normalizer(observations))
         step = env.step(actions[running], running)
         numbers("step", step.observations, step.rewards)
         returns[running] += step.rewards

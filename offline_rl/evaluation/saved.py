@@ -99,7 +99,7 @@ def digest(policy: Bundle) -> str:
     """Return a checksum of what a policy computes; exporting its network does not change it."""
     total = hashlib.sha256()
     arrays = dict(policy.weights)
-    for name, each in policy.normalisers.items():
+    for name, each in policy.normalizers.items():
         arrays |= {f"{name}/mean": each.mean, f"{name}/scale": each.scale}
     about = [policy.kind, policy.arguments, policy.spec.to_json()]
     total.update(json.dumps(about, sort_keys=True, default=str).encode())

@@ -10,7 +10,7 @@ D4RL (Fu et al., arXiv:2004.07219):
     medium-replay  every transition up to the medium policy, in order, the random start included
     full-replay    every transition of the run   medium-expert    medium, then expert
 
-A sparse task is learnt from its dense reward: `environment` is where the policies are then
+A sparse task is learned from its dense reward: `environment` is where the policies are then
 recorded, and gives the rewards of the transitions that the learner kept.
 """
 
@@ -51,7 +51,7 @@ from policies import bundle
 from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need nothing that is learnt later
+BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need nothing that is learned later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +108,15 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
     if isinstance(plan, Script):
-        wanted, learnt = qualities or list(plan.sets), None
+        wanted, learned = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = build(Agent, plan.agent)
             run = learn(agent, recipe, options.runs, show)
-            learnt = policies.load(run.path / "expert.bundle"), learning_curve(run)
+            learned = policies.load(run.path / "expert.bundle"), learning_curve(run)
         how = {"lerobot": options.format == "lerobot", "video": options.video}
         whole = options.rows is not None or how["lerobot"]  # else as many rows as the card says
-        script(plan, recipe, folder, wanted, show, learnt, **how, whole_episodes=whole)
-        if learnt is not None:
+        script(plan, recipe, folder, wanted, show, learned, **how, whole_episodes=whole)
+        if learned is not None:
             curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
     wanted = qualities or list(QUALITIES[:-1])
@@ -289,7 +289,7 @@ def noisy(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
 
 def sampled(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
     """Actions of SAC's policy with given standard normal noise, [B, A]."""
-    batch = torch.from_numpy(policy.normaliser(observations))
+    batch = torch.from_numpy(policy.normalizer(observations))
     with torch.inference_mode():
         mean, log_std = policy.module(batch)
         return (mean + log_std.exp() * normal).tanh().numpy()
@@ -310,14 +310,14 @@ def join(parts: list[Dataset]) -> Dataset:
 
 
 def planned(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
-    """What a set's card says before anything is learnt."""
+    """What a set's card says before anything is learned."""
     return {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
 
 
 def describe(
     plan: Recipe, recipe: str, name: str, run: SeedFolder, *, whole: bool
 ) -> dict[str, Any]:
-    """How a set was made, for its card. whole: with what was learnt after the medium policy."""
+    """How a set was made, for its card. whole: with what was learned after the medium policy."""
     used = ("medium", "expert") if whole else ("medium",)
     policies = {quality: read_json(run.path / f"{quality}.json") for quality in used}
     last = math.inf if whole else policies["medium"]["env_steps"]

@@ -53,7 +53,7 @@ def script(
     folder: Path,
     wanted: list[str],
     show: bool,
-    learnt: tuple[Policy, Any] | None = None,
+    learned: tuple[Policy, Any] | None = None,
     *,
     lerobot: bool = False,
     video: bool = False,
@@ -61,14 +61,14 @@ def script(
 ) -> None:
     """Makes the sets in `folder`. Raises UserError for a bad recipe.
 
-    learnt: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
+    learned: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
     video: with its pictures as videos.  whole_episodes: see `record`.
     """
     kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
-        if learnt is None:
+        if learned is None:
             raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
-        policy = learnt[0]
+        policy = learned[0]
         kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])
     for k, (each, knob) in enumerate(plan.sets.items()):
         if each not in wanted:
@@ -79,8 +79,8 @@ def script(
         made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
         card: dict[str, Any] = {"set": each, "recipe": {"name": name, **asdict(plan)}}
         card |= {"whole_episodes": True} if whole_episodes else {}
-        if learnt is not None:
-            card["learning_curve"] = learnt[1]
+        if learned is not None:
+            card["learning_curve"] = learned[1]
         path = folder / (each if lerobot else f"{each}.hdf5")
         if there(path, card, show):
             continue

@@ -31,7 +31,7 @@ MISHAPS = 5  # episodes in a row that an environment may break
 
 
 class GivenUp(UserError):
-    """An environment that broke once too often; what was learnt stands where it did before."""
+    """An environment that broke once too often; what was learned stands where it did before."""
 
 
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
@@ -92,10 +92,10 @@ class Collector:
         self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
         self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
-        if self._act.remembers and online.warm_up and online.warm_up_by == "random":
+        if self._act.remembers and online.warmup_steps and online.warmup_policy == "random":
             raise UserError(
-                f"online.warm_up_by=random: a {type(self._act.module).__name__} remembers its "
-                "episode, and random actions are not its own; use online.warm_up_by=policy"
+                f"online.warmup_policy=random: a {type(self._act.module).__name__} remembers its "
+                "episode, and random actions are not its own; use online.warmup_policy=policy"
             )
         count = len(engine.seeds)
         flush = partial(torch.set_flush_denormal, True)  # as in the thread that replays them
@@ -136,8 +136,8 @@ class Collector:
         self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
 
     def _actions(self, observations: Observations) -> np.ndarray:
-        """[S, *obs] normalised -> [S, A]."""
-        if self.steps < self.online.warm_up:
+        """[S, *obs] normalized -> [S, A]."""
+        if self.steps < self.online.warmup_steps:
             size, draws = self.envs[0].action_dim, list[np.ndarray]()
             for s, seed in enumerate(self.engine.seeds):
                 random = np.random.default_rng((seed, self.steps))
@@ -149,7 +149,7 @@ class Collector:
             lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
         )
         actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
-        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
+        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbors
             self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
             actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
         return actions
@@ -161,7 +161,7 @@ class Collector:
 
     def begin(self) -> None:
         """Chooses each stream's action by its policy as it is; with overlap they step meanwhile."""
-        observations = self.transform.normaliser(self._observations)
+        observations = self.transform.normalizer(self._observations)
         actions, answers = self._actions(observations), Future[list[Step | Exception]]()
         if self._aside is None:
             answers.set_result(self._stepped(actions))
@@ -227,7 +227,7 @@ class Collector:
             "rewards": self.transform.rewards(rewards),
             "terminated": np.concatenate([step.terminated for step in steps]),
             "truncated": np.concatenate([step.truncated for step in steps]),
-            "next_observations": self.transform.normaliser(after),
+            "next_observations": self.transform.normalizer(after),
         }
         given = [told(self.buffer.columns, step) for step in steps]
         rows |= {name: np.concatenate([columns[name] for columns in given]) for name in given[0]}

@@ -54,7 +54,7 @@ class RolloutCollector:
         self.make, self.kept, self.further, self.say = make, kept, columns, say
         algorithm: Any = engine.at(ONLINE)[0]
         cfg, (_, self.each) = algorithm.cfg, rollouts.size
-        self.executed, self.shape = cfg.executed, (len(engine.seeds), self.each)
+        self.n_action_steps, self.shape = cfg.n_action_steps, (len(engine.seeds), self.each)
         self.noise_shape, count = algorithm.noise_shape, len(engine.seeds) * self.each
         self.env = make(count)
         try:
@@ -66,12 +66,12 @@ class RolloutCollector:
     def _prepare(self, cfg: Any, count: int) -> None:
         """Room for the episodes of `count` environments, which begin."""
         rollouts, kept = self.buffer, self.kept
-        if self.executed > self.env.max_episode_steps:
+        if self.n_action_steps > self.env.max_episode_steps:
             raise UserError(
-                f"executed={self.executed}: an episode here has {self.env.max_episode_steps} "
+                f"n_action_steps={self.n_action_steps}: an episode here has {self.env.max_episode_steps} "
                 "steps, fewer than a decision; clone with fewer actions executed"
             )
-        longest, each = self.env.max_episode_steps, rollouts.size[0] * self.executed
+        longest, each = self.env.max_episode_steps, rollouts.size[0] * self.n_action_steps
         if kept is not None and each < longest:
             raise UserError(
                 f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
@@ -87,7 +87,7 @@ class RolloutCollector:
         ]  # where the environment tells
         self._returns = np.zeros(count)
         self._succeeded = np.zeros(count, bool)  # at any step of the running episode
-        self._seen = np.zeros((count, cfg.history, *self.env.observation_shape), np.float32)
+        self._seen = np.zeros((count, cfg.n_obs_steps, *self.env.observation_shape), np.float32)
         self._number = np.zeros(count, np.int64)  # of the running episode
         self._seeds = np.zeros(count, np.int64)  # its seed
         self._decisions = np.zeros(count, np.int64)  # in it, so far
@@ -134,14 +134,14 @@ class RolloutCollector:
             seeds.training(self.engine.seeds[row // self.each], int(self._number[row]))
             for row in rows
         ]
-        first = self.transform.normaliser(self.env.reset(self._seeds[rows].tolist(), rows))
+        first = self.transform.normalizer(self.env.reset(self._seeds[rows].tolist(), rows))
         numbers("reset", first)
         self._seen[rows] = first[:, None]
         self._watched[rows, 0] = first
 
     def _take(self, rows: np.ndarray, actions: np.ndarray, step: Step, place: Any) -> None:
         """Notes what came of an action in each of `rows`, an episode's number `place`."""
-        new = self.transform.normaliser(step.observations)
+        new = self.transform.normalizer(step.observations)
         self._played[rows, place] = actions
         self._paid[rows, place] = self.transform.rewards(step.rewards)
         self._watched[rows, place + 1] = new
@@ -203,8 +203,8 @@ class RolloutCollector:
         inputs = {k: torch.from_numpy(v).unflatten(0, self.shape) for k, v in given.items()}
         inputs = {k: v.to(self.engine.device) for k, v in inputs.items()}
         decided = self.engine.apply("decide", inputs, ONLINE)
-        actions = decided.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, executed, A]
-        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbours
+        actions = decided.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, n_action_steps, A]
+        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbors
             wrong = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
             self.broken.update((wrong // self.each).tolist())
             actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
@@ -212,7 +212,7 @@ class RolloutCollector:
         row |= {"executed": np.zeros(actions.shape[:2], np.float32)}
         row |= {name: np.zeros(len(actions), np.float32) for name in ("terminated", "truncated")}
         running = np.arange(len(actions))
-        for j in range(self.executed):
+        for j in range(self.n_action_steps):
             if not len(running):
                 break
             step, running, faults = self._stepped(actions[running, j], running)
@@ -239,7 +239,7 @@ class RolloutCollector:
         rows = {k: v.reshape(*self.shape, *v.shape[1:]) for k, v in row.items()}
         self.buffer.append(rows | {k: v.cpu().numpy() for k, v in decided.items()})
         self._decisions += 1
-        self.steps += self.each * self.executed
+        self.steps += self.each * self.n_action_steps
         over = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
         if len(over):
             self._begin(over)

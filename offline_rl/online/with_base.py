@@ -37,7 +37,7 @@ from policies.policy import BundlePolicy, refuse_rewards
 from policies.residual import Corrected, ResidualPolicy, beside
 from policies.spec import VECTOR
 
-EPISODES = 256  # of demonstrations that are labelled side by side
+EPISODES = 256  # of demonstrations that are labeled side by side
 FIRST = np.zeros(1, np.int64)  # one episode, one seed
 MOST = 1 + 1e-3  # of an action's size: what is beyond is in other units
 
@@ -131,7 +131,7 @@ class WithBase(VectorEnv):
         raise NotImplementedError
 
 
-def labelled(data: Dataset, base: Base) -> Dataset:
+def labeled(data: Dataset, base: Base) -> Dataset:
     """`data` as `base` sees it: every episode from its beginning, what a time-out leaves included.
 
     Raises BaseFault.
@@ -167,7 +167,7 @@ def labelled(data: Dataset, base: Base) -> Dataset:
 
 
 def without_base(data: Dataset) -> Dataset:
-    """The inverse of `labelled`: what was observed before the base's action was shown beside it."""
+    """The inverse of `labeled`: what was observed before the base's action was shown beside it."""
     seen = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
     spec = data.spec and replace(data.spec, channels=data.spec.channels[:-1])
     return replace(data, observations=seen.pop(VECTOR) if [*seen] == [VECTOR] else seen, spec=spec)
@@ -184,7 +184,7 @@ def base_of(source: str, env: VectorEnv) -> Base:
 
     source: a bundle; or module:name, or file.py:name, of a function of one's own,
     observations [B, *obs] -> actions [B, A] or chunks [B, H, A], or of what has a method `plan`,
-    as `policies.heads.head.Planner` says. It may have the attributes `history`, `executed` and
+    as `policies.heads.head.Planner` says. It may have the attributes `n_obs_steps`, `n_action_steps` and
     `noise_shape`. All actions are in [-1, 1].
     """
     if source.endswith(".py"):
@@ -267,16 +267,16 @@ def of_code(source: str, env: VectorEnv) -> Base:
         own: Any = kind() if isinstance(kind, type) else kind
     except Exception as error:
         raise UserError(f"base={source}: {type(error).__name__}: {error}") from error
-    history, shape = number(source, own, "history"), tuple(getattr(own, "noise_shape", ()))
+    n_obs_steps, shape = number(source, own, "n_obs_steps"), tuple(getattr(own, "noise_shape", ()))
 
     def answer(observations: Observations, noise: np.ndarray) -> np.ndarray:
-        """Chunks [R, horizon, A]."""
+        """Chunks [R, chunk_size, A]."""
         if hasattr(own, "plan"):
             return np.asarray(own.plan(observations, noise))
         chunk = np.asarray(own(channels.take(observations, np.s_[:, -1])))
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
-    first = channels.each(lambda x: np.repeat(x[:, None], history, 1), env.reset([0], FIRST))
+    first = channels.each(lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST))
     try:
         found = answer(first, noise.normal(FIRST, FIRST, shape or (0,))).shape
     except Exception as error:
@@ -284,7 +284,7 @@ def of_code(source: str, env: VectorEnv) -> Base:
     if len(found) != 3 or found[0] != 1 or not found[1] or found[2] != env.action_dim:
         raise UserError(
             f"base={source} answers {list(found)} for one observation; actions "
-            f"[1, {env.action_dim}], or a chunk [1, horizon, {env.action_dim}], are expected"
+            f"[1, {env.action_dim}], or a chunk [1, chunk_size, {env.action_dim}], are expected"
         )
 
     def plan(observations: Observations, drawn: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -293,14 +293,18 @@ def of_code(source: str, env: VectorEnv) -> Base:
             raise ValueError(f"an answer of {list(chunk.shape)}, not {[len(rows), *found[1:]]}")
         return chunk
 
-    executed = number(source, own, "executed", found[1])
-    if executed > found[1]:
-        raise UserError(f"base={source}: executed={executed}, but a chunk has {found[1]} actions")
+    n_action_steps = number(source, own, "n_action_steps", found[1])
+    if n_action_steps > found[1]:
+        raise UserError(
+            f"base={source}: n_action_steps={n_action_steps}, but a chunk has {found[1]} actions"
+        )
     file = Path(inspect.getfile(module))
     return Base(
         source,
         sha256(f"{checksum(file)}:{name}".encode()).hexdigest(),
-        lambda: Queue(plan, history=history, executed=executed, noise_shape=shape),
+        lambda: Queue(
+            plan, n_obs_steps=n_obs_steps, n_action_steps=n_action_steps, noise_shape=shape
+        ),
         env.action_dim,
     )
 

@@ -26,7 +26,7 @@ class Batch:
     mc_returns: Tensor | None = None  # [B], where the algorithm's `needs` names it; likewise below
     costs: Tensor | None = None  # [B]
     next_actions: Tensor | None = None  # [B, A]; at an episode's end the row's own action
-    held_out: Tensor | None = None  # [B], 1 where a model is judged by the row, not learnt
+    held_out: Tensor | None = None  # [B], 1 where a model is judged by the row, not learned
     timesteps: Tensor | None = None  # [B], the row's place in its episode, from 0
     real: Tensor | None = None  # [B, H] bool: of the episode; else its last step, repeated
     expert: Batch | None = None  # as many transitions of an expert's

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Chunks:
     """Every batch chunks around a uniformly drawn row, the present: it is each row equally often.
 
-    Of a batch are observations and next observations [B, history, *obs], actions [B, window, A],
-    and `real` [B, window]: which of these are the episode's; before its start its first row is
-    repeated, after its end its last. Rewards are the discounted sum over the `executed` actions
+    Of a batch are observations and next observations [B, n_obs_steps, *obs], actions [B, horizon, A],
+    and `real` [B, horizon]: which of these are the episode's; before its start its first row is
+    repeated, after its end its last. Rewards are the discounted sum over the `n_action_steps` actions
     from the present one on, or over those up to the episode's end, and further columns what
     `columns.STEPS` says; after so many steps it bootstraps, by gamma to their power, or 0 where the
     last of them terminated.
@@ -38,14 +38,19 @@ class Chunks:
         self,
         buffer: Source,
         *,
-        history: int,
-        window: int,
-        executed: int,
+        n_obs_steps: int,
+        horizon: int,
+        n_action_steps: int,
         beside: Literal["oldest", "present"] = "oldest",
     ) -> None:
         """buffer: with the tensors of a `ReplayBuffer`.  beside: where the first action lies."""
-        self.buffer, self.history, self.window, self.executed = buffer, history, window, executed
-        self.first = 1 - history if beside == "oldest" else 0
+        self.buffer, self.n_obs_steps, self.horizon, self.n_action_steps = (
+            buffer,
+            n_obs_steps,
+            horizon,
+            n_action_steps,
+        )
+        self.first = 1 - n_obs_steps if beside == "oldest" else 0
 
     def tensors(self) -> Tensors:
         """See `Source`."""
@@ -58,11 +63,11 @@ class Chunks:
         present = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )
-        seen, _ = around(data, present, 1 - self.history, 0)
-        rows, real = around(data, present, self.first, self.first + self.window - 1)
-        done, inside = around(data, present, 0, self.executed - 1)
+        seen, _ = around(data, present, 1 - self.n_obs_steps, 0)
+        rows, real = around(data, present, self.first, self.first + self.horizon - 1)
+        done, inside = around(data, present, 0, self.n_action_steps - 1)
         last, count = done[:, -1], inside.sum(1)
-        power = torch.arange(self.executed, device=present.device)
+        power = torch.arange(self.n_action_steps, device=present.device)
         columns: dict[str, Any] = {}
         for name in ("rewards", *(name for name in COLUMNS if name in data)):
             if STEPS[name] in ("sum", "discounted"):
@@ -70,7 +75,9 @@ class Chunks:
                 columns[name] = (weight * data[name][done]).sum(1)
             else:
                 columns[name] = data[name][last if STEPS[name] == "last" else present]
-        before, _ = around(data, last, 2 - self.history, 0) if self.history > 1 else (None, None)
+        before, _ = (
+            around(data, last, 2 - self.n_obs_steps, 0) if self.n_obs_steps > 1 else (None, None)
+        )
         following = data["next_index"][last][:, None].long()
         after = following if before is None else torch.cat([before, following], 1)
         return Batch(

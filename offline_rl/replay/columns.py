@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
-Maker = Callable[["Dataset"], np.ndarray]  # data as it is learnt from -> [N, …]
+Maker = Callable[["Dataset"], np.ndarray]  # data as it is learned from -> [N, …]
 
 
 def costs(data: Dataset) -> np.ndarray:

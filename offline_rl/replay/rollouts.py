@@ -1,4 +1,4 @@
-"""What a policy decided, kept whole until it is learnt from: the source of on-policy methods."""
+"""What a policy decided, kept whole until it is learned from: the source of on-policy methods."""
 
 from __future__ import annotations
 

@@ -36,17 +36,17 @@ class Stream:
         seeds: Sequence[int],
         batch_size: int,
         *,
-        normalise: Callable[[Observations], Observations],
+        normalize: Callable[[Observations], Observations],
         columns: Mapping[str, np.ndarray],
         period: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """dataset: raw observations, all else as it is learnt from. columns: [N, …] each.
+        """dataset: raw observations, all else as it is learned from. columns: [N, …] each.
 
         period: the algorithm's, updates that are launched together.
         """
         self.ahead = max(1, AHEAD // period) * period
-        self.dataset, self.normalise = dataset, normalise
+        self.dataset, self.normalize = dataset, normalize
         self.rows = np.flatnonzero(dataset.usable)
         if not len(self.rows):
             raise UserError(f"{dataset.name}: no row can serve as a transition")
@@ -70,7 +70,7 @@ class Stream:
         rows, data = self.rows[drawn.numpy()], self.dataset
         host = {name: values[rows] for name, values in self.columns.items()}
         for word, at in (("observations", rows), ("next_observations", data.next_index[rows])):
-            host |= channels.flat({word: self.normalise(channels.take(data.observations, at))})
+            host |= channels.flat({word: self.normalize(channels.take(data.observations, at))})
         host["going_on"] = 1 - data.terminated[rows].astype(np.float32)
         kinds = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
         tensors = {k: torch.from_numpy(np.asarray(v, kinds[k])) for k, v in host.items()}

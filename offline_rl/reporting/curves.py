@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, groups, key_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
 STYLES = ("-", ":", "-.")  # dashed is the behavior policy
 MOST = 12  # lines in a panel: the best ones
 HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
@@ -42,7 +42,7 @@ class End(NamedTuple):
     label: str
     updates: float
     value: float
-    colour: str
+    color: str
     style: str
 
 
@@ -56,7 +56,7 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
     """A panel for each task, a line for each algorithm, its seeds' range shaded.
 
     Lines are named at their ends; of more than `MOST` the best are drawn, and the title says of how
-    many. An algorithm has the same colour in every panel. Drawn are the updates at which all of
+    many. An algorithm has the same color in every panel. Drawn are the updates at which all of
     its seeds were evaluated.
     """
     from matplotlib.figure import Figure
@@ -75,14 +75,14 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
         key, ends = key_of(seeds), list[End]()
         for label, updates, values in shown[task]:
             k, mean = labels.index(label), values.mean(0)
-            colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
+            color, style = COLORS[k % len(COLORS)], STYLES[k // len(COLORS) % len(STYLES)]
             marker = "o" if len(updates) == 1 else None
-            axes.plot(updates, mean, color=colour, ls=style, marker=marker, lw=1.8)
-            axes.fill_between(updates, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+            axes.plot(updates, mean, color=color, ls=style, marker=marker, lw=1.8)
+            axes.fill_between(updates, values.min(0), values.max(0), color=color, alpha=0.18, lw=0)
             if np.isfinite(mean[-1]):
-                ends.append(End(label, updates[-1], mean[-1], colour, style))
+                ends.append(End(label, updates[-1], mean[-1], color, style))
         axes.margins(x=0.02)
-        for score, mean in behaviour(seeds).values():
+        for score, mean in behavior(seeds).values():
             value = score if key == "score" else mean
             if value is not None:
                 axes.axhline(value, color="0.35", ls="--", lw=1.2)
@@ -124,25 +124,25 @@ def name_ends(axes: Any, ends: Sequence[End]) -> None:
     last = max((end.updates for end in ends if end.label != BEHAVIOR), default=edge)
     for end in ends:
         if end.updates < last:
-            axes.plot(end.updates, end.value, "o", color=end.colour, ms=4)
+            axes.plot(end.updates, end.value, "o", color=end.color, ms=4)
             axes.plot([end.updates, edge], [end.value, end.value], **DOTS)
     axes.set_xlim(right=edge)
     ends = sorted(ends, key=lambda end: end.value)
     places = spread([(end.value - low) / (high - low) for end in ends], GAP / HEIGHT)
-    for (label, _, value, colour, style), place in zip(ends, places, strict=True):
+    for (label, _, value, color, style), place in zip(ends, places, strict=True):
         axes.annotate(
             label,
             (1, value),
             xycoords=axes.get_yaxis_transform(),  # the right edge, at the line's last value
             xytext=(1.05, place),
             textcoords="axes fraction",
-            color=colour,
+            color=color,
             fontsize=8,
             va="center",
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": colour,
+                "color": color,
                 "ls": style,
                 "lw": 0.8,
                 "alpha": 0.8,

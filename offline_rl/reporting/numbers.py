@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.reporting.published import published_scores
-from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, groups, key_of
 from offline_rl.reporting.standing import standing
 
 COLUMNS = ["task", "algorithm", "data", "seeds", "score", "score_std", "return", "return_std"]
@@ -57,7 +57,7 @@ def numbers_of(seeds: Sequence[Seed]) -> list[dict[str, Any]]:
             row["published"] = known.score
         found.append(row)
     found.sort(key=lambda row: -_known(row[key]))
-    for name, (score, mean) in behaviour(seeds).items():
+    for name, (score, mean) in behavior(seeds).items():
         row = dict.fromkeys(COLUMNS)
         row |= {"task": seeds[0].task, "algorithm": BEHAVIOR, "data": name}
         found.append(row | {"score": score, "return": mean})

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offline_rl.reporting.curves import COLOURS, STYLES
+from offline_rl.reporting.curves import COLORS, STYLES
 from offline_rl.reporting.runs import Seed, groups, key_of
 from offline_rl.reporting.statistics import wilson
 
-EARLY = 0.1  # share of all steps in which what was learnt may collapse
+EARLY = 0.1  # share of all steps in which what was learned may collapse
 FIGURE = "online.png"  # what `draw` makes is called
 HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end", "lost"]
 HEADER += ["score"]
@@ -52,7 +52,7 @@ class Course:
 
     points: list[Point]
     measure: str  # success, score or return
-    warm_up: int = 0  # steps before anything was learnt
+    warmup_steps: int = 0  # steps before anything was learned
     scores: Sequence[float] = ()  # at the same moments, where success is compared
 
     @property
@@ -68,7 +68,7 @@ class Course:
     @property
     def worst_after_warm_up(self) -> Point | None:
         """The lowest of the first steps that follow it, if there is one."""
-        return self._worst(self.warm_up) if self.warm_up else None
+        return self._worst(self.warmup_steps) if self.warmup_steps else None
 
     def _worst(self, first: int) -> Point | None:
         last = first + EARLY * self.points[-1].env_steps
@@ -86,7 +86,7 @@ class Course:
 
 
 def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
-    """The tasks in whose environment something was learnt."""
+    """The tasks in whose environment something was learned."""
     return {task: own for task, own in tasks.items() if any(seed.moments for seed in own)}
 
 
@@ -104,10 +104,10 @@ def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
         common = sorted(set.intersection(*(set(seed.moments) for seed in group)))
         if common:
             points = [point(group, steps, measure) for steps in common]
-            warm_up = int(group[0].config.get("online.warm_up", 0))
+            warmup_steps = int(group[0].config.get("online.warmup_steps", 0))
             scores = [point(group, steps, "score").value for steps in common]
             told = measure == "success" and not np.isnan(scores).any()
-            found[label] = Course(points, measure, warm_up, scores if told else ())
+            found[label] = Course(points, measure, warmup_steps, scores if told else ())
     return found
 
 
@@ -177,9 +177,9 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
     for axes, (task, own) in zip(panels, ways.items(), strict=False):
         for label, course in own.items():
             k, (steps, *values) = labels.index(label), np.array(course.points).T
-            colour, style = COLOURS[k % len(COLOURS)], STYLES[k // len(COLOURS) % len(STYLES)]
-            (handles[label],) = axes.plot(steps, values[0], color=colour, ls=style, lw=1.8)
-            axes.fill_between(steps, *values[1:], color=colour, alpha=0.15, lw=0)
+            color, style = COLORS[k % len(COLORS)], STYLES[k // len(COLORS) % len(STYLES)]
+            (handles[label],) = axes.plot(steps, values[0], color=color, ls=style, lw=1.8)
+            axes.fill_between(steps, *values[1:], color=color, alpha=0.15, lw=0)
         names = {"success": "success, per cent", "score": "normalized score", "return": "return"}
         axes.set_title(task, fontsize=11)
         axes.set_xlabel("environment steps")

@@ -16,7 +16,7 @@ from offline_rl.reporting.curves import draw
 from offline_rl.reporting.numbers import as_csv, as_latex, numbers_of
 from offline_rl.reporting.options import ReportOptions
 from offline_rl.reporting.published import PublishedScore, published_scores
-from offline_rl.reporting.runs import BEHAVIOR, Seed, behaviour, collect, groups, key_of
+from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, collect, groups, key_of
 from offline_rl.reporting.standing import Standing, share_text, standing
 from offline_rl.reporting.statistics import FORMED, formed_text
 from offline_rl.utils.errors import UserError
@@ -121,7 +121,7 @@ def report(
 
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     """A task's title, the rows of its table, the best algorithm first, and the notes below it."""
-    key, data = key_of(seeds), behaviour(seeds)
+    key, data = key_of(seeds), behavior(seeds)
     known = published_scores(seeds) if key == "score" else {}
     rows = [
         row(label, standing(own, key), own, known.get(label.partition(" ")[0]))
@@ -209,7 +209,7 @@ def unusual(seed: Seed, key: str) -> str | None:
 
 
 def infeasible(seed: Seed) -> str | None:
-    """The note on a seed whose learnt multiplier (cql, cal_ql) chases a gap it does not reach.
+    """The note on a seed whose learned multiplier (cql, cal_ql) chases a gap it does not reach.
 
     Flat values already have a penalty, the logarithm of the proposals' volume; below that no
     multiplier brings it, and the values fall for as long as the run lasts.

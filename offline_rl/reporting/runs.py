@@ -37,8 +37,8 @@ class Outcome:
     seeds_stacked: int
     updates_per_second: float | None
     dataset: str | None
-    behaviour_score: float | None
-    behaviour_return: float | None
+    behavior_score: float | None
+    behavior_return: float | None
     score_reference: Reference | None
     diverged_at: int | None
     device: str
@@ -207,11 +207,11 @@ def key_of(seeds: Sequence[Seed]) -> str:
     return "return" if any(s.curves["return"] and not s.curves["score"] for s in seeds) else "score"
 
 
-def behaviour(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
+def behavior(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
     """Name of the data -> score and return of the policy that made it; of several names, all."""
     names = dict[tuple[float | None, float], dict[str, None]]()
     for o in (seed.outcome for seed in seeds):
-        if o is not None and o.behaviour_return is not None:
-            value = o.behaviour_score, o.behaviour_return
+        if o is not None and o.behavior_return is not None:
+            value = o.behavior_score, o.behavior_return
             names.setdefault(value, {})[Path(o.dataset or "").name] = None
     return {", ".join(own): value for value, own in names.items()}

@@ -27,7 +27,7 @@ class Standing:
     error: float | None  # standard error over the last evaluation's episodes
     exact: bool  # these are all the starts there are, so that the error is 0
     formed: float | None  # share to which values have formed; None where there are none
-    target: float | None  # the mean target at the end, in the rewards that were learnt from
+    target: float | None  # the mean target at the end, in the rewards that were learned from
     success: tuple[float, float, float] | None  # share of episodes, and its 95 % interval
 
     @property

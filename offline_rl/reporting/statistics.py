@@ -26,7 +26,7 @@ def formed_share(hyper: Mapping[str, Any], updates: int) -> float | None:
     """`formed` after `updates` updates of a run with these hyper-parameters.
 
     None where nothing bootstraps: no discount, or no target that follows, as of values that are
-    learnt from rollouts (by a trace).
+    learned from rollouts (by a trace).
     """
     if hyper.get("tau") is None or hyper.get("discount") is None or "trace" in hyper:
         return None
@@ -58,6 +58,6 @@ def last_mean(curve: Mapping[int, float], count: int = 5) -> float | None:
 def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a probability from `successes` in `trials`."""
     p, z = successes / trials, NORMAL
-    centre = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    center = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
-    return max(centre - half, 0.0), min(centre + half, 1.0)  # rounded, an end passes 0 or 1
+    return max(center - half, 0.0), min(center + half, 1.0)  # rounded, an end passes 0 or 1

@@ -48,7 +48,7 @@ from offline_rl.training.run_folder import (
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import parse_yaml, read_json, read_object, write_json
-from offline_rl.utils.options import build, coerce, spelt, unknown
+from offline_rl.utils.options import build, coerce, spelled, unknown
 from offline_rl.utils.paths import share
 from offline_rl.utils.trees import flatten, plain
 
@@ -282,7 +282,7 @@ def check_runs(wanted: Iterable[Cell]) -> None:
 
 
 def check_data(wanted: Iterable[Cell]) -> list[str]:
-    """That data which are there allow what is to be learnt; -> what is not there, in sentences.
+    """That data which are there allow what is to be learned; -> what is not there, in sentences.
 
     What goes on from a run learns from that run's data. Raises UserError naming the cell.
     """
@@ -336,7 +336,7 @@ def _changes(found: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _said(value: Any) -> str:
-    return "/".join(value) if isinstance(value, tuple) else spelt(value) or "null"
+    return "/".join(value) if isinstance(value, tuple) else spelled(value) or "null"
 
 
 def begun(before: str, keys: dict[str, Any], firsts: Mapping[str, SeedFolder]) -> dict[str, Any]:

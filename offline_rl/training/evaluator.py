@@ -34,7 +34,7 @@ class Evaluator:
         self,
         engine: Engine,
         env: VectorEnv,
-        normaliser: Callable[[Observations], Observations],
+        normalizer: Callable[[Observations], Observations],
         starts: np.ndarray,
         *,
         beside: bool,
@@ -43,7 +43,7 @@ class Evaluator:
 
         beside: in a thread of its own.
         """
-        self.env, self.normaliser, self.starts = env, normaliser, starts
+        self.env, self.normalizer, self.starts = env, normalizer, starts
         self.episodes, self.groups = len(starts), len(engine.seeds)
         self.width = min(self.episodes, max(1, env.num_envs // self.groups))  # at once, of a seed
         # a small network's steps on a GPU cost more in waiting than on the processor
@@ -74,14 +74,14 @@ class Evaluator:
         self._running, count = None, self.episodes
         everything, broken = result()
         seeds = [everything.part(s * count, (s + 1) * count) for s in range(self.groups)]
-        for s in broken:  # a diverged policy has no score, and must not stop its neighbours
+        for s in broken:  # a diverged policy has no score, and must not stop its neighbors
             seeds[s].returns[:] = np.nan
         return Evaluation(moment, seeds, broken)
 
     def abandon(self) -> None:
         """Stops what is under way, within a step; nothing more is begun.
 
-        Waits for it: its environments may be closed afterwards.
+        Waits for it: its environments may be closed afterward.
         """
         self._abandoned.set()
         self._thread.shutdown()
@@ -131,4 +131,4 @@ class Evaluator:
 
         seeds = np.tile(starts, len(group))
         self._policies.reset(of_seeds(seeds).numpy().ravel())
-        return rollout(self.env, act, self.normaliser, seeds, observe)
+        return rollout(self.env, act, self.normalizer, seeds, observe)

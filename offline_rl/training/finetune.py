@@ -1,9 +1,9 @@
 """`offline-rl finetune`: a run goes on in an environment, as a run of its own.
 
-Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimisers,
+Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimizers,
 counters and the transform of observations and rewards. The same seed learns the same as in one
 command, `train … num_updates= num_env_steps=`; where a method warms up by random actions (SAC, TD3,
-RLPD), with the same `online.warm_up` and `online.warm_up_by` given: who goes on has none. Another
+RLPD), with the same `online.warmup_steps` and `online.warmup_policy` given: who goes on has none. Another
 algorithm has the same sizes of networks and the same transform, takes over what it can use, or says
 by name which tensor it lacks.
 
@@ -32,7 +32,7 @@ from offline_rl.training.run_folder import (
 )
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_object
-from offline_rl.utils.options import plain_python, signature, spelt
+from offline_rl.utils.options import plain_python, signature, spelled
 from offline_rl.utils.trees import plain
 
 KEPT = (  # of the other run's options
@@ -143,8 +143,8 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
         had, key = config["hyper"].get(f.name, f.default), f"algorithm.{f.name}"
         if plain(given.get(key, had)) != plain(had):
             raise UserError(
-                f"{key}={spelt(plain(given[key]))}: what {start.run} learnt was prepared with "
-                f"{spelt(plain(had))}, and so is what it goes on with; leave it out, or train anew"
+                f"{key}={spelled(plain(given[key]))}: what {start.run} learned was prepared with "
+                f"{spelled(plain(had))}, and so is what it goes on with; leave it out, or train anew"
             )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
@@ -162,7 +162,7 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
             kept["discount"] = hyper["discount"]  # what the critics that are taken over are worth
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
     if algorithm == start.algorithm and kind.begins_online():
-        keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}  # it can act already
+        keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}  # it can act already
     if "batch_size" in given:
         keys.pop("algorithm.batch_size", None)  # the two keys are one
     return {**keys, **given}
@@ -196,7 +196,7 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
     told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
     kind = algorithm_class(told["algorithm"])
     if not kind.online:
-        chunks = "window" in config["hyper"]  # which those take that continue a clone
+        chunks = "horizon" in config["hyper"]  # which those take that continue a clone
         kinds = {name: algorithm_class(name) for name in algorithm_names()}
         able = [k for k, v in kinds.items() if v.online and bool(v.continues) == chunks]
         able = [name for name in able if not kinds[name].corrects]
@@ -204,7 +204,9 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
             f"{told['algorithm']} does not learn online; name one that does and has its networks, "
             f"with algorithm={' or '.join(able)}"
         )
-    if "dataset" in keys and not told.get("online.mixing", kind.Online().mixing):
+    if "dataset" in keys and not told.get(
+        "online.offline_fraction", kind.Online().offline_fraction
+    ):
         raise UserError(f"{told['algorithm']} learns from no data: leave dataset= out")
     return train(show=show, start=start, **told)
 

@@ -28,9 +28,9 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.doubts import columns_of, doubts
 from offline_rl.data.formats.common import NoArraysToChoose
 from offline_rl.data.meaning import in_range_of, spec_of, stated
-from offline_rl.data.transform import centre_of, range_of_returns
+from offline_rl.data.transform import center_of, range_of_returns
 from offline_rl.evaluation.rollout import starts
-from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labelled, with_base
+from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labeled, with_base
 from offline_rl.replay.columns import TOLD
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
@@ -148,7 +148,10 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     how = chosen.interaction
     if reads_data(chosen):
         if not brings_data(chosen):
-            wanted = {"num_updates": options.num_updates, "online.mixing": how.online.mixing}
+            wanted = {
+                "num_updates": options.num_updates,
+                "online.offline_fraction": how.online.offline_fraction,
+            }
             alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
             raise UserError(
                 f"task {options.task} brings no data; give it with dataset=<path or id>"
@@ -206,7 +209,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
         )
     if learner.phases and not options.num_updates and start is None:
         raise UserError(
-            f"{options.algorithm} goes on in an environment from what it learnt from data: give "
+            f"{options.algorithm} goes on in an environment from what it learned from data: give "
             "num_updates= too, or fine-tune a run of it"
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
@@ -296,10 +299,10 @@ def brings_data(chosen: Resolved) -> bool:
 
 
 def reads_data(chosen: Resolved) -> bool:
-    """Whether a data set is learnt from, or what is seen is normalised by one."""
-    o, mixing = chosen.options, chosen.interaction.online.mixing
-    normalises = chosen.algorithm.corrects and brings_data(chosen)
-    return bool(o.num_updates or (o.num_env_steps and (mixing or normalises)))
+    """Whether a data set is learned from, or what is seen is normalized by one."""
+    o, offline_fraction = chosen.options, chosen.interaction.online.offline_fraction
+    normalizes = chosen.algorithm.corrects and brings_data(chosen)
+    return bool(o.num_updates or (o.num_env_steps and (offline_fraction or normalizes)))
 
 
 def dataset_of(
@@ -339,15 +342,15 @@ def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
             "from: give data that has them, or an algorithm that needs none, as bc or recoil"
         )
     settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
-    if any(cfg.normalise_returns for cfg in settings.values()):
+    if any(cfg.normalize_returns for cfg in settings.values()):
         range_of_returns(dataset)  # refuses what has none
-    if any(cfg.centre_rewards for cfg in settings.values()):
+    if any(cfg.center_rewards for cfg in settings.values()):
         if options.num_env_steps:
             raise UserError(
-                "centre_rewards=true is sound where nothing terminates, which nobody knows of "
+                "center_rewards=true is sound where nothing terminates, which nobody knows of "
                 "what num_env_steps= will bring; leave one of them out"
             )
-        centre_of(dataset)  # refuses where episodes terminate
+        center_of(dataset)  # refuses where episodes terminate
     return settings
 
 
@@ -403,7 +406,7 @@ def frozen(
 def beside(data: Dataset, base: Base, scale: float) -> Dataset:
     """`data` with what the base would have done, and a note where that is too far away."""
     try:
-        made = labelled(data, base)
+        made = labeled(data, base)
     except BaseFault as error:
         raise UserError(f"{data.path or data.name}: {error}: data of another task?") from error
     proposed = made.observations[BASE_ACTION][: made.num_rows]
@@ -427,7 +430,7 @@ def data_of(
     how = {name: value for name, value in how.items() if value is not None}
     if source == IN_MEMORY:  # what the config of such a run says
         raise UserError(
-            "the run learnt from data that was in memory: give it again from Python, as dataset="
+            "the run learned from data that was in memory: give it again from Python, as dataset="
         )
     own_task = options.task.startswith("env:")
     has_parts = env.observes_parts if isinstance(env, LoopVectorEnv) else env is None
@@ -487,7 +490,7 @@ def specification(
     first, spec = told[0]
     if spec.lone is not None and len(spec.observation_shape) != 1:
         raise UserError(
-            f"{first} has observations {seen(spec)} and {spec.action_dim} actions: what is learnt "
+            f"{first} has observations {seen(spec)} and {spec.action_dim} actions: what is learned "
             "from are vectors of at least one number, or named channels; choose arrays with "
             "observation_keys=, or flatten them"
         )
@@ -501,7 +504,7 @@ def specification(
         if not spec.same_rate(own):
             raise UserError(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
-                "policy learnt from the one is not at home in the other; give data of that rate, "
+                "policy learned from the one is not at home in the other; give data of that rate, "
                 "or task=none to train only"
             )
         if (problem := spec.contradiction(own)) is not None:
@@ -527,7 +530,7 @@ def described(data: Dataset) -> Spec:
     if not act or not all(shape and min(shape) for shape in channels.parts(obs)):
         raise UserError(
             f"{data.path or data.name} has observations {channels.each(list, obs)} and {act} "
-            "actions: what is learnt from are vectors of at least one number; choose arrays with "
+            "actions: what is learned from are vectors of at least one number; choose arrays with "
             "observation_keys=, or flatten them"
         )
     return data.spec or Spec(obs, act)
@@ -541,8 +544,8 @@ def apart(one: Spec, other: Spec, name: str, task: Task) -> str:
             names = ", ".join(c.name for c in one.channels)
             return f"it lacks {channel.name}, and has {names}; choose or rename arrays of it"
         if channel.kind == "picture" and own.shape != channel.shape:
-            height, width, colours = channel.shape
-            return f"its {channel.name} is to be {height} x {width} of {colours} colours; resize it"
+            height, width, colors = channel.shape
+            return f"its {channel.name} is to be {height} x {width} of {colors} colors; resize it"
     vector, parts = (one, other) if one.lone is not None else (other, one)
     vectors_alone = parts.lone is None and parts.vectors == parts.channels
     if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
@@ -612,7 +615,7 @@ def lengthened(plan: Plan, member: Member) -> bool:
             f"{folder.path.parent} has the seeds {sorted(found)}: raise num_updates of all of them "
             f"together, {left} as well, or give the new run another name=…"
         )
-    old, new = (plan.algorithm(plan.spec, member.cfg, n).optimisers() for n in (before, wanted))
+    old, new = (plan.algorithm(plan.spec, member.cfg, n).optimizers() for n in (before, wanted))
     half = torch.tensor(before // 2)
     for name, adam in old.items():
         later = new[name].schedule
@@ -692,8 +695,8 @@ def idle(plan: Plan) -> str:
         )
     if online.due(steps, batch, period):
         return ""
-    by_batch = online.warm_up < batch
-    key, value = ("batch_size", batch) if by_batch else ("online.warm_up", online.warm_up)
+    by_batch = online.warmup_steps < batch
+    key, value = ("batch_size", batch) if by_batch else ("online.warmup_steps", online.warmup_steps)
     after = f", then {online.utd:g} updates a step, {period} at a time" if steps > value else ""
     return (
         f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
@@ -703,12 +706,12 @@ def idle(plan: Plan) -> str:
 
 def still_rising(plan: Plan) -> str:
     """A sentence if the learning rate never reaches its full value; else nothing."""
-    rising: int = getattr(plan.cfg, "warm_up_updates", 0)
+    rising: int = getattr(plan.cfg, "num_warmup_updates", 0)
     if not 0 < plan.options.num_updates < rising:
         return ""
     return (
         f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
-        f"rate rises over the first algorithm.warm_up_updates={rising} and does not reach its full "
+        f"rate rises over the first algorithm.num_warmup_updates={rising} and does not reach its full "
         "value"
     )
 

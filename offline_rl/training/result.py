@@ -34,7 +34,7 @@ class Result:
 
     @property
     def scores(self) -> list[float]:
-        """Each seed's last normalised score; its mean return where there are no references."""
+        """Each seed's last normalized score; its mean return where there are no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
     def __fspath__(self) -> str:
@@ -74,7 +74,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None
     score = None if last is None or reference is None else plan.task.score(last.returns)
-    behaviour = data.episode_returns().mean() if data is not None and data.has_rewards else None
+    behavior = data.episode_returns().mean() if data is not None and data.has_rewards else None
     progress = trainer.progress
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())
@@ -100,9 +100,9 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "costs": None if last is None else last.costs,
         "mean_return": None if last is None else last.returns.mean(),
         "score": None if score is None else score.mean(),
-        "behaviour_return": behaviour,
-        "behaviour_score": (
-            None if behaviour is None or reference is None else plan.task.score(behaviour).item()
+        "behavior_return": behavior,
+        "behavior_score": (
+            None if behavior is None or reference is None else plan.task.score(behavior).item()
         ),
         "score_reference": None if reference is None else asdict(reference),
         "diverged_at": progress.diverged[s],

@@ -34,7 +34,7 @@ def sources_of(
 ) -> Sources:
     """The data, where there is any, and a buffer for each seed's experience, where it makes some.
 
-    data: what is learnt from of the plan's, raw.
+    data: what is learned from of the plan's, raw.
     """
     offline: ReplayBuffer | WithExpert | Stream | None = None
     every_row: ReplayBuffer | WithExpert | Stream | None = None
@@ -42,8 +42,8 @@ def sources_of(
     def source(data: Dataset) -> ReplayBuffer | WithExpert | Stream:
         if streams(plan, data, device):
             return streamed(plan, data, transform, seeds, device)
-        learnt, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
-        return offline_source(plan.algorithm, plan.cfg, learnt, expert, device=device)
+        learned, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
+        return offline_source(plan.algorithm, plan.cfg, learned, expert, device=device)
 
     if data is not None:
         offline = source(data)
@@ -90,7 +90,7 @@ def offline_source(
     *,
     device: torch.device | str = "cpu",
 ) -> ReplayBuffer | WithExpert:
-    """Where offline batches come from; data and the expert's as they are learnt from."""
+    """Where offline batches come from; data and the expert's as they are learned from."""
     data = rows_for(algorithm, data)
     made = further_columns(algorithm, cfg, data)
     buffer = ReplayBuffer.from_dataset(data, columns=made, device=device)
@@ -150,7 +150,7 @@ def streamed(
         raw,
         seeds,
         plan.cfg.batch_size,
-        normalise=transform.normaliser,
+        normalize=transform.normalizer,
         columns=further_columns(plan.algorithm, plan.cfg, raw),
         period=plan.algorithm(plan.spec, plan.cfg).period,
         device=device,

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.registry import as_it_learnt, label
+from offline_rl.algorithms.common.registry import as_it_learned, label
 from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.meaning import note_on_shares
 from offline_rl.data.transform import Transform, small_columns
@@ -60,7 +60,7 @@ from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError, close_quietly
 from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
-from offline_rl.utils.options import signature, spelt
+from offline_rl.utils.options import signature, spelled
 from offline_rl.utils.text import at_a_time
 from offline_rl.utils.trees import plain
 from policies import Spec, channels
@@ -106,7 +106,7 @@ def train(
         say = print if show else (lambda *_: None)
         say_once = cache(say)
         if start is not None and o.task != start.task:
-            say(f"{start.run} learnt in {start.task}, and goes on in {o.task}")
+            say(f"{start.run} learned in {start.task}, and goes on in {o.task}")
         if not left:
             say(f"{path}: already finished; nothing to do")
         else:
@@ -398,9 +398,9 @@ def begun_with(
     """
     transform, known = before(start, seeds[0])
     if not fits(transform, spec):
-        learnt = channels.each(lambda part: list(part.mean.shape), transform.parts)
+        learned = channels.each(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
-            f"{start.run} learnt from observations {learnt}, the task has "
+            f"{start.run} learned from observations {learned}, the task has "
             f"{channels.each(list, spec.seen)}: give its own task, or data of it"
         )
     own, here = known or spec, actions or spec
@@ -445,7 +445,7 @@ def range_note(plan: Plan) -> str | None:
 
 
 def fits(transform: Transform, spec: Spec) -> bool:
-    """Whether it normalises what `spec` says is seen."""
+    """Whether it normalizes what `spec` says is seen."""
     shape = channels.each(lambda part: part.mean.shape, transform.parts)
     return shape == (spec.seen if spec.lone else {c.name: c.shape for c in spec.vectors})
 
@@ -464,7 +464,7 @@ def go_on(engine: Engine, start: Start) -> None:
         except ValueError as error:
             made = networks_of(type(engine.algorithm.cfg), start.hyper)
             other = {k: v for k, v in made.items() if plain(getattr(engine.algorithm.cfg, k)) != v}
-            given = " ".join(f"algorithm.{k}={spelt(v)}" for k, v in other.items())
+            given = " ".join(f"algorithm.{k}={spelled(v)}" for k, v in other.items())
             remedy = f"that run had {given}" if given else "it is made of other networks"
             raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
     if (differs := other_functions(engine.algorithm, start)) is not None:
@@ -479,9 +479,9 @@ def other_functions(own: Algorithm, start: Start) -> str | None:
     """
     if hasattr(own.modules[own.policy], "plan"):
         return None
-    learnt = as_it_learnt(start.algorithm, start.hyper, own.spec)
+    learned = as_it_learned(start.algorithm, start.hyper, own.spec)
     for name, module in own.modules.items():
-        other = learnt.modules.get(name)
+        other = learned.modules.get(name)
         if other is None:
             continue
         mine, theirs = function(module), function(other)

@@ -97,7 +97,7 @@ class Trainer:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
             beside = hardware.cores() > busy and watch is None and evaluation.limit is None
             self.evaluator = Evaluator(
-                engine, evaluation, transform.normaliser, starts, beside=beside
+                engine, evaluation, transform.normalizer, starts, beside=beside
             )
         hidden = not show if "ipykernel" in sys.modules else None if show else True  # no terminal
         self.bar = tqdm(total=self.total, disable=hidden, unit="step", dynamic_ncols=True)
@@ -177,7 +177,7 @@ class Trainer:
     def each(self) -> int:
         """What the clock counts of a decision in all environments of a seed."""
         assert isinstance(self.collector, RolloutCollector)
-        return self.collector.each * self.collector.executed
+        return self.collector.each * self.collector.n_action_steps
 
     def _stops(self) -> Iterator[int]:
         """The clock's next moments at which something besides learning happens."""
@@ -262,8 +262,8 @@ class Trainer:
         assert isinstance(self.collector, Collector)
         if not self.collector.ready(self.engine.batch_size):
             return 0
-        learnt = self.engine.done.get(phase, 0)
-        return max(self._brought(phase, self.env_steps) - learnt, 0)
+        learned = self.engine.done.get(phase, 0)
+        return max(self._brought(phase, self.env_steps) - learned, 0)
 
     def _brought(self, phase: str, env_steps: int) -> int:
         """Updates that so many environment steps bring in all."""
@@ -453,7 +453,7 @@ class Trainer:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps learnt from so far, per seed."""
+        """Environment steps learned from so far, per seed."""
         return 0 if self.collector is None else self.collector.steps
 
     def save(self) -> None:
@@ -517,8 +517,8 @@ class Trainer:
             self.collector.restore(streams, memories)
         elif self.collector is not None:
             self.collector.restore(streams)
-        learnt = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
-        self.clock = progress.get("clock", learnt + done.env_steps)  # older ones do not say
+        learned = min(done.updates, sum(w.size for w in self.schedule if isinstance(w, Learn)))
+        self.clock = progress.get("clock", learned + done.env_steps)  # older ones do not say
         self.engine.done = progress.get("phases") or self._phases_before(done)
         names = ("seconds", "timed_updates", "wall_seconds", "evaluated")
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
@@ -550,9 +550,13 @@ def bundled(
 ) -> Bundle:
     """What leaves training of one seed. weights: of the network that acts."""
     module: Any = algorithm.modules[algorithm.policy]
-    names = ("history", "horizon", "executed") if hasattr(module, "plan") else ()
+    names = ("n_obs_steps", "chunk_size", "n_action_steps") if hasattr(module, "plan") else ()
     told = {name: getattr(module, name) for name in names}
-    spec = replace(algorithm.spec, **told, blending=getattr(module, "blending", None))
+    spec = replace(
+        algorithm.spec,
+        **told,
+        temporal_ensemble_coeff=getattr(module, "temporal_ensemble_coeff", None),
+    )
     kind, arguments = type(module).__name__, module.arguments
     return Bundle(spec, kind, arguments, dict(weights), transform.parts, dict(provenance))
 

@@ -345,10 +345,10 @@ def _spell(hint: Any) -> str:
     return names.get(hint, "null")
 
 
-def spelt(value: Any) -> str:
+def spelled(value: Any) -> str:
     """A value as it is given on the command line; nothing for what has none."""
     if value is None or value is MISSING:
         return ""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelt, value))}]"
+        return f"[{','.join(map(spelled, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value}"

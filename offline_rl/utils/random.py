@@ -20,7 +20,7 @@ MASK = 0xFFFFFFFF
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (in int64) that scatters neighbours (xor-shift, multiply)."""
+    """A bijection of 32-bit integers (in int64) that scatters neighbors (xor-shift, multiply)."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD & MASK
     x = (x ^ (x >> 15)) * 0x735A2D97 & MASK
     return x ^ (x >> 15)

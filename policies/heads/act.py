@@ -28,20 +28,20 @@ class ActionChunkingTransformer(Scaled):
         observations: Seen,
         actions: int,
         *,
-        history: int = 1,
-        window: int = 100,
-        executed: int = 100,
-        size: int = 512,
-        heads: int = 8,
+        n_obs_steps: int = 1,
+        horizon: int = 100,
+        n_action_steps: int = 100,
+        dim_model: int = 512,
+        num_heads: int = 8,
         hidden: int = 3200,
-        layers: int = 4,
-        decoder_layers: int = 1,
-        style_layers: int = 4,
-        style: int = 32,
+        num_layers: int = 4,
+        num_decoder_layers: int = 1,
+        num_vae_encoder_layers: int = 4,
+        latent_dim: int = 32,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         encoder: Mapping[str, Any] | None = None,
-        blending: float | None = None,
+        temporal_ensemble_coeff: float | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
         """window: actions of a chunk.  style: numbers in z.  hidden: units in each perceptron.
@@ -49,48 +49,56 @@ class ActionChunkingTransformer(Scaled):
         observations, encoder: as of `heads.diffusion.DiffusionActor`.  blending: of `Planner`.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
-        if size % heads or size % 2:
-            raise ValueError(f"{heads} heads do not divide a size of {size}, which is to be even")
-        if executed > window:
-            raise ValueError(f"executed={executed} of a chunk of window={window} actions")
+        if dim_model % num_heads or dim_model % 2:
+            raise ValueError(
+                f"{num_heads} heads do not divide a size of {dim_model}, which is to be even"
+            )
+        if n_action_steps > horizon:
+            raise ValueError(
+                f"n_action_steps={n_action_steps} of a chunk of horizon={horizon} actions"
+            )
         self.arguments |= {
-            "history": history,
-            "window": window,
-            "executed": executed,
-            "size": size,
-            "heads": heads,
+            "n_obs_steps": n_obs_steps,
+            "horizon": horizon,
+            "n_action_steps": n_action_steps,
+            "dim_model": dim_model,
+            "num_heads": num_heads,
             "hidden": hidden,
-            "layers": layers,
-            "decoder_layers": decoder_layers,
-            "style_layers": style_layers,
-            "style": style,
+            "num_layers": num_layers,
+            "num_decoder_layers": num_decoder_layers,
+            "num_vae_encoder_layers": num_vae_encoder_layers,
+            "latent_dim": latent_dim,
         }
-        self.history, self.horizon, self.executed = history, window, executed
-        self.blending = blending
-        self.size, self.style, self.dropout_rate = size, style, dropout_rate
-        seen = self.features * history
+        self.n_obs_steps, self.chunk_size, self.n_action_steps = (
+            n_obs_steps,
+            horizon,
+            n_action_steps,
+        )
+        self.temporal_ensemble_coeff = temporal_ensemble_coeff
+        self.dim_model, self.latent_dim, self.dropout_rate = dim_model, latent_dim, dropout_rate
+        seen = self.features * n_obs_steps
 
         def stack(count: int, **kind: bool) -> nn.ModuleList:
-            return nn.ModuleList(Layer(size, heads, hidden, **kind) for _ in range(count))
+            return nn.ModuleList(Layer(dim_model, num_heads, hidden, **kind) for _ in range(count))
 
-        self.style_start = nn.Parameter(torch.randn(size))
-        self.style_observation = MLP(seen, size, (), inner=True)
-        self.style_action = MLP(actions, size, (), inner=True)
-        self.style_blocks = stack(style_layers, plain=True)
-        self.style_answer = MLP(size, 2 * style, ())
-        self.embed_style = MLP(style, size, (), inner=True)
-        self.embed_observation = MLP(seen, size, (), inner=True)
-        self.place = nn.Parameter(torch.randn(2, size))
-        self.queries = nn.Parameter(torch.randn(window, size))
-        self.encoder, self.decoder = stack(layers), stack(decoder_layers, recalls=True)
-        self.norm, self.answer = LayerNorm(size), MLP(size, actions, ())
+        self.style_start = nn.Parameter(torch.randn(dim_model))
+        self.style_observation = MLP(seen, dim_model, (), inner=True)
+        self.style_action = MLP(actions, dim_model, (), inner=True)
+        self.style_blocks = stack(num_vae_encoder_layers, plain=True)
+        self.style_answer = MLP(dim_model, 2 * latent_dim, ())
+        self.embed_style = MLP(latent_dim, dim_model, (), inner=True)
+        self.embed_observation = MLP(seen, dim_model, (), inner=True)
+        self.place = nn.Parameter(torch.randn(2, dim_model))
+        self.queries = nn.Parameter(torch.randn(horizon, dim_model))
+        self.encoder, self.decoder = stack(num_layers), stack(num_decoder_layers, recalls=True)
+        self.norm, self.answer = LayerNorm(dim_model), MLP(dim_model, actions, ())
 
     def forward(
         self, observations: Any, chunk: Tensor, real: Tensor, random: Random
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, history, *obs] or channels, demonstrated chunks [B, T, A] in [-1, 1], real [B, T].
+        """[B, n_obs_steps, *obs] or channels, demonstrated chunks [B, T, A] in [-1, 1], real [B, T].
 
-        Returns the chunk [B, T, A], and mean and log variance of z [B, style]. Under dropout.
+        Returns the chunk [B, T, A], and mean and log variance of z [B, latent_dim]. Under dropout.
         """
         seen = self.encode(observations, random).flatten(1)
         mean, log_variance = self.styles(seen, chunk, real, random)
@@ -100,12 +108,12 @@ class ActionChunkingTransformer(Scaled):
     def styles(
         self, seen: Tensor, chunk: Tensor, real: Tensor, random: Random | None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of z, [B, style] each; actions that are not real are not seen."""
+        """Mean and log variance of z, [B, latent_dim] each; actions that are not real are not seen."""
         drop, rows = self._drop(random), len(seen)
-        start = self.style_start.expand(rows, 1, self.size)
+        start = self.style_start.expand(rows, 1, self.dim_model)
         observed = self.style_observation(seen)[:, None]
         x = torch.cat([start, observed, self.style_action(chunk)], 1)
-        place = fixed_places(x.shape[1], self.size, x.device)
+        place = fixed_places(x.shape[1], self.dim_model, x.device)
         allowed = torch.cat([torch.ones_like(real[:, :1]).expand(-1, 2), real], 1)[:, None, None]
         for layer in self.style_blocks:
             x = layer(x, place, allowed, drop)
@@ -113,13 +121,13 @@ class ActionChunkingTransformer(Scaled):
         return mean, log_variance
 
     def decode(self, seen: Tensor, z: Tensor, random: Random | None = None) -> Tensor:
-        """[B, history * F], [B, style] -> the chunk [B, T, A] as the network sees it."""
+        """[B, n_obs_steps * F], [B, latent_dim] -> the chunk [B, T, A] as the network sees it."""
         drop = self._drop(random)
         x = torch.stack([self.embed_style(z), self.embed_observation(seen)], 1)
         everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
         for layer in self.encoder:
             x = layer(x, self.place, everything, drop)
-        chunk = torch.zeros(x.shape[0], self.horizon, self.size, device=x.device)
+        chunk = torch.zeros(x.shape[0], self.chunk_size, self.dim_model, device=x.device)
         for layer in self.decoder:
             chunk = layer(chunk, self.queries, everything, drop, (x, self.place))
         return self.answer(self.norm(chunk))
@@ -127,7 +135,7 @@ class ActionChunkingTransformer(Scaled):
     def plan(self, observations: Any, noise: Tensor) -> Tensor:
         """See `Planner`."""
         seen = self.encode(observations).flatten(1)
-        chunk = self.decode(seen, seen.new_zeros(seen.shape[0], self.style))
+        chunk = self.decode(seen, seen.new_zeros(seen.shape[0], self.latent_dim))
         return self.raw(chunk.clip(-1, 1)).clip(-1, 1)
 
     def _drop(self, random: Random | None):  # type: ignore[no-untyped-def]

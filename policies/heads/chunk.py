@@ -21,23 +21,31 @@ class ChunkActor(nn.Module):
         actions: int,
         hidden: Sequence[int],
         *,
-        window: int,
-        executed: int,
-        history: int = 1,
+        horizon: int,
+        n_action_steps: int,
+        n_obs_steps: int = 1,
         activation: Activation = "relu",
     ) -> None:
-        """window: actions of a chunk, of which `executed` are taken."""
+        """window: actions of a chunk, of which `n_action_steps` are taken."""
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
-        self.arguments |= {"window": window, "executed": executed, "history": history}
+        self.arguments |= {
+            "horizon": horizon,
+            "n_action_steps": n_action_steps,
+            "n_obs_steps": n_obs_steps,
+        }
         self.arguments |= {"activation": activation}
-        self.history, self.horizon, self.executed = history, window, executed
-        sizes = history * observations, window * actions
+        self.n_obs_steps, self.chunk_size, self.n_action_steps = (
+            n_obs_steps,
+            horizon,
+            n_action_steps,
+        )
+        sizes = n_obs_steps * observations, horizon * actions
         self.trunk = MLP(*sizes, hidden, activation=activation)
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[B, history, *obs] -> [B, window, A]; random: is not drawn from."""
-        return self.trunk(observations.flatten(1)).unflatten(-1, (self.horizon, -1)).tanh()
+        """[B, n_obs_steps, *obs] -> [B, horizon, A]; random: is not drawn from."""
+        return self.trunk(observations.flatten(1)).unflatten(-1, (self.chunk_size, -1)).tanh()
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
         """See `Planner`."""

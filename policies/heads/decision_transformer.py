@@ -20,8 +20,8 @@ from policies.networks.transformer import Block
 class DecisionTransformer(nn.Module):
     """Acts as the data did where such a return followed (Chen et al., arXiv:2106.01345).
 
-    A step's three tokens share a learnt embedding of its place in the episode; there is no other
-    position. Memory (see `heads.head.Recurrent`): the last `window` steps; the return to go
+    A step's three tokens share a learned embedding of its place in the episode; there is no other
+    position. Memory (see `heads.head.Recurrent`): the last `context_length` steps; the return to go
     starts at `target_return` and falls by each reward.
     """
 
@@ -32,10 +32,10 @@ class DecisionTransformer(nn.Module):
         *,
         target_return: float,
         return_scale: float = 1.0,
-        window: int = 20,
-        size: int = 128,
-        layers: int = 3,
-        heads: int = 1,
+        context_length: int = 20,
+        dim_model: int = 128,
+        num_layers: int = 3,
+        num_heads: int = 1,
         episode_steps: int = 1000,
         dropout_rate: float = 0.0,
     ) -> None:
@@ -44,28 +44,34 @@ class DecisionTransformer(nn.Module):
         episode_steps: embedded places; later steps count as the last.  dropout_rate: in training.
         """
         super().__init__()
-        if size % heads:
-            raise ValueError(f"DecisionTransformer: {heads} heads do not divide a size of {size}")
+        if dim_model % num_heads:
+            raise ValueError(
+                f"DecisionTransformer: {num_heads} heads do not divide a size of {dim_model}"
+            )
         self.arguments = {
             "observations": observations,
             "actions": actions,
             "target_return": target_return,
             "return_scale": return_scale,
-            "window": window,
-            "size": size,
-            "layers": layers,
-            "heads": heads,
+            "context_length": context_length,
+            "dim_model": dim_model,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
             "episode_steps": episode_steps,
         }
-        self.window, self.target_return, self.return_scale = window, target_return, return_scale
+        self.context_length, self.target_return, self.return_scale = (
+            context_length,
+            target_return,
+            return_scale,
+        )
         self.observations, self.actions, self.dropout_rate = observations, actions, dropout_rate
-        self.embed_return = MLP(1, size, ())
-        self.embed_observation = MLP(observations, size, ())
-        self.embed_action = MLP(actions, size, ())
-        self.embed_place = nn.Parameter(torch.randn(episode_steps, size))
-        self.norm_in, self.norm_out = LayerNorm(size), LayerNorm(size)
-        self.blocks = nn.ModuleList(Block(size, heads) for _ in range(layers))
-        self.head = MLP(size, actions, ())
+        self.embed_return = MLP(1, dim_model, ())
+        self.embed_observation = MLP(observations, dim_model, ())
+        self.embed_action = MLP(actions, dim_model, ())
+        self.embed_place = nn.Parameter(torch.randn(episode_steps, dim_model))
+        self.norm_in, self.norm_out = LayerNorm(dim_model), LayerNorm(dim_model)
+        self.blocks = nn.ModuleList(Block(dim_model, num_heads) for _ in range(num_layers))
+        self.head = MLP(dim_model, actions, ())
 
     def forward(
         self,
@@ -106,7 +112,7 @@ class DecisionTransformer(nn.Module):
 
     def reset(self, batch: int) -> Context:
         """See `Recurrent`: no step is real yet."""
-        shape = (batch, self.window)
+        shape = (batch, self.context_length)
         return {
             "observations": torch.zeros(*shape, self.observations),
             "actions": torch.zeros(*shape, self.actions),

@@ -22,7 +22,7 @@ class DiffusionActor(Scaled):
         time           t-1   t   t+1 … t+14
         observations    o    o                     a history of 2
         window          a    a    a  …   a         of 16 actions, the first beside the oldest one
-        answered             a    a  …   a         15, of which `executed` are taken
+        answered             a    a  …   a         15, of which `n_action_steps` are taken
 
     The network sees each action's range in the data as [-1, 1].
     """
@@ -35,9 +35,9 @@ class DiffusionActor(Scaled):
         network: Kind,
         options: Mapping[str, Any],
         table: Table,
-        history: int = 2,
-        window: int = 16,
-        executed: int = 8,
+        n_obs_steps: int = 2,
+        horizon: int = 16,
+        n_action_steps: int = 8,
         action_low: Sequence[float] | None = None,
         action_high: Sequence[float] | None = None,
         until: float | None = None,
@@ -57,21 +57,21 @@ class DiffusionActor(Scaled):
             "network": network,
             "options": dict(options),
             "table": self.table,
-            "history": history,
-            "window": window,
-            "executed": executed,
+            "n_obs_steps": n_obs_steps,
+            "horizon": horizon,
+            "n_action_steps": n_action_steps,
             "until": until,
         }
-        self.history, self.window, self.executed = history, window, executed
-        self.horizon = window - history + 1
-        if executed > self.horizon:
+        self.n_obs_steps, self.horizon, self.n_action_steps = n_obs_steps, horizon, n_action_steps
+        self.chunk_size = horizon - n_obs_steps + 1
+        if n_action_steps > self.chunk_size:
             raise ValueError(
-                f"executed={executed}: of a window of {window} actions that begins beside the "
-                f"oldest of {history} observations {max(self.horizon, 0)} lie ahead"
+                f"n_action_steps={n_action_steps}: of a window of {horizon} actions that begins beside the "
+                f"oldest of {n_obs_steps} observations {max(self.chunk_size, 0)} lie ahead"
             )
-        self.noise_shape = (draws(self.table), window, actions)
+        self.noise_shape = (draws(self.table), horizon, actions)
         self.dropout_rate = dropout_rate
-        self.until, sizes = until, (actions, window, history, self.features)
+        self.until, sizes = until, (actions, horizon, n_obs_steps, self.features)
         times = 1 if until is None else 2
         self.network = denoiser(network, *sizes, times=times, **options)
 
@@ -85,7 +85,7 @@ class DiffusionActor(Scaled):
     ) -> Tensor:
         """What the network answers to x [..., B, T, A] at `times` [..., B].
 
-        observations: [B, history, *obs], or such channels, encoded once for all that lies before
+        observations: [B, n_obs_steps, *obs], or such channels, encoded once for all that lies before
         B. With `random`, under dropout, as in training. until: [..., B], where it is told a second
         time.
         """
@@ -136,8 +136,8 @@ class DiffusionActor(Scaled):
         return self.finished(sample(self.table, network, noise))
 
     def finished(self, x: Tensor) -> Tensor:
-        """A sampler's last [B, T, A] -> the actions from the present one on, [B, horizon, A]."""
-        chunk = x[:, self.history - 1 :].clip(-1, 1)
+        """A sampler's last [B, T, A] -> the actions from the present one on, [B, chunk_size, A]."""
+        chunk = x[:, self.n_obs_steps - 1 :].clip(-1, 1)
         return self.raw(chunk).clip(-1, 1)
 
 

@@ -48,14 +48,14 @@ class Planner(Protocol):
     how many decisions were made, from which the noise of each follows.
     """
 
-    history: int  # observations that it sees, the present one last
-    horizon: int  # actions that it answers with
-    executed: int  # of these, taken before it is asked again
+    n_obs_steps: int  # observations that it sees, the present one last
+    chunk_size: int  # actions that it answers with
+    n_action_steps: int  # of these, taken before it is asked again
     # and maybe `blending: float | None`, of `policies.chunks.Queue`
     noise_shape: tuple[int, ...]  # standard normal numbers that a decision takes; () for none
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
-        """[B, history, *obs], [B, *noise_shape] -> [B, horizon, A]; a function of these alone.
+        """[B, n_obs_steps, *obs], [B, *noise_shape] -> [B, chunk_size, A]; a function of these alone.
 
         Where noise_shape is (), noise is [B, 0].
         """

@@ -15,7 +15,7 @@ from policies.networks.mlp import MLP, Activation
 class ResidualActor(nn.Module):
     """clip(base + scale * tanh(MLP), -1, 1), where base is the last A numbers of what is observed.
 
-    The output layer begins at zero: until it has learnt, the actions are the base's, to the bit.
+    The output layer begins at zero: until it has learned, the actions are the base's, to the bit.
     """
 
     def __init__(

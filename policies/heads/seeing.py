@@ -61,8 +61,8 @@ class SeeingPlanner(Seeing):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Of `Seeing`."""
         super().__init__(*arguments, **options)
-        self.history, self.horizon = self.head.history, self.head.horizon
-        self.executed, self.noise_shape = self.head.executed, self.head.noise_shape
+        self.n_obs_steps, self.chunk_size = self.head.n_obs_steps, self.head.chunk_size
+        self.n_action_steps, self.noise_shape = self.head.n_action_steps, self.head.noise_shape
 
     def plan(self, observations: Mapping[str, Tensor], noise: Tensor) -> Tensor:
         """See `Planner`."""

@@ -1,4 +1,4 @@
-"""The transformer of ACT: learnt or fixed places are added to queries and keys of every layer.
+"""The transformer of ACT: learned or fixed places are added to queries and keys of every layer.
 
 DETR's post-norm layers (Carion et al., arXiv:2005.12872), as ACT has them.
 """
@@ -25,7 +25,7 @@ class PlacedAttention(nn.Module):
         """plain: begins as torch's own."""
         super().__init__()
         packed = [MLP(size, size, (), inner=True, init=xavier(4 * size)) for _ in range(3)]
-        self.query, self.key, self.value = packed  # initialised as one matrix of three times them
+        self.query, self.key, self.value = packed  # initialized as one matrix of three times them
         # torch's bound for weights, 1 / sqrt(size), is Xavier's for six times the inputs
         self.out = MLP(size, size, (), inner=True, init=xavier((6 if plain else 2) * size))
         self.attention = Attention(heads)

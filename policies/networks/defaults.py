@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Run the block with PyTorch's initial settings, and restore the caller's afterwards.
+    """Run the block with PyTorch's initial settings, and restore the caller's afterward.
 
     These are the default dtype and device, the precision of float32 products on the CPU, autocast
     and inference mode. Everything within the block sees them, environments included. Usable as a
@@ -47,7 +47,7 @@ def _use_full_products(stack: ExitStack) -> None:
 
 @contextmanager
 def denormals_restored() -> Iterator[None]:
-    """Let the block decide whether this thread flushes denormal numbers, and undo it afterwards."""
+    """Let the block decide whether this thread flushes denormal numbers, and undo it afterward."""
     smallest = torch.tensor(torch.finfo(torch.float32).smallest_normal, dtype=torch.float32)
     flushed = (smallest / 2).item() == 0
     try:

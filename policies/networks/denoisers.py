@@ -1,6 +1,6 @@
 """Networks that denoise chunks of actions, by name.
 
-Each maps x [R, T, A], times [R, times] and observations [R, history, F] to [R, T, A].
+Each maps x [R, T, A], times [R, times] and observations [R, n_obs_steps, F] to [R, T, A].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DenoisingMLP(nn.Module):
     def __init__(
         self,
         actions: int,
-        window: int,
+        horizon: int,
         observations: int,
         *,
         hidden: Sequence[int] = (512, 512, 512),
@@ -36,8 +36,8 @@ class DenoisingMLP(nn.Module):
         """observations: numbers in a history."""
         super().__init__()
         self.embed_time = TimeEmbedding(time_size)
-        inputs = window * actions + times * time_size + observations
-        self.trunk = MLP(inputs, window * actions, hidden, activation=activation)
+        inputs = horizon * actions + times * time_size + observations
+        self.trunk = MLP(inputs, horizon * actions, hidden, activation=activation)
 
     def forward(
         self, x: Tensor, times: Tensor, seen: Tensor, drop: Callable[[Tensor], Tensor]
@@ -48,10 +48,10 @@ class DenoisingMLP(nn.Module):
 
 
 def denoiser(
-    kind: Kind, actions: int, window: int, history: int, features: int, **options: Any
+    kind: Kind, actions: int, horizon: int, n_obs_steps: int, features: int, **options: Any
 ) -> nn.Module:
     """The network of that name. features: numbers in one observation. options: its own."""
     if kind == "transformer":
-        return ChunkTransformer(actions, window, history, features, **options)
+        return ChunkTransformer(actions, horizon, n_obs_steps, features, **options)
     network = UNet if kind == "unet" else DenoisingMLP
-    return network(actions, window, history * features, **options)
+    return network(actions, horizon, n_obs_steps * features, **options)

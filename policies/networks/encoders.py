@@ -25,7 +25,7 @@ Kind = Literal["conv", "resnet18"]
 
 
 class Conv(nn.Module):
-    """A convolution over [P, C, H, W], with torch's initialisation."""
+    """A convolution over [P, C, H, W], with torch's initialization."""
 
     compute_dtype = torch.float32
 
@@ -50,7 +50,7 @@ class Conv(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalised over the picture and each group of 16 channels; eps is torch's."""
+    """Normalized over the picture and each group of 16 channels; eps is torch's."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,22 +68,22 @@ class SmallConv(nn.Module):
 
     widths = (16, 32, 32)
 
-    def __init__(self, colours: int) -> None:
+    def __init__(self, colors: int) -> None:
         super().__init__()
-        pairs = enumerate(pairwise((colours, *self.widths)))
+        pairs = enumerate(pairwise((colors, *self.widths)))
         self.layers = nn.ModuleList(
             Conv(inputs, out, 3 if k else 5, 2 if k < 2 else 1) for k, (inputs, out) in pairs
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, colours, H, W] -> [P, 32, H / 4, W / 4]."""
+        """[P, colors, H, W] -> [P, 32, H / 4, W / 4]."""
         for layer in self.layers:
             x = layer(x).relu()
         return x
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a skip, each normalised: ResNet's basic block."""
+    """Two convolutions beside a skip, each normalized: ResNet's basic block."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -112,9 +112,9 @@ class ResNet18(nn.Module):
 
     widths = (64, 64, 128, 256, 512)
 
-    def __init__(self, colours: int) -> None:
+    def __init__(self, colors: int) -> None:
         super().__init__()
-        self.stem, self.stem_norm = Conv(colours, 64, 7, 2, bias=False), GroupNorm(64)
+        self.stem, self.stem_norm = Conv(colors, 64, 7, 2, bias=False), GroupNorm(64)
         pairs = enumerate(pairwise(self.widths))
         self.blocks = nn.ModuleList(
             block
@@ -123,7 +123,7 @@ class ResNet18(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, colours, H, W] -> [P, 512, H / 32, W / 32]."""
+        """[P, colors, H, W] -> [P, 512, H / 32, W / 32]."""
         x = max_pool2d(self.stem_norm(self.stem(x)).relu(), 3, 2, 1)
         for block in self.blocks:
             x = block(x)
@@ -134,19 +134,26 @@ BACKBONES: dict[str, Callable[[int], Any]] = {"conv": SmallConv, "resnet18": Res
 
 
 class PictureEncoder(nn.Module):
-    """A camera's picture as the places of `keypoints` things in it: 2 * keypoints numbers."""
+    """A camera's picture as the places of `num_keypoints` things in it: 2 * num_keypoints numbers."""
 
     def __init__(
-        self, shape: Sequence[int], *, kind: Kind = "conv", keypoints: int = 32, crop: float = 0.875
+        self,
+        shape: Sequence[int],
+        *,
+        kind: Kind = "conv",
+        num_keypoints: int = 32,
+        crop: float = 0.875,
     ) -> None:
         """shape: [H, W, C].  crop: the share of its sides that is looked at."""
         super().__init__()
-        height, width, colours = shape
+        height, width, colors = shape
         self.piece = (max(round(height * crop), 1), max(round(width * crop), 1))
         self.spare = (height - self.piece[0], width - self.piece[1])
-        self.backbone = BACKBONES[kind](colours)
-        self.maps = Conv(self.backbone.widths[-1], keypoints, 1, bias=False)  # as softmax has it
-        self.features = 2 * keypoints
+        self.backbone = BACKBONES[kind](colors)
+        self.maps = Conv(
+            self.backbone.widths[-1], num_keypoints, 1, bias=False
+        )  # as softmax has it
+        self.features = 2 * num_keypoints
 
     def forward(self, pictures: Tensor, random: Random | None = None) -> Tensor:
         """[..., H, W, C] of uint8 -> [..., features]; with `random`, cut out as in training."""

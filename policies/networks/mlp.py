@@ -102,7 +102,7 @@ class MLP(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation; each member of an ensemble has its own gain and shift."""
+    """Layer normalization; each member of an ensemble has its own gain and shift."""
 
     def __init__(self, size: int, ensemble: int | None = None) -> None:
         super().__init__()

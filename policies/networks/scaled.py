@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from policies.networks.dropout import Random
 from policies.networks.encoders import Sees
-from policies.normaliser import centre_and_extent
+from policies.normalizer import center_and_extent
 
 Seen = int | Mapping[str, Sequence[int]]  # numbers in the one vector, or each channel's shape
 
@@ -38,11 +38,11 @@ class Scaled(nn.Module):
             self.features = self.eyes.features  # numbers in an encoded observation
         else:
             self.arguments["observations"] = self.features = observations
-        ranges = [centre_and_extent(*ends) for ends in zip(low, high, strict=True)]
-        self.centre, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
+        ranges = [center_and_extent(*ends) for ends in zip(low, high, strict=True)]
+        self.center, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
 
     def encode(self, observations: Any, random: Random | None = None) -> Tensor:
-        """[B, history, *obs], or such channels by name -> [B, history, F].
+        """[B, n_obs_steps, *obs], or such channels by name -> [B, n_obs_steps, F].
 
         With `random`, pieces of pictures are cut out as in training.
         """
@@ -53,8 +53,8 @@ class Scaled(nn.Module):
 
     def unit(self, actions: Tensor) -> Tensor:
         """[..., A] -> as the network sees them."""
-        return (actions - actions.new_tensor(self.centre)) / actions.new_tensor(self.extent)
+        return (actions - actions.new_tensor(self.center)) / actions.new_tensor(self.extent)
 
     def raw(self, chunk: Tensor) -> Tensor:
         """The inverse of `unit`."""
-        return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.centre)
+        return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.center)

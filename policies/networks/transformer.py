@@ -41,9 +41,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron of 4 D ReLUs, each on normalised input and added to it.
+    """Attention, then a perceptron of 4 D ReLUs, each on normalized input and added to it.
 
-    The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with its initialisation.
+    The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with its initialization.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -101,8 +101,8 @@ class ChunkTransformer(nn.Module):
     def __init__(
         self,
         actions: int,
-        window: int,
-        history: int,
+        horizon: int,
+        n_obs_steps: int,
         observations: int,
         *,
         size: int = 256,
@@ -118,15 +118,15 @@ class ChunkTransformer(nn.Module):
         self.times, self.size = times, size
         self.embed_action = MLP(actions, size, (), inner=True, init=init)
         self.embed_observation = MLP(observations, size, (), inner=True, init=init)
-        self.place = nn.Parameter(0.02 * torch.randn(window, size))
-        self.memory_place = nn.Parameter(0.02 * torch.randn(times + history, size))
+        self.place = nn.Parameter(0.02 * torch.randn(horizon, size))
+        self.memory_place = nn.Parameter(0.02 * torch.randn(times + n_obs_steps, size))
         self.memory = MLP(size, size, (4 * size,), activation="mish", inner=True, init=init)
         self.blocks = nn.ModuleList(DecoderBlock(size, heads) for _ in range(layers))
         self.norm = LayerNorm(size)
         self.answer = MLP(size, actions, (), init=init)
 
     def forward(self, x: Tensor, times: Tensor, seen: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, actions]. times: [R, times]. seen: [R, history, F]. -> [R, L, actions]."""
+        """x: [R, L, actions]. times: [R, times]. seen: [R, n_obs_steps, F]. -> [R, L, actions]."""
         moments = sinusoids(times, self.size)
         memory = torch.cat([moments, self.embed_observation(seen)], 1) + self.memory_place
         memory = self.memory(memory)

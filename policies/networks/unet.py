@@ -21,7 +21,7 @@ Drop = Callable[[Tensor], Tensor]
 
 
 class Conv(nn.Module):
-    """A convolution along time: `size` neighbours of every `stride`-th step."""
+    """A convolution along time: `size` neighbors of every `stride`-th step."""
 
     compute_dtype = torch.float32
 
@@ -31,7 +31,7 @@ class Conv(nn.Module):
         """size: odd; edges are padded with zeros, size // 2 on each side."""
         super().__init__()
         self.size, self.stride = size, stride
-        self.weight = nn.Parameter(torch.empty(size * inputs, outputs))  # earliest neighbour first
+        self.weight = nn.Parameter(torch.empty(size * inputs, outputs))  # earliest neighbor first
         self.bias = nn.Parameter(torch.empty(outputs))
         init(self.weight, self.bias, size * inputs, False)
 
@@ -63,7 +63,7 @@ class Upsample(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalised over time and each of `groups` of channels; eps is torch's."""
+    """Normalized over time and each of `groups` of channels; eps is torch's."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class GroupNorm(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """Convolution, normalisation, Mish."""
+    """Convolution, normalization, Mish."""
 
     def __init__(self, inputs: int, outputs: int, size: int, groups: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class UNet(nn.Module):
     def __init__(
         self,
         actions: int,
-        window: int,
+        horizon: int,
         observations: int,
         *,
         widths: Sequence[int] = (256, 512, 1024),
@@ -150,10 +150,10 @@ class UNet(nn.Module):
         time_size: of the embedding of each of `times` times.  size: of convolutions.
         """
         super().__init__()
-        if window % 2 ** (len(widths) - 1):
+        if horizon % 2 ** (len(widths) - 1):
             raise ValueError(
                 f"a U-Net of {len(widths)} levels halves its window {len(widths) - 1} times: "
-                f"window={window} is no multiple of {2 ** (len(widths) - 1)}"
+                f"horizon={horizon} is no multiple of {2 ** (len(widths) - 1)}"
             )
         known = times * time_size + observations
 
@@ -171,7 +171,7 @@ class UNet(nn.Module):
         self.answer = MLP(widths[0], actions, ())
 
     def forward(self, x: Tensor, times: Tensor, seen: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, actions]. times: [R, times]. seen: [R, history, F]. -> [R, L, actions]."""
+        """x: [R, L, actions]. times: [R, times]. seen: [R, n_obs_steps, F]. -> [R, L, actions]."""
         known = torch.cat([self.embed_time(times).flatten(-2), seen.flatten(-2)], -1)
         skips = []
         for place, level in enumerate(self.down):

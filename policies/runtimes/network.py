@@ -11,7 +11,7 @@ import numpy as np
 from policies.bundle import Bundle, BundleError
 
 RUNTIMES = ("torch", "onnx", "numpy")  # auto: the first that is installed and can run the bundle
-Seen = np.ndarray | Mapping[str, np.ndarray]  # normalised, [B, history, …]; of several by name
+Seen = np.ndarray | Mapping[str, np.ndarray]  # normalized, [B, n_obs_steps, …]; of several by name
 
 
 class Network(Protocol):
@@ -23,7 +23,7 @@ class Network(Protocol):
     needs_rewards: bool  # that memory reads the rewards of the episode
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
-        """The chunk [B, horizon, A]; of what remembers, that of an episode's first step.
+        """The chunk [B, chunk_size, A]; of what remembers, that of an episode's first step.
 
         noise: [B, *noise_shape] float32, standard normal; [B, 0] where it takes none.
         """

@@ -46,7 +46,7 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 
 class NumpyNetwork:
-    """Linear layers, between them normalised or not and activated, then the head's own squashing.
+    """Linear layers, between them normalized or not and activated, then the head's own squashing.
 
     See `Network`.
     """
@@ -62,7 +62,7 @@ class NumpyNetwork:
         norms = [(f"trunk.norms.{k}.weight", f"trunk.norms.{k}.bias") for k in range(layers - 1)]
         self._norms = [(weights[gain], weights[bias]) for gain, bias in norms if gain in weights]
         self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
-        self._squash, self._window = squash(bundle.kind, arguments), arguments.get("window", 1)
+        self._squash, self._window = squash(bundle.kind, arguments), arguments.get("horizon", 1)
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         assert isinstance(observations, np.ndarray)
@@ -80,7 +80,7 @@ class NumpyNetwork:
 
 
 def normal(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Layer normalisation, as `policies.networks.mlp.LayerNorm` has it."""
+    """Layer normalization, as `policies.networks.mlp.LayerNorm` has it."""
     apart = x - x.mean(-1, keepdims=True)
     return apart / np.sqrt(np.square(apart).mean(-1, keepdims=True) + 1e-5) * gain + shift
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.bundle import Bundle, BundleError
 from policies.heads.schedules import draws, sample
-from policies.normaliser import centre_and_extent
+from policies.normalizer import center_and_extent
 from policies.runtimes.network import Network, Seen
 
 POLICY, ENCODER = (
@@ -101,11 +101,11 @@ class SamplerNetwork(OnnxNetwork):
     def __init__(self, bundle: Bundle) -> None:
         given = bundle.arguments
         self._encoder, self._round = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
-        self._table, self._present = given["table"], given["history"] - 1
+        self._table, self._present = given["table"], given["n_obs_steps"] - 1
         ends = zip(given["action_low"], given["action_high"], strict=True)
-        ranges = np.array([centre_and_extent(*each) for each in ends], np.float32)
-        self._centre, self._extent = ranges.T
-        self.noise_shape = (draws(self._table), given["window"], given["actions"])
+        ranges = np.array([center_and_extent(*each) for each in ends], np.float32)
+        self._center, self._extent = ranges.T
+        self.noise_shape = (draws(self._table), given["horizon"], given["actions"])
 
     def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
         features = self._encoder(fed(observations))
@@ -115,5 +115,5 @@ class SamplerNetwork(OnnxNetwork):
             return self._round({FEATURES: features, X: x, TIME: times})
 
         chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
-        found: np.ndarray = (chunk * self._extent + self._centre).clip(-1, 1)
+        found: np.ndarray = (chunk * self._extent + self._center).clip(-1, 1)
         return found

@@ -73,10 +73,10 @@ def run(session: Session) -> None:
     words["control_beat"] = 1  # the rings are there: who reads them may begin
     try:
         chunks = _wait_for_the_others(session, words)
-        horizon = WINDOW if session.plan is not None else session.horizon
+        chunk_size = WINDOW if session.plan is not None else session.chunk_size
         age_s = guard.envelope.rules.plan_age_s
         latency_s = session.command_latency_s
-        timing = Timing(session.policy_rate_hz, horizon, session.offset, latency_s, age_s)
+        timing = Timing(session.policy_rate_hz, chunk_size, session.offset, latency_s, age_s)
         schedule = Schedule(timing, len(spec.joints))
         inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "wishes"))
         if session.plan is not None:

@@ -70,18 +70,18 @@ class Inference:
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
         draws = getattr(policy, "noise_shape", ())
         made: Any = policy
-        kept = spec.history > 1 or draws or spec.blending is not None
+        kept = spec.n_obs_steps > 1 or draws or spec.temporal_ensemble_coeff is not None
         self._queue = queue(made) if kept else None
         self._sees_channels = sees_channels(spec, robot)
         self._rows = Reader(ticks)
-        self._steps = max(1, min(spec.executed, int(spec.horizon * ASK_AGAIN)))
+        self._steps = max(1, min(spec.n_action_steps, int(spec.chunk_size * ASK_AGAIN)))
         self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
         self._next_ns, self._episode, self._seen = 0, -1, 0
         self._state: Any = None
         self.seq = 0
         self.lacks = ""  # the first measurement that the newest observation had no number for
 
-    def warm_up(self) -> None:
+    def warmup_steps(self) -> None:
         """Lets the runtime allocate and choose; what it answers is not used."""
         seen = self.policy.spec.channels
         blank = {channel.name: np.zeros(channel.shape, channel.dtype) for channel in seen}
@@ -142,9 +142,9 @@ class Inference:
 
     def leaves_ns(self, offset: float | None) -> int:
         """Time that a plan leaves the next answer, from its observation on. offset: of `Timing`."""
-        horizon = self.policy.spec.horizon
-        steps = 1.0 if offset is None and horizon == 1 else offset or 0.0
-        return round((horizon + steps - self._steps) * self._period_ns)
+        chunk_size = self.policy.spec.chunk_size
+        steps = 1.0 if offset is None and chunk_size == 1 else offset or 0.0
+        return round((chunk_size + steps - self._steps) * self._period_ns)
 
 
 def infer(session: Session) -> None:
@@ -158,14 +158,14 @@ def infer(session: Session) -> None:
         raise UserError(str(error)) from None
     spec = session.make_robot().spec
     chunks = Ring.create(
-        session.path / "chunks", chunk_type(policy.spec.horizon, len(spec.joints)), 16
+        session.path / "chunks", chunk_type(policy.spec.chunk_size, len(spec.joints)), 16
     )
     while not words["control_beat"]:
         if session.ended(words):
             return
         time.sleep(0.005)
     inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, words)
-    inference.warm_up()
+    inference.warmup_steps()
     words["leaves_ns"], lacks = inference.leaves_ns(session.offset), ""
     while not session.ended(words):
         words["inference_beat"] += 1

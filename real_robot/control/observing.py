@@ -141,4 +141,4 @@ def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
 
 def offset(policy: Spec) -> float | None:
     """`schedule.Timing`'s, of a chunk's first action; a single one counts from when it arrives."""
-    return policy.action_offset if policy.horizon > 1 else None
+    return policy.action_offset if policy.chunk_size > 1 else None

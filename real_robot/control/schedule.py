@@ -11,7 +11,7 @@ chunk whose observation is older than a rule says, whenever its actions are due.
 goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci. Stat.
 Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in force, on
 that plan, which the commands follow as their limits permit. To begin where the robot was measured,
-behind its goal, would be a step backwards. At its end the last action holds for one more step; then
+behind its goal, would be a step backward. At its end the last action holds for one more step; then
 there is no plan: nothing is extrapolated and nothing repeated.
 """
 
@@ -42,7 +42,7 @@ class Timing:
     """How a policy's chunks lie in time."""
 
     rate_hz: float  # actions a second
-    horizon: int  # actions a chunk
+    chunk_size: int  # actions a chunk
     # steps from the observation to when the first action is to be reached. None: 0, as for chunks
     # whose first action belongs to the observation's own time; and for single actions, one step
     # from when they arrive
@@ -68,9 +68,9 @@ class Schedule:
         self.timing = timing
         self.counts = Counts()
         self.chunk: Chunk | None = None  # the one in force
-        self.index = -1  # of the action that is being gone towards
+        self.index = -1  # of the action that is being gone toward
         self._seq, self._observed_ns = -1, -1
-        room = timing.horizon + 1
+        room = timing.chunk_size + 1
         self._at = [0] * room  # ns, of the knots
         self._q = [[0.0] * joints for _ in range(room)]
         self._v = [[0.0] * joints for _ in range(room)]

@@ -66,7 +66,7 @@ class Session:
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the user's, tighter
     rules: Mapping[str, float] = field(default_factory=dict)
     policy_rate_hz: float = 1.0
-    horizon: int = 1
+    chunk_size: int = 1
     offset: float | None = None
     command_latency_s: float = 0.0
     recording: str | None = None
@@ -145,13 +145,13 @@ def new_folder() -> str:
 # the rings' records
 
 
-def chunk_type(horizon: int, joints: int) -> np.dtype:
+def chunk_type(chunk_size: int, joints: int) -> np.dtype:
     return np.dtype(
         [
             ("seq", "<i8"),
             ("observed_ns", "<i8"),
             ("answered_ns", "<i8"),
-            ("actions", "<f8", (horizon, joints)),
+            ("actions", "<f8", (chunk_size, joints)),
         ]
     )
 

@@ -45,7 +45,7 @@ def row_type(spec: RobotSpec) -> np.dtype:
             ("age_ns", "<i8"),  # of the reading, when it was used
             ("episode", "<u4"),
             ("chunk_seq", "<i8"),  # -1: no plan
-            ("chunk_index", "<i4"),  # of the action that is being gone towards
+            ("chunk_index", "<i4"),  # of the action that is being gone toward
             ("observed_ns", "<i8"),  # what that chunk was inferred from
             ("inference_ns", "<i8"),  # and how long that took
             ("q", "<f8", joints),

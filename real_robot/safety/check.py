@@ -263,7 +263,7 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
         if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
             off = True
-            # a ramp towards a goal at rest is how a large step is meant to be taken
+            # a ramp toward a goal at rest is how a large step is meant to be taken
             nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
             held = held or not nearer or bool(clips & POSITION)
     after.stop = FREE

@@ -104,7 +104,7 @@ class Motion:
 
 
 def step(e: Envelope, i: int, before: Motion, after: Motion, goal: float) -> int:
-    """Joint i goes one period towards `goal`; returns the bits of what held it back.
+    """Joint i goes one period toward `goal`; returns the bits of what held it back.
 
     A goal that the limits permit is taken to the bit.
     """

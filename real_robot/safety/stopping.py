@@ -65,7 +65,7 @@ def distance(v: float, a: float, limit_a: float, limit_j: float) -> float:
     v += t1 * (a + t1 * jerk / 2)
     a += t1 * jerk
     x += t2 * (v + t2 * a / 2)
-    return x - jerk * t3 * t3 * t3 / 6  # backwards from rest: v = -jerk t²/2
+    return x - jerk * t3 * t3 * t3 / 6  # backward from rest: v = -jerk t²/2
 
 
 def turn(v: float, a: float, limit_j: float) -> float:

@@ -9,7 +9,7 @@ from envs import CardError
 from offline_rl.cli.main import main
 
 cards = importlib.import_module("envs.cards")  # in `envs` the function has this name
-SUITE = "{layout: d4rl, source: x, licence: y, cards: {own: {files: {train: a.hdf5}, MORE: 1}}}"
+SUITE = "{layout: d4rl, source: x, license: y, cards: {own: {files: {train: a.hdf5}, MORE: 1}}}"
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ SUITE = "{layout: d4rl, source: x, licence: y, cards: {own: {files: {train: a.hd
         ("cards: {", ""),
         ("[]", "cards: "),
         ("cards: 3", "cards: "),
-        (SUITE.replace("licence: y, ", ""), "own: licence is missing"),
-        (SUITE.replace("licence: y", "licence: 3").replace(", MORE: 1", ""), "own: licence is 3"),
+        (SUITE.replace("license: y, ", ""), "own: license is missing"),
+        (SUITE.replace("license: y", "license: 3").replace(", MORE: 1", ""), "own: license is 3"),
         (SUITE.replace("files", "fils"), "own: files is missing"),
         (SUITE.replace("a.hdf5", "[1]"), "own: "),
         (SUITE, "own: .*MORE"),

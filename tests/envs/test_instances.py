@@ -104,15 +104,15 @@ def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
 
     def two() -> Walk:
         if (env := next(made, None)) is None:
-            raise RuntimeError("no licence is left")
+            raise RuntimeError("no license is left")
         return env
 
     envs.register("two", two, max_episode_steps=STEPS)
     env = envs.make_vector("two", 3, fewer=True)
     assert env.num_envs == 2
-    assert env.limit == "Only 2 instances of two can be open (RuntimeError: no licence is left)"
+    assert env.limit == "Only 2 instances of two can be open (RuntimeError: no license is left)"
     assert returns(env, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
-    with pytest.raises(Broken, match=r"Only 2 instances of two can be open \(.*no licence is"):
+    with pytest.raises(Broken, match=r"Only 2 instances of two can be open \(.*no license is"):
         envs.make_vector("two", 1)
     other = envs.make_vector("two", 1, fewer=True)
     assert (other.num_envs, other.limit) == (1, env.limit)
@@ -262,12 +262,12 @@ def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -
         "    max_episode_steps, made = 6, 0\n"
         "    def __init__(self):\n"
         "        if One.made:\n"
-        "            sys.exit('licence: one instance only')\n"
+        "            sys.exit('license: one instance only')\n"
         "        One.made += 1\n\n\n"
         "class Never(Walk):\n"
         "    max_episode_steps = 6\n"
         "    def __init__(self):\n"
-        "        sys.exit('no licence')\n\n\n"
+        "        sys.exit('no license')\n\n\n"
         "class Stops(Walk):\n"
         "    max_episode_steps = 6\n"
         "    def reset(self, *, seed=None, options=None):\n"
@@ -277,8 +277,8 @@ def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -
     where = f"env:{tmp_path}/exits.py"
     with closing(envs.make_vector(f"{where}:One", 2, fewer=True)) as env:
         assert env.num_envs == 1
-        assert "can be open (SystemExit: licence: one instance only)" in str(env.limit)
-    with pytest.raises(ValueError, match=r"Never cannot be made: .*SystemExit: no licence"):
+        assert "can be open (SystemExit: license: one instance only)" in str(env.limit)
+    with pytest.raises(ValueError, match=r"Never cannot be made: .*SystemExit: no license"):
         envs.make_vector(f"{where}:Never", 1)
     stops = envs.make_vector(f"{where}:Stops", 1)
     with pytest.raises(Broken, match=r"SystemExit: the motor is off"):

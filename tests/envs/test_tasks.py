@@ -45,7 +45,7 @@ def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() ->
         task = envs.task(name)
         assert task.card is card
         assert card.name == name
-        assert card.licence
+        assert card.license
         assert card.source
         assert all(file.path.startswith(f"{card.suite}/") for file in card.files.values())
         assert task.max_episode_steps
@@ -319,7 +319,7 @@ def test_a_dict_of_boxes_is_named_channels_pictures_in_bytes(line: str) -> None:
 @pytest.mark.parametrize(
     ("space", "sentence"),
     [
-        (Box(0, 255, (3, 4, 6), np.uint8), r"picture is \[height, width, colours\]"),
+        (Box(0, 255, (3, 4, 6), np.uint8), r"picture is \[height, width, colors\]"),
         (Box(0, 1, (4, 6, 3), np.float32), "of uint8"),
         (Discrete(3), "a Box is needed"),
     ],
@@ -359,7 +359,7 @@ def test_an_environment_in_a_file_is_a_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its class or by the id it registers, wherever the file is; a module from where one is."""
-    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # what is appended goes afterwards
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # what is appended goes afterward
     (tmp_path / "point_of_mine.py").write_text(OWN)
     for name, steps in ((f"{tmp_path}/point_of_mine.py:Point", 7), ("PointOfAFile-v0", 5)):
         found = envs.make_vector(f"env:{name}", 2)

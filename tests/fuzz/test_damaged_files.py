@@ -47,7 +47,7 @@ from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json, write_json
-from policies import Bundle, BundleError, Channel, Normaliser, Spec, bundle
+from policies import Bundle, BundleError, Channel, Normalizer, Spec, bundle
 from real_robot.check import limits_of
 from real_robot.recording.files import RecordingWriter
 from real_robot.recording.files import read as read_recording
@@ -140,10 +140,10 @@ def policy(path: Path) -> policies.Policy:
     }
     arguments = {"observations": 3, "actions": 2, "hidden": []}
     made = {"task": "none", "score": 1.5}
-    ranges = Normaliser.fit_range(np.array([[-1, -1], [0.5, 1]], np.float32))
+    ranges = Normalizer.fit_range(np.array([[-1, -1], [0.5, 1]], np.float32))
     joints = Channel("joints", (3,), units=("rad",), names=("a", "b", "c"))
     spec = Spec((joints,), 2, action_names=("left", "right"), rate_hz=50.0)
-    same = Normaliser.identity((3,))
+    same = Normalizer.identity((3,))
     whole = Bundle(spec, "DeterministicActor", arguments, weights, same, made, ranges)
     bundle.write(path, replace(whole, graphs={"other": b"onnx"}))
     return policies.load(path)

@@ -35,13 +35,13 @@ class Actor(nn.Module):
 
 class BC:
     def __init__(self, max_action, actor, actor_optimizer):
-        self.actor, self.optimiser = actor, actor_optimizer
+        self.actor, self.optimizer = actor, actor_optimizer
 
     def train(self, batch):
         loss = nn.functional.mse_loss(self.actor(batch[0]), (1 + 1e-6) * batch[1])
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
 """
 
 
@@ -74,7 +74,7 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("spot-spot", "support_weight"),
         ("ro2o-ro2o", "q_noise"),
         ("decision_transformer-decision_transformer", "weight_decay"),
-        ("act-lerobot", "max_norm"),
+        ("act-lerobot", "max_grad_norm"),
         ("consistency-consistency", "dsm_weight"),
         ("flow_policy-lerobot", "time_power"),
         ("resfit-resfit", "noise_clip"),

@@ -114,7 +114,7 @@ def test_a_file_is_read_as_training_reads_it(tmp_path: Path) -> None:
 
 
 def test_its_values_are_those_of_its_critics_by_hand(result: Result) -> None:
-    """Two hidden layers of ReLUs on normalised observations beside the actions, in numpy."""
+    """Two hidden layers of ReLUs on normalized observations beside the actions, in numpy."""
     rng = np.random.default_rng(0)
     s = rng.normal(size=(4, 6)).astype(np.float32)
     a = rng.uniform(-1, 1, (4, 2)).astype(np.float32)
@@ -125,7 +125,7 @@ def test_its_values_are_those_of_its_critics_by_hand(result: Result) -> None:
         key for key in stored if key.startswith("params/")
     }
     critic = {name: x.numpy().astype(np.float64) for name, x in run.parameters["critic"].items()}
-    layer = np.concatenate([run.transform.normaliser(s), a], 1)[None].astype(np.float64)
+    layer = np.concatenate([run.transform.normalizer(s), a], 1)[None].astype(np.float64)
     for k in range(3):
         weights, biases = (critic[f"net.{part}.{k}"] for part in ("weights", "biases"))
         layer = layer @ weights + biases.reshape(2, 1, -1)
@@ -157,7 +157,7 @@ def test_what_there_is_not_is_said(result: Result, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"bundle is a policy bundle\. Load it with policies\.load"):
         offline_rl.load(result.path / "seed_0" / "policy.bundle")
     chunks = offline_rl.load(result.path)
-    chunks.config["hyper"]["executed"] = 2  # as of a critic of whole decisions
+    chunks.config["hyper"]["n_action_steps"] = 2  # as of a critic of whole decisions
     with pytest.raises(UserError, match="values of histories and chunks"):
         chunks.q_values(np.zeros((1, 6)), np.zeros((1, 2)))
     data = Dataset.from_arrays(

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load as load_tensors
 
 import policies
-from policies import Bundle, BundleError, Channel, Normaliser, Spec, bundle
+from policies import Bundle, BundleError, Channel, Normalizer, Spec, bundle
 
 ARGUMENTS: dict[str, Any] = {"observations": 3, "actions": 2, "hidden": []}
 WEIGHTS = {
@@ -19,7 +19,7 @@ WEIGHTS = {
     "trunk.biases.0": np.zeros(2, np.float32),
 }
 MADE: dict[str, Any] = {"task": "none", "seeds": (1, 2)}
-PLAIN = Bundle(Spec((3,), 2), "DeterministicActor", ARGUMENTS, WEIGHTS, Normaliser.identity((3,)))
+PLAIN = Bundle(Spec((3,), 2), "DeterministicActor", ARGUMENTS, WEIGHTS, Normalizer.identity((3,)))
 FORMAT_1 = Path(__file__).parent / "format_1.bundle"
 
 
@@ -81,7 +81,7 @@ def test_a_bundle_of_format_1_acts_as_it_did(tmp_path: Path, summed: bool) -> No
     spec = policy.spec
     assert (spec.observation_shape, spec.observation_names) == ((3,), ("a.q", "b.q", "force"))
     assert (spec.action_low, spec.action_high) == ((-2.0, -1.0), (2.0, 3.0))
-    assert (spec.rate_hz, spec.action_names, spec.executed) == (25.0, ("a", "b"), 1)
+    assert (spec.rate_hz, spec.action_names, spec.n_action_steps) == (25.0, ("a", "b"), 1)
 
 
 SPEC = PLAIN.spec.to_json()
@@ -102,20 +102,20 @@ def channel(**parts: Any) -> dict[str, Any]:
         ({"spec": SPEC | {"channels": [CHANNEL, CHANNEL]}}, "channels of different names"),
         (channel(shape=3), "shape is 3"),
         (channel(shape=[3.0]), r"shape is \[3.0\]"),
-        (channel(shape=[4]), "the normalisers are for"),
+        (channel(shape=[4]), "the normalizers are for"),
         (channel(kind="sound"), "kind is 'sound'"),
         (channel(kind="picture"), "no shape for the picture"),
         (channel(names=["a", "b"]), "3 numbers has 2 names"),
         (channel(units=["m", "m"]), "2 units"),
-        (channel(colour="red"), "colour"),
+        (channel(color="red"), "color"),
         ({"spec": SPEC | {"action_low": [-1, "x"]}}, "action_low is"),
         ({"spec": SPEC | {"action_low": [2.0, 0.0]}}, "is not below"),
         ({"spec": SPEC | {"action_mode": "relative"}}, "action_mode is 'relative'"),
         ({"spec": SPEC | {"rate_hz": -5}}, "must be positive"),
-        ({"spec": SPEC | {"horizon": 0}}, "must be positive"),
-        ({"spec": SPEC | {"executed": 2}}, "of 1 actions 2 cannot be executed"),
-        ({"spec": SPEC | {"horizon": 2}}, r"answers \[1, 2\], the specification says \[2, 2\]"),
-        ({"spec": {**SPEC, "action_dim": 3}}, "actions are normalised"),
+        ({"spec": SPEC | {"chunk_size": 0}}, "must be positive"),
+        ({"spec": SPEC | {"n_action_steps": 2}}, "of 1 actions 2 cannot be executed"),
+        ({"spec": SPEC | {"chunk_size": 2}}, r"answers \[1, 2\], the specification says \[2, 2\]"),
+        ({"spec": {**SPEC, "action_dim": 3}}, "actions are normalized"),
         ({"spec": SPEC | {"names": []}}, "names"),
         ({"spec": [1]}, "spec is"),
         ({"policy": {"kind": 3, "arguments": {}}}, "policy.kind is 3"),
@@ -127,11 +127,11 @@ def channel(**parts: Any) -> dict[str, Any]:
             "the weights do not fit: .*log_std",
         ),
         (
-            {"normalisers": {"observations": {"observation": "identity"}, "actions": "z-score"}},
-            "actions are normalised by their range or not at all",
+            {"normalizers": {"observations": {"observation": "identity"}, "actions": "z-score"}},
+            "actions are normalized by their range or not at all",
         ),
-        ({"normalisers": {"observations": {}, "actions": "identity"}}, "the normalisers are for"),
-        ({"normalisers": {"observations": {"observation": 3}, "actions": "identity"}}, "3 of"),
+        ({"normalizers": {"observations": {}, "actions": "identity"}}, "the normalizers are for"),
+        ({"normalizers": {"observations": {"observation": 3}, "actions": "identity"}}, "3 of"),
         ({"provenance": []}, "provenance is"),
         ({"provenances": {}}, "provenances"),
         ({"sha256": {"manifest.json": ""}}, "SHA-256"),
@@ -188,24 +188,24 @@ def test_all_that_a_bundle_says_comes_back(path: Path) -> None:
         2,
         action_low=(-1.0, 0.0),
         action_high=(2.0, 0.5),
-        history=2,
-        horizon=8,
-        executed=4,
+        n_obs_steps=2,
+        chunk_size=8,
+        n_action_steps=4,
         rate_hz=12.5,
         action_names=("a", "b"),
         action_units=("rad",),
         action_mode="delta",
     )
-    ranges = Normaliser.fit_range(np.array([[0, 1, 5], [2, 1, 9]], np.float32))
-    normalisers = {"joints": Normaliser.identity((2,)), "tip": ranges}
+    ranges = Normalizer.fit_range(np.array([[0, 1, 5], [2, 1, 9]], np.float32))
+    normalizers = {"joints": Normalizer.identity((2,)), "tip": ranges}
     asked = {"joints": np.ones((4, 2, 2), np.float32), "tip": np.ones((4, 2, 3), np.float32)}
     asked["eye"] = np.full((4, 2, 4, 5, 3), 7, np.uint8)
     noise, chunk = np.ones((4, 8, 2), np.float32), np.zeros((4, 8, 2), np.float32)
     whole = replace(
         PLAIN,
         spec=spec,
-        normalisers=normalisers,
-        actions=Normaliser.fit_range(np.array([[-1, -1], [1, 0]], np.float32)),
+        normalizers=normalizers,
+        actions=Normalizer.fit_range(np.array([[-1, -1], [1, 0]], np.float32)),
         graphs={"policy": b"onnx"},
         base=replace(PLAIN, provenance={"name": "base"}),
         golden=bundle.Golden(asked, noise, chunk),
@@ -222,22 +222,22 @@ def test_all_that_a_bundle_says_comes_back(path: Path) -> None:
     assert found.golden.observations["eye"].dtype == np.uint8
     np.testing.assert_array_equal(found.golden.observations["eye"], asked["eye"])
     assert found.actions is not None
-    assert (found.actions.kind, found.normalisers["tip"].kind) == ("min-max", "min-max")
-    np.testing.assert_array_equal(found.normalisers["tip"].mean, [1, 1, 7])
+    assert (found.actions.kind, found.normalizers["tip"].kind) == ("min-max", "min-max")
+    np.testing.assert_array_equal(found.normalizers["tip"].mean, [1, 1, 7])
     bundle.write(path, found)
     assert path.read_bytes() == first
 
 
 def test_a_range_becomes_minus_one_to_one_and_back() -> None:
     values = np.array([[0.0, 5.0, 3.0], [4.0, -5.0, 3.0], [1.0, 0.0, 3.0]], np.float32)
-    ranges = Normaliser.fit_range(values)
+    ranges = Normalizer.fit_range(values)
     np.testing.assert_allclose(ranges(values), [[-1, 1, 0], [1, -1, 0], [-0.5, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(ranges.inverse(ranges(values)), values, atol=1e-6)
 
 
 def test_what_the_network_answers_is_taken_back_from_the_datas_range(path: Path) -> None:
     """It sees the actions of [-1, 0] and [0.5, 1] as [-1, 1]: its 0 stands for their middles."""
-    ranges = Normaliser.fit_range(np.array([[-1, 0.5], [0, 1]], np.float32))
+    ranges = Normalizer.fit_range(np.array([[-1, 0.5], [0, 1]], np.float32))
     bundle.write(path, replace(PLAIN, actions=ranges))
     policy = policies.load(path)
     np.testing.assert_allclose(policy.act(np.zeros(3))[0], [[-0.5, 0.75]], atol=1e-6)
@@ -271,8 +271,8 @@ def test_what_is_observed_is_checked_before_anything_acts(path: Path) -> None:
 @pytest.mark.parametrize(
     ("mean", "weight", "fault"),
     [
-        ([0, 0], 1, r"normalisers are for .*\(2,\).*, the observations are .*\(3,\)"),
-        ([0, np.inf, 0], 1, "normaliser holds NaN or infinite numbers"),
+        ([0, 0], 1, r"normalizers are for .*\(2,\).*, the observations are .*\(3,\)"),
+        ([0, np.inf, 0], 1, "normalizer holds NaN or infinite numbers"),
         ([0, 0, 0], np.nan, r"weights\.0 holds NaN or infinite numbers"),
     ],
 )
@@ -284,8 +284,8 @@ def test_numbers_that_no_policy_acts_by_are_refused(
     weights = {**good.weights, "trunk.weights.0": np.full((3, 2), weight, np.float32)}
 
     def made_and_read() -> None:
-        normaliser = Normaliser(np.array(mean, np.float32), np.ones(len(mean), np.float32))
-        bundle.write(path, replace(good, weights=weights, normalisers={"observation": normaliser}))
+        normalizer = Normalizer(np.array(mean, np.float32), np.ones(len(mean), np.float32))
+        bundle.write(path, replace(good, weights=weights, normalizers={"observation": normalizer}))
         bundle.read(path)
 
     with pytest.raises(ValueError, match=fault):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from policies import channels
-from policies.channels import Normalisers
-from policies.normaliser import Normaliser
+from policies.channels import Normalizers
+from policies.normalizer import Normalizer
 
 VECTOR = np.arange(12, dtype=np.float32).reshape(4, 3)
 PICTURE = np.arange(4 * 2 * 2 * 3, dtype=np.uint8).reshape(4, 2, 2, 3)
@@ -55,15 +55,15 @@ def test_flat_columns_name_the_channel_behind_the_word_and_nested_undoes_it() ->
     assert channels.of(flat, "final_observations") is None
 
 
-def test_each_vector_has_a_normaliser_of_its_own_and_pictures_pass_untouched() -> None:
+def test_each_vector_has_a_normalizer_of_its_own_and_pictures_pass_untouched() -> None:
     fitted = channels.fit(BOTH)
-    assert isinstance(fitted, Normalisers)
+    assert isinstance(fitted, Normalizers)
     assert fitted.of.keys() == {"state"}
     seen = fitted(BOTH)
     assert seen["picture"] is PICTURE
     mean, deviation = VECTOR.mean(0), VECTOR.std(0) + 1e-3
     np.testing.assert_allclose(seen["state"], (VECTOR - mean) / deviation, rtol=1e-6)
-    assert isinstance(channels.fit(VECTOR), Normaliser)
+    assert isinstance(channels.fit(VECTOR), Normalizer)
     nothing = channels.identity(channels.shapes(BOTH))
     assert nothing.of["state"].kind == "identity"
     np.testing.assert_array_equal(nothing(BOTH)["state"], VECTOR)

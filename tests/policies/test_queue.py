@@ -11,17 +11,17 @@ from policies.spec import Spec
 class Planner:
     """Answers 100 times the oldest observation seen plus the present one, and counts from there."""
 
-    def __init__(self, horizon: int = 5) -> None:
-        self.horizon, self.asked = horizon, []
+    def __init__(self, chunk_size: int = 5) -> None:
+        self.chunk_size, self.asked = chunk_size, []
 
     def __call__(self, observations, drawn, rows):
         self.asked.append((observations[..., 0].tolist(), drawn, rows.tolist()))
         start = 100 * observations[:, 0, 0] + observations[:, -1, 0]
-        return (start[:, None] + np.arange(self.horizon) / 10)[..., None].astype(np.float32)
+        return (start[:, None] + np.arange(self.chunk_size) / 10)[..., None].astype(np.float32)
 
 
 def queue(planner, **options):
-    made = Queue(planner, **({"history": 2, "executed": 3} | options))
+    made = Queue(planner, **({"n_obs_steps": 2, "n_action_steps": 3} | options))
     made.reset(np.array([7, 8]))
     return made
 
@@ -32,7 +32,7 @@ def steps(made, *observations):
 
 def test_history_begins_with_the_first_observation_repeated_and_then_slides():
     planner = Planner()
-    steps(queue(planner, history=3, executed=1), [1, 2], [3, 4], [5, 6])
+    steps(queue(planner, n_obs_steps=3, n_action_steps=1), [1, 2], [3, 4], [5, 6])
     assert [asked[0] for asked in planner.asked] == [
         [[1, 1, 1], [2, 2, 2]],
         [[1, 1, 3], [2, 2, 4]],
@@ -62,7 +62,7 @@ def test_an_episode_that_begins_anew_is_planned_alone_and_forgets():
 
 def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_the_decision():
     planner = Planner()
-    made = queue(planner, executed=1, noise_shape=(4, 3))
+    made = queue(planner, n_action_steps=1, noise_shape=(4, 3))
     steps(made, [1, 2], [3, 4])
     first, second = planner.asked[0][1], planner.asked[1][1]
     assert first.shape == (2, 4, 3)
@@ -109,7 +109,7 @@ def test_blended_actions_are_weighted_means_of_all_that_was_decided_for_their_st
             told[row].append(chunk)
         return chunks
 
-    made = queue(plan, history=1, executed=1, blending=m)
+    made = queue(plan, n_obs_steps=1, n_action_steps=1, temporal_ensemble_coeff=m)
     for step in range(6):
         if step == 2:
             made.reset(np.array([9]), np.array([1]))
@@ -122,9 +122,12 @@ def test_blended_actions_are_weighted_means_of_all_that_was_decided_for_their_st
 
 
 def test_chunks_are_blended_only_where_every_step_decides():
-    with pytest.raises(ValueError, match=r"blending=0.01.* one action of each chunk.*executed=2"):
-        Spec((3,), 2, horizon=4, executed=2, blending=0.01)
-    told = Spec((3,), 2, horizon=4, blending=0.01).to_json()
-    assert Spec.from_json(told).blending == 0.01
-    told.pop("blending")  # as in older bundles
-    assert Spec.from_json(told).blending is None
+    with pytest.raises(
+        ValueError,
+        match=r"temporal_ensemble_coeff=0.01.* one action of each chunk.*n_action_steps=2",
+    ):
+        Spec((3,), 2, chunk_size=4, n_action_steps=2, temporal_ensemble_coeff=0.01)
+    told = Spec((3,), 2, chunk_size=4, temporal_ensemble_coeff=0.01).to_json()
+    assert Spec.from_json(told).temporal_ensemble_coeff == 0.01
+    told.pop("temporal_ensemble_coeff")  # as in older bundles
+    assert Spec.from_json(told).temporal_ensemble_coeff is None

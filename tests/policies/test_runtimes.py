@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import policies
-from policies import Bundle, BundleError, Normaliser, Player, Spec, bundle
+from policies import Bundle, BundleError, Normalizer, Player, Spec, bundle
 from policies.heads.act import ActionChunkingTransformer
 from policies.heads.chunk import ChunkActor
 from policies.heads.decision_transformer import DecisionTransformer
@@ -30,9 +30,9 @@ SEEN = np.random.default_rng(3).normal(size=(50, 5)).astype(np.float32) * 4
 def write(path: Path, head: torch.nn.Module, **spec: Any) -> Path:
     """A bundle of the head as it is, of five numbers seen and two done."""
     draw = np.random.default_rng(0)
-    normaliser = Normaliser.fit(draw.normal(1, 3, size=(20, 5)).astype(np.float32))
+    normalizer = Normalizer.fit(draw.normal(1, 3, size=(20, 5)).astype(np.float32))
     weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
-    made = Bundle(Spec((5,), 2, **spec), type(head).__name__, head.arguments, weights, normaliser)
+    made = Bundle(Spec((5,), 2, **spec), type(head).__name__, head.arguments, weights, normalizer)
     bundle.write(path, made)
     return path
 
@@ -47,7 +47,7 @@ def perceptrons() -> dict[str, torch.nn.Module]:
     heads["gaussian"] = GaussianActor(5, 2, (16,))
     heads["clipped gaussian"] = GaussianActor(5, 2, (16,), tanh_mean=False)
     heads["tanh-gaussian"] = TanhGaussianActor(5, 2, (16,), affine=(1.0, -1.0))
-    heads["normalised tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
+    heads["normalized tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
     for head in heads.values():
         for parameter in head.parameters():
             parameter.data.mul_(2).add_(0.1)  # so that squashing, clipping and shifts matter
@@ -66,8 +66,8 @@ def test_numpy_answers_as_torch_does(tmp_path: Path, name: str) -> None:
 
 def test_numpy_answers_whole_chunks_as_torch_does(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    head = ChunkActor(5, 2, (16,), window=4, executed=2, history=3)
-    path = write(tmp_path / "policy.bundle", head, history=3, horizon=4, executed=2)
+    head = ChunkActor(5, 2, (16,), horizon=4, n_action_steps=2, n_obs_steps=3)
+    path = write(tmp_path / "policy.bundle", head, n_obs_steps=3, chunk_size=4, n_action_steps=2)
     ours, theirs = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
     for player in (ours, theirs):
         player.reset(range(10))
@@ -111,7 +111,7 @@ def test_where_torch_is_not_installed_a_perceptron_runs_by_numpy(tmp_path: Path)
 
 
 def test_what_numpy_cannot_run_says_what_it_needs(tmp_path: Path, monkeypatch) -> None:
-    head = DecisionTransformer(5, 2, target_return=1.0, window=2, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=1.0, horizon=2, size=8, layers=1)
     path = write(tmp_path / "policy.bundle", head)
     with pytest.raises(BundleError, match=r"numpy runs DeterministicActor.* DecisionTransformer"):
         policies.load(path, runtime="numpy")
@@ -124,18 +124,24 @@ def test_what_numpy_cannot_run_says_what_it_needs(tmp_path: Path, monkeypatch) -
         policies.load(path)
 
 
-def sampler(kind: str, rounds: int = 3, predicts: Any = "noise", eta: float = 0.0) -> Any:
+def sampler(
+    kind: str, num_inference_steps: int = 3, prediction_type: Any = "epsilon", eta: float = 0.0
+) -> Any:
     """A small diffusion policy whose chunks are of moderate size."""
     torch.manual_seed(1)
     alphas = cosine_alphas(20)
-    table = ddim(alphas, rounds, predicts, eta) if kind != "flow" else euler(4, eta=0.7)
+    table = (
+        ddim(alphas, num_inference_steps, prediction_type, eta)
+        if kind != "flow"
+        else euler(4, eta=0.7)
+    )
     options = {"hidden": [16], "time_size": 8}
-    size = {"window": 6, "history": 2, "executed": 3, "action_low": [-1.0, -0.5]}
+    size = {"horizon": 6, "n_obs_steps": 2, "n_action_steps": 3, "action_low": [-1.0, -0.5]}
     size |= {"action_high": [0.5, 0.5]}
     return DiffusionActor(5, 2, network="mlp", options=options, table=table, **size)
 
 
-PLANNED = {"history": 2, "horizon": 5, "executed": 3}
+PLANNED = {"n_obs_steps": 2, "chunk_size": 5, "n_action_steps": 3}
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +239,7 @@ def test_a_bundle_whose_golden_answer_does_not_come_out_is_not_exported(tmp_path
 def test_what_remembers_its_episode_is_not_exported(tmp_path: Path) -> None:
     from policies.export import exported
 
-    head = DecisionTransformer(5, 2, target_return=1.0, window=2, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=1.0, horizon=2, size=8, layers=1)
     path = write(tmp_path / "policy.bundle", head)
     with pytest.raises(BundleError, match="a DecisionTransformer remembers its episode"):
         exported(bundle.read(path))
@@ -243,13 +249,20 @@ def chunked(kind: Any) -> Any:
     """A small head of chunks of seven actions, from two observations."""
     torch.manual_seed(2)
     if kind == "act":
-        small = {"size": 16, "heads": 2, "hidden": 16, "layers": 1, "style_layers": 1, "style": 4}
-        return ActionChunkingTransformer(5, 2, history=2, window=7, executed=3, **small)
+        small = {
+            "size": 16,
+            "heads": 2,
+            "hidden": 16,
+            "layers": 1,
+            "num_vae_encoder_layers": 1,
+            "latent_dim": 4,
+        }
+        return ActionChunkingTransformer(5, 2, n_obs_steps=2, horizon=7, n_action_steps=3, **small)
     options: dict[str, Any] = {"widths": [8, 16], "groups": 4, "time_size": 8}
     if kind == "transformer":
         options = {"size": 16, "layers": 2, "heads": 2}
     jump = {"table": jumps(3, 80, True), "until": 0.1} if kind == "consistency" else {}
-    how = {"table": ddim(cosine_alphas(20), 4, "noise"), "window": 8, "executed": 3} | jump
+    how = {"table": ddim(cosine_alphas(20), 4, "epsilon"), "horizon": 8, "n_action_steps": 3} | jump
     if kind == "consistency":
         kind, options = "mlp", {"hidden": [16], "time_size": 8}
     return DiffusionActor(5, 2, network=kind, options=options, **how)
@@ -261,7 +274,9 @@ def test_every_head_of_chunks_is_exported(tmp_path: Path, kind: str) -> None:
     """Convolutions, attention, a model of jumps, which is told two times, and one without noise."""
     from policies.export import exported
 
-    path = write(tmp_path / "policy.bundle", chunked(kind), history=2, horizon=7, executed=3)
+    path = write(
+        tmp_path / "policy.bundle", chunked(kind), n_obs_steps=2, chunk_size=7, n_action_steps=3
+    )
     made, apart = exported(bundle.read(path))
     assert apart < 1e-4
     bundle.write(path, made)
@@ -274,12 +289,18 @@ def seeing(kind: str) -> torch.nn.Module:
     """A small head of chunks of seven actions, from two pictures and vectors."""
     torch.manual_seed(2)
     shapes: Any = {"state": [3], "picture": [12, 10, 3]}
-    own: Any = {"encoder": {"keypoints": 4}, "history": 2, "executed": 3}
+    own: Any = {"encoder": {"num_keypoints": 4}, "n_obs_steps": 2, "n_action_steps": 3}
     if kind == "act":
-        small: Any = {"size": 16, "heads": 2, "hidden": 16, "layers": 1, "style_layers": 1}
-        return ActionChunkingTransformer(shapes, 2, window=7, **small, **own)
-    options, table = {"hidden": [16], "time_size": 8}, ddim(cosine_alphas(20), 4, "noise")
-    return DiffusionActor(shapes, 2, network="mlp", options=options, table=table, window=8, **own)
+        small: Any = {
+            "size": 16,
+            "heads": 2,
+            "hidden": 16,
+            "layers": 1,
+            "num_vae_encoder_layers": 1,
+        }
+        return ActionChunkingTransformer(shapes, 2, horizon=7, **small, **own)
+    options, table = {"hidden": [16], "time_size": 8}, ddim(cosine_alphas(20), 4, "epsilon")
+    return DiffusionActor(shapes, 2, network="mlp", options=options, table=table, horizon=8, **own)
 
 
 @pytest.mark.parametrize("kind", ["sampler", pytest.param("act", marks=pytest.mark.slow)])
@@ -292,8 +313,10 @@ def test_what_sees_pictures_is_exported_with_every_channel_by_name(
 
     head, path = seeing(kind), tmp_path / "policy.bundle"
     weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
-    spec = Spec({"state": (3,), "picture": (12, 10, 3)}, 2, history=2, horizon=7, executed=3)
-    same = {"state": Normaliser.fit(SEEN[:, :3])}
+    spec = Spec(
+        {"state": (3,), "picture": (12, 10, 3)}, 2, n_obs_steps=2, chunk_size=7, n_action_steps=3
+    )
+    same = {"state": Normalizer.fit(SEEN[:, :3])}
     made = Bundle(spec, type(head).__name__, head.arguments, weights, same)
     bundle.write(path, made)
     whole, apart = exported(bundle.read(path))
@@ -335,7 +358,7 @@ def test_a_player_takes_the_executed_actions_of_a_chunk_and_then_asks_again(tmp_
 
 
 def test_a_player_tells_a_policy_with_memory_its_rewards(tmp_path: Path) -> None:
-    head = DecisionTransformer(5, 2, target_return=9.0, window=3, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=9.0, horizon=3, size=8, layers=1)
     policy = policies.load(write(tmp_path / "p", head))
     player, state = Player(policy), None
     for seen, reward in zip(SEEN[:4], (None, 1.0, 2.0, 0.0), strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from envs.suites.arm import Reach
-from policies import Bundle, Channel, Normaliser, Spec
+from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
 from policies.heads.deterministic import DeterministicActor
 
@@ -33,6 +33,6 @@ def write_desk_bundle(path: Path) -> Path:
     weights = {name: 0.05 * value.numpy() for name, value in actor.state_dict().items()}
     ready = env.model.key("ready").qpos[: spec.action_dim]
     weights["trunk.biases.1"] = np.arctanh(env.action(ready)).astype(np.float32)
-    same = Normaliser.identity(spec.observation_shape)
+    same = Normalizer.identity(spec.observation_shape)
     write(path, Bundle(spec, "DeterministicActor", actor.arguments, weights, same))
     return path

@@ -8,7 +8,7 @@ import pytest
 from robots_in_memory import Clock, MemoryRobot, spec
 
 from offline_rl.utils.errors import UserError
-from policies import Bundle, Normaliser, Spec, load
+from policies import Bundle, Normalizer, Spec, load
 from policies import Channel as PolicyChannel
 from policies.bundle import write
 from policies.heads.decision_transformer import DecisionTransformer
@@ -62,7 +62,7 @@ def bundle(tmp_path, **changes):
     chosen = replace(FITTING, **changes)
     actor = DeterministicActor(chosen.observation_dim, chosen.action_dim, [4])
     weights = {name: value.numpy() for name, value in actor.state_dict().items()}
-    same = Normaliser.identity(chosen.observation_shape)
+    same = Normalizer.identity(chosen.observation_shape)
     write(tmp_path / "b", Bundle(chosen, "DeterministicActor", actor.arguments, weights, same))
     return tmp_path / "b"
 
@@ -93,9 +93,11 @@ def test_a_joint_whose_current_is_limited_and_not_measured_is_named():
 
 
 def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_rewards(tmp_path):
-    head = DecisionTransformer(6, 2, target_return=1.0, window=2, size=8, layers=1, episode_steps=4)
+    head = DecisionTransformer(
+        6, 2, target_return=1.0, horizon=2, size=8, layers=1, episode_steps=4
+    )
     weights = {name: value.numpy() for name, value in head.state_dict().items()}
-    same = Normaliser.identity(FITTING.observation_shape)
+    same = Normalizer.identity(FITTING.observation_shape)
     made = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
     write(tmp_path / "b", made)
     with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
@@ -106,7 +108,7 @@ def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_reward
     ("offset", "says"), [(None, "not said"), (1.0, "due 1 steps after"), (0.0, "due 0 steps after")]
 )
 def test_when_a_chunk_begins_is_said(offset: float | None, says: str):
-    found = module._offset(replace(FITTING, horizon=4, action_offset=offset))
+    found = module._offset(replace(FITTING, chunk_size=4, action_offset=offset))
     assert says in found
 
 

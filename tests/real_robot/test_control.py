@@ -249,13 +249,13 @@ def test_a_run_that_ends_brings_the_robot_to_rest_and_its_last_row_says_so(
 def test_an_axis_that_needs_six_seconds_to_stop_is_given_them(session, words) -> None:
     """From 0.3 rad/s at 0.05 rad/s²; whoever ends control waits for as long."""
 
-    def forwards(t: float) -> np.ndarray:
+    def forward(t: float) -> np.ndarray:
         times = t + 0.05 * np.arange(8)[:, None]
         return np.repeat(-1.9 + 0.045 / 2 * times**2, 2, 1)
 
     slow = {"velocity": 0.4, "acceleration": 0.05, "stop_acceleration": 0.05, "jerk": 5.0}
     start = np.full(2, -1.9)
-    bench = Ended(session, words, {}, act=forwards, q0=start, **slow)
+    bench = Ended(session, words, {}, act=forward, q0=start, **slow)
     bench.run(1380)
     speed = bench.guard.motion.v[0]
     assert speed > 0.29

@@ -12,7 +12,7 @@ from robots_in_memory import spec as robot_spec
 from torch import nn
 
 from offline_rl.utils.errors import UserError
-from policies import Bundle, Channel, Normaliser, Spec, load
+from policies import Bundle, Channel, Normalizer, Spec, load
 from policies.bundle import write
 from policies.heads.seeing import Seeing
 from real_robot.control.inference import Inference
@@ -33,9 +33,14 @@ class Planner:
 
     noise_shape: tuple[int, ...] = ()
 
-    def __init__(self, executed: int) -> None:
+    def __init__(self, n_action_steps: int) -> None:
         seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"), units=("rad", "rad"))
-        own: dict[str, Any] = {"history": 2, "horizon": 6, "executed": executed, "rate_hz": 20.0}
+        own: dict[str, Any] = {
+            "n_obs_steps": 2,
+            "chunk_size": 6,
+            "n_action_steps": n_action_steps,
+            "rate_hz": 20.0,
+        }
         own |= {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
         self.spec = Spec((seen,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), **own)
         self.asked = list[list[list[float]]]()
@@ -48,12 +53,12 @@ class Planner:
         raise AssertionError("it is asked for plans")
 
 
-@pytest.mark.parametrize(("executed", "steps"), [(2, 2), (3, 3), (6, 3)])
+@pytest.mark.parametrize(("n_action_steps", "steps"), [(2, 2), (3, 3), (6, 3)])
 def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions_are_taken(
-    tmp_path, executed: int, steps: int
+    tmp_path, n_action_steps: int, steps: int
 ) -> None:
     """Or half of them, so that the next chunk is there before the last ends."""
-    robot, planner = robot_spec(), Planner(executed)
+    robot, planner = robot_spec(), Planner(n_action_steps)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     words = Words(tmp_path / "words", create=True)
@@ -113,7 +118,12 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
         Channel(name, (1,), names=(f"{name}.q",), units=("rad",)) for name in ("shoulder", "elbow")
     ]
     limits = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
-    sizes: dict[str, Any] = {"history": 2, "horizon": 2, "executed": 1, "rate_hz": 20.0}
+    sizes: dict[str, Any] = {
+        "n_obs_steps": 2,
+        "chunk_size": 2,
+        "n_action_steps": 1,
+        "rate_hz": 20.0,
+    }
     moved = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
     spec = Spec(tuple(parts), 2, **limits, **sizes, **moved)
     made: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
@@ -135,7 +145,7 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
 def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episode(tmp_path) -> None:
     """Of two steps each, equally: the second step of one is the first of the next."""
     robot, planner = robot_spec(), Planner(1)
-    planner.spec = replace(planner.spec, history=1, blending=0.0)
+    planner.spec = replace(planner.spec, n_obs_steps=1, temporal_ensemble_coeff=0.0)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 8)
     made: Any = planner
@@ -179,8 +189,11 @@ def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
 ) -> None:
     monkeypatch.setattr("policies.heads.head.kinds", lambda: {"Counter": Counter})
     monkeypatch.setattr(Counter, "needs_rewards", needs_rewards)
-    robot, spec = robot_spec(), replace(Planner(1).spec, history=1, horizon=1, executed=1)
-    write(tmp_path / "b", Bundle(spec, "Counter", {}, {}, Normaliser.identity((2,))))
+    robot, spec = (
+        robot_spec(),
+        replace(Planner(1).spec, n_obs_steps=1, chunk_size=1, n_action_steps=1),
+    )
+    write(tmp_path / "b", Bundle(spec, "Counter", {}, {}, Normalizer.identity((2,))))
     policy = load(tmp_path / "b")
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, 2), 16)
@@ -206,7 +219,7 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
     """The tracker saw the target 40 ms before the joints were read; one reading failed."""
     robot = replace(robot_spec(), channels={"target": RobotChannel((3,), "m")})
     names = ("shoulder.q", "elbow.q", "target.x")
-    asked, chosen = list[list[float]](), replace(Planner(1).spec, history=1)
+    asked, chosen = list[list[float]](), replace(Planner(1).spec, n_obs_steps=1)
     seen = Channel("observation", (3,), names=names, units=("rad", "rad", "m"))
 
     def act(observation: Any, state: Any) -> Any:
@@ -259,7 +272,7 @@ def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
     )
     weights = {name: value.numpy() for name, value in actor.state_dict().items()}
     weights |= {name: np.full_like(x, 0.5) for name, x in weights.items() if "biases.1" in name}
-    same = {channel.name: Normaliser.identity(channel.shape) for channel in seen}
+    same = {channel.name: Normalizer.identity(channel.shape) for channel in seen}
     spec = replace(base.spec, channels=seen)
     whole = Bundle(spec, "Seeing", actor.arguments, weights, same, base=base.bundle)
     write(tmp_path / "whole.bundle", whole)
@@ -267,7 +280,7 @@ def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
     ticks = Ring.create(tmp_path / "ticks", row_type(here), 8)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, joints), 8)
     inference = Inference(policy, here, ticks, chunks, Words(tmp_path / "words", create=True))
-    inference.warm_up()
+    inference.warmup_steps()
     to_goals, to_seen = goals(base.spec, here), observer(base.spec, here)
     reader = Reader(chunks, from_start=True)
     for k in range(3):

@@ -51,7 +51,7 @@ FITTING = {E.STOP: Reason.WORKSPACE, E.FAULT: Reason.BUS_LOST, E.ESTOP: Reason.E
 
 
 def machine(state: State) -> Machine:
-    """One in `state`, as favourable to any event as can be: nothing latched, checked just now."""
+    """One in `state`, as favorable to any event as can be: nothing latched, checked just now."""
     return Machine(state, pending=Reason.PLAN_EXHAUSTED if state is S.SOFT_STOP else None)
 
 

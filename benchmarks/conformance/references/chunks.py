@@ -29,31 +29,31 @@ def diffusion_policy(job: Job) -> Learner:
     )
     from diffusion_policy.model.diffusion.ema_model import EMAModel
 
-    scheduler = DDPMScheduler(c["noise_levels"], beta_schedule="squaredcos_cap_v2")
-    sizes = {"horizon": c["window"], "obs_dim": OBS, "action_dim": ACT}
-    sizes |= {"n_action_steps": c["executed"], "n_obs_steps": c["history"]}
+    scheduler = DDPMScheduler(c["num_train_timesteps"], beta_schedule="squaredcos_cap_v2")
+    sizes = {"horizon": c["horizon"], "obs_dim": OBS, "action_dim": ACT}
+    sizes |= {"n_action_steps": c["n_action_steps"], "n_obs_steps": c["n_obs_steps"]}
     if c["network"] == "unet":
         net = unet(c)
         policy = module.DiffusionUnetLowdimPolicy(net, scheduler, obs_as_global_cond=True, **sizes)
     else:
         net = transformer(c)
         policy = module.DiffusionTransformerLowdimPolicy(net, scheduler, obs_as_cond=True, **sizes)
-    normaliser = LinearNormalizer()
+    normalizer = LinearNormalizer()
     for name in ("obs", "action"):
-        normaliser[name] = SingleFieldLinearNormalizer.create_identity()
-    policy.set_normalizer(normaliser)
+        normalizer[name] = SingleFieldLinearNormalizer.create_identity()
+    policy.set_normalizer(normalizer)
     betas, decay = (c["beta1"], c["beta2"]), c["weight_decay"]
     if c["network"] == "unet":
         adam: Any = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, decay)
     else:
         adam = policy.get_optimizer(decay, c["lr"], betas)
     total = c["num_updates"]
-    schedule = get_cosine_schedule_with_warmup(adam, c["warm_up_updates"], total)
+    schedule = get_cosine_schedule_with_warmup(adam, c["num_warmup_updates"], total)
     average = EMAModel(copy.deepcopy(net), power=c["ema_power"], max_value=c["ema_max"])
 
     def update(b: Any) -> dict[str, float]:
         obs = torch.zeros(*b.actions.shape[:2], OBS)
-        obs[:, : c["history"]] = b.observations
+        obs[:, : c["n_obs_steps"]] = b.observations
         loss = policy.compute_loss({"obs": obs, "action": b.actions})
         loss.backward()
         adam.step()
@@ -70,7 +70,7 @@ def diffusion_policy(job: Job) -> Learner:
 def unet(c: dict[str, Any]) -> nn.Module:
     from diffusion_policy.model.diffusion.conditional_unet1d import ConditionalUnet1D
 
-    cond, widths = OBS * c["history"], list(c["widths"])
+    cond, widths = OBS * c["n_obs_steps"], list(c["widths"])
     return ConditionalUnet1D(ACT, None, cond, c["time_size"], widths, 5, 8, True)
 
 
@@ -81,11 +81,11 @@ def transformer(c: dict[str, Any]) -> nn.Module:
     sizes = {"n_layer": layers, "n_head": c["heads"], "n_emb": size, "cond_dim": OBS}
     kind = {"p_drop_emb": 0.0, "p_drop_attn": c["dropout"], "causal_attn": True}
     kind |= {"time_as_cond": True, "obs_as_cond": True, "n_cond_layers": 0}
-    return TransformerForDiffusion(ACT, ACT, c["window"], c["history"], **sizes, **kind)
+    return TransformerForDiffusion(ACT, ACT, c["horizon"], c["n_obs_steps"], **sizes, **kind)
 
 
 def conv(name: str, layer: nn.Conv1d, ours: tuple[str, str] = ("weight", "bias")) -> list[Link]:
-    """Ours stacks its neighbours' inputs, earliest first."""
+    """Ours stacks its neighbors' inputs, earliest first."""
     weight = viewed(f"{name}.{ours[0]}", layer.weight, lambda w: w.permute(2, 1, 0))
     return [weight, link(f"{name}.{ours[1]}", layer.bias)]
 
@@ -95,7 +95,7 @@ def norm(name: str, layer: Any) -> list[Link]:
 
 
 def block(name: str, theirs: Any) -> list[Link]:
-    """A convolution, and its normalisation."""
+    """A convolution, and its normalization."""
     return conv(f"{name}.conv", theirs.block[0]) + norm(f"{name}.norm", theirs.block[1])
 
 

@@ -45,20 +45,20 @@ def loaded(job: Job) -> ModuleType:
 
 
 def taught(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
-    """With nothing normalised, its optimiser and the schedule of its rate."""
+    """With nothing normalized, its optimizer and the schedule of its rate."""
     from diffusion_policy.model.common.normalizer import (
         LinearNormalizer,
         SingleFieldLinearNormalizer,
     )
     from transformers.optimization import get_cosine_schedule_with_warmup
 
-    normaliser = LinearNormalizer()
+    normalizer = LinearNormalizer()
     for name in ("state", "action"):
-        normaliser[name] = SingleFieldLinearNormalizer.create_identity()
-    policy.set_normalizer(normaliser)
+        normalizer[name] = SingleFieldLinearNormalizer.create_identity()
+    policy.set_normalizer(normalizer)
     betas = (c["beta1"], c["beta2"])
     adam = torch.optim.AdamW(policy.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
-    return adam, get_cosine_schedule_with_warmup(adam, c["warm_up_updates"], c["num_updates"])
+    return adam, get_cosine_schedule_with_warmup(adam, c["num_warmup_updates"], c["num_updates"])
 
 
 def diffusion_policy(job: Job) -> Learner:
@@ -70,9 +70,9 @@ def diffusion_policy(job: Job) -> Learner:
     policy = module.KarrasUnetHybridImagePolicy(
         SEEN,
         Karras_Scheduler(0.02, 80.0, 7.0, 80, "heun", "log_normal", "boundary", 0.5),
-        c["window"],
-        c["executed"],
-        c["history"],
+        c["horizon"],
+        c["n_action_steps"],
+        c["n_obs_steps"],
         crop_shape=None,
         diffusion_step_embed_dim=c["time_size"],
         down_dims=c["widths"],
@@ -117,9 +117,9 @@ def consistency(job: Job) -> Learner:
     policy = module.CTMPPUnetHybridImagePolicy(
         SEEN,
         scheduler,
-        c["window"],
-        c["executed"],
-        c["history"],
+        c["horizon"],
+        c["n_action_steps"],
+        c["n_obs_steps"],
         crop_shape=None,
         diffusion_step_embed_dim=c["time_size"],
         down_dims=c["widths"],

@@ -115,7 +115,7 @@ def cql(job: Job) -> Learner:
         qf_lr=c["critic_lr"],
         soft_target_update_rate=c["tau"],
         bc_steps=0,
-        cql_n_actions=c["samples"],
+        cql_n_actions=c["num_samples"],
         cql_lagrange=c["gap"] is not None,
         cql_target_action_gap=c["gap"] or 0.0,
         cql_temp=c["temperature"],
@@ -234,7 +234,7 @@ def ensemble(
     """told: their metrics by our names, beside those that all have. scale: of the rates."""
     module, c = job.load(swaps={"+ 1e-6)": "+ 0.0)"}), job.config
     actor = module.Actor(OBS, ACT, WIDTH, **networks[0])
-    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["critics"], **networks[1])
+    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["num_critics"], **networks[1])
     t = getattr(module, name)(
         actor,
         adam(actor, scale * c["actor_lr"]),

@@ -6,7 +6,7 @@ OPTIONS = {  # theirs: ours
     "policy_lr": "policy_lr",
     "qf_lr": "critic_lr",
     "soft_target_update_rate": "tau",
-    "cql_n_actions": "samples",
+    "cql_n_actions": "num_samples",
     "cql_temp": "temperature",
     "cql_min_q_weight": "weight",
     "cql_max_target_backup": "max_target_backup",

@@ -27,22 +27,27 @@ def decision_transformer(job: Job) -> Learner:
     sys.path.insert(0, str(job.checkout / "gym"))
     module, c = job.load(), job.config
     models = job.load("gym/decision_transformer/models/decision_transformer.py")
-    names = {"n_layer": "layers", "n_head": "heads", "max_length": "window", "hidden_size": "size"}
+    names = {
+        "n_layer": "num_layers",
+        "n_head": "num_heads",
+        "max_length": "context_length",
+        "hidden_size": "dim_model",
+    }
     names |= {"max_ep_len": "episode_steps"}
     options = {theirs: c[ours] for theirs, ours in names.items()}
     options |= dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), c["dropout"])
     net = models.DecisionTransformer(
-        OBS, ACT, n_inner=4 * c["size"], activation_function="relu", n_ctx=1024, **options
+        OBS, ACT, n_inner=4 * c["dim_model"], activation_function="relu", n_ctx=1024, **options
     )
-    optimiser = torch.optim.AdamW(net.parameters(), lr=c["lr"], weight_decay=c["weight_decay"])
-    total = c["warm_up_updates"]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda done: min((done + 1) / total, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=c["lr"], weight_decay=c["weight_decay"])
+    total = c["num_warmup_updates"]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min((done + 1) / total, 1))
     now = SimpleNamespace(rows=None)
     t = module.SequenceTrainer(
         net,
-        optimiser,
+        optimizer,
         0,
-        lambda size: now.rows,
+        lambda dim_model: now.rows,
         loss_fn=lambda _s, a, _r, _s2, known, _r2: ((a - known) ** 2).mean(),
     )
 
@@ -64,11 +69,11 @@ def decision_transformer(job: Job) -> Learner:
         normed |= {f"{inside}.norm_attention": block.ln_1, f"{inside}.norm_mlp": block.ln_2}
         parts = {ours: [block.get_submodule(theirs)] for ours, theirs in PARTS.items()}
         parts["mlp"] = [block.mlp.c_fc, block.mlp.c_proj]
-        for ours, layers in parts.items():
-            links += mlp(f"policy/{inside}.{ours}", layers, transposed=False)
+        for ours, num_layers in parts.items():
+            links += mlp(f"policy/{inside}.{ours}", num_layers, transposed=False)
     for ours, norm in normed.items():
         links += [link(f"policy/{ours}.{part}", getattr(norm, part)) for part in ("weight", "bias")]
-    return Learner(links, update, [f"dropout_{i}" for i in range(1 + 3 * c["layers"])])
+    return Learner(links, update, [f"dropout_{i}" for i in range(1 + 3 * c["num_layers"])])
 
 
 def moved(x: Tensor, real: Tensor) -> Tensor:

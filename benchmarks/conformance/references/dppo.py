@@ -1,4 +1,4 @@
-"""irom-princeton/dppo: the loss of its agents, and their optimisers; needs the package einops."""
+"""irom-princeton/dppo: the loss of its agents, and their optimizers; needs the package einops."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def dppo(job: Job) -> Learner:
     from model.common.critic import CriticObs
     from model.diffusion.eta import EtaFixed
 
-    sizes = {"action_dim": ACT, "horizon_steps": c["window"], "cond_dim": OBS * c["history"]}
+    sizes = {"action_dim": ACT, "horizon_steps": c["horizon"], "cond_dim": OBS * c["n_obs_steps"]}
     actor = network.DiffusionMLP(**sizes, time_dim=c["time_size"], mlp_dims=list(c["widths"]))
-    critic = CriticObs(OBS * c["history"], list(c["value_hidden"]))
-    jumps = {"use_ddim": True, "ddim_steps": c["rounds"], "eta": EtaFixed(c["eta"])}
+    critic = CriticObs(OBS * c["n_obs_steps"], list(c["value_hidden"]))
+    jumps = {"use_ddim": True, "ddim_steps": c["num_inference_steps"], "eta": EtaFixed(c["eta"])}
     model = module.PPODiffusion(
         actor=actor,
         critic=critic,
@@ -44,14 +44,14 @@ def dppo(job: Job) -> Learner:
         min_sampling_denoising_std=c["sampling_floor"],
         min_logprob_denoising_std=c["density_floor"],
         randn_clip_value=c["noise_max"],
-        horizon_steps=c["window"],
+        horizon_steps=c["horizon"],
         obs_dim=OBS,
         action_dim=ACT,
-        denoising_steps=c["noise_levels"],
+        denoising_steps=c["num_train_timesteps"],
         device="cpu",
         **(jumps if ddim else {}),
     )
-    optimisers = [
+    optimizers = [
         torch.optim.AdamW(model.actor_ft.parameters(), c["policy_lr"], weight_decay=0),
         torch.optim.AdamW(model.critic.parameters(), c["value_lr"], weight_decay=0),
     ]
@@ -68,14 +68,14 @@ def dppo(job: Job) -> Learner:
             None,
             b.advantages,
             b.densities[own, step],
-            reward_horizon=c["executed"],
+            reward_horizon=c["n_action_steps"],
         )
         value_loss = value_loss * c["value_weight"]
-        for optimiser in optimisers:
-            optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         (policy_loss + value_loss).backward()
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
         found = {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
         return found | {"divergence": divergence, "clipped": clipped}
 
@@ -91,5 +91,5 @@ def actor_links(name: str, net: Any) -> list[Link]:
 
 
 def acts(own: Link) -> Link:
-    """What acts is what has learnt; nothing else is put there."""
+    """What acts is what has learned; nothing else is put there."""
     return Link(own.name, own.index, own.read, lambda _: None)

@@ -36,7 +36,7 @@ def edac(job: Job) -> Learner:
     TanhNormal.__init__.__defaults__ = (0.0,)
     hidden = [WIDTH] * 3
     policy = TanhGaussianPolicy(hidden, OBS, ACT)
-    critics = ParallelizedEnsembleFlattenMLP(c["critics"], hidden, OBS + ACT, 1)
+    critics = ParallelizedEnsembleFlattenMLP(c["num_critics"], hidden, OBS + ACT, 1)
     t = module.SACTrainer(
         None,
         policy,
@@ -48,19 +48,19 @@ def edac(job: Job) -> Learner:
         qf_lr=c["critic_lr"],
         soft_target_tau=c["tau"],
         eta=c.get("eta", -1.0),
-        num_qs=c["critics"],
+        num_qs=c["num_critics"],
     )
     t._need_to_update_eval_statistics = False
     steps = {"alpha": t.alpha_optimizer, "policy": t.policy_optimizer, "critics": t.qfs_optimizer}
-    done = {name: optimiser.step for name, optimiser in steps.items()}
+    done = {name: optimizer.step for name, optimizer in steps.items()}
     track = t.update_target_networks
 
     def update(b: Any) -> None:
         rows = {name: getattr(b, name) for name in ("observations", "actions", "next_observations")}
         rows |= {"rewards": b.column.rewards, "terminals": b.column.terminated}
         for turn in steps:
-            for name, optimiser in steps.items():
-                optimiser.step = done[name] if name == turn else lambda: None
+            for name, optimizer in steps.items():
+                optimizer.step = done[name] if name == turn else lambda: None
             t.update_target_networks = track if turn == "critics" else lambda: None
             t.train_from_torch({k: x.clone() for k, x in rows.items()}, None)
 

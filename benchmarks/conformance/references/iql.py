@@ -40,7 +40,7 @@ def learner(job: Job, **options: Any) -> Any:
 
 
 def links(t: Any, norms: bool = False) -> list[Link]:
-    """Of the four networks; norms: V is normalised."""
+    """Of the four networks; norms: V is normalized."""
     dense, actor, value = (
         ["Dense_0", "Dense_1", "Dense_2"],
         attribute(t, "actor"),

@@ -17,7 +17,7 @@ def lb_sac(job: Job) -> Learner:
     c, module = job.config, job.load()
     networks = job.load("lb_sac/networks.py", {"+ 1e-6)": "+ 0.0)"})
     actor = networks.Actor(OBS, ACT, WIDTH)
-    critic = networks.EnsembleCritic(OBS, ACT, WIDTH, c["critics"])
+    critic = networks.EnsembleCritic(OBS, ACT, WIDTH, c["num_critics"])
     scale = (c["batch_size"] / 256) ** 0.5
     rates = {name: scale * c[name] for name in ("actor_lr", "critic_lr", "alpha_lr")}
     t = module.SACN(actor, critic, gamma=c["discount"], tau=c["tau"], **rates)

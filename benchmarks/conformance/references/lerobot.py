@@ -53,22 +53,22 @@ def act(job: Job) -> Learner:
     module, c = policy_module(job), job.config
     config = SimpleNamespace(
         validate_features=lambda: None,
-        robot_state_feature=SimpleNamespace(shape=(OBS * c["history"],)),
+        robot_state_feature=SimpleNamespace(shape=(OBS * c["n_obs_steps"],)),
         action_feature=SimpleNamespace(shape=(ACT,)),
         env_state_feature=None,
         image_features=None,
-        chunk_size=c["window"],
-        n_action_steps=c["executed"],
+        chunk_size=c["horizon"],
+        n_action_steps=c["n_action_steps"],
         pre_norm=False,
-        dim_model=c["size"],
-        n_heads=c["heads"],
-        dim_feedforward=c["hidden_units"],
+        dim_model=c["dim_model"],
+        n_heads=c["num_heads"],
+        dim_feedforward=c["dim_feedforward"],
         feedforward_activation="relu",
-        n_encoder_layers=c["layers"],
-        n_decoder_layers=c["decoder_layers"],
+        n_encoder_layers=c["num_layers"],
+        n_decoder_layers=c["num_decoder_layers"],
         use_vae=True,
-        latent_dim=c["style"],
-        n_vae_encoder_layers=c["style_layers"],
+        latent_dim=c["latent_dim"],
+        n_vae_encoder_layers=c["num_vae_encoder_layers"],
         temporal_ensemble_coeff=None,
         dropout=c["dropout"],
         kl_weight=c["kl_weight"],
@@ -85,14 +85,14 @@ def act(job: Job) -> Learner:
         batch = {module.OBS_STATE: seen, module.OBS_ENV_STATE: seen, module.ACTION: b.actions}
         loss, info = policy(batch | {"action_is_pad": ~b.real})
         loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), c["max_norm"])  # as their loop does
+        nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])  # as their loop does
         adam.step()
         adam.zero_grad()
         return {"policy_loss": loss.item(), "l1_loss": info["l1_loss"], "kl": info["kld_loss"]}
 
     links = act_links("model", policy.model)
-    order: list[Draw] = [*layer_draws("style", 2), "z", *layer_draws("seen", 2)]
-    for k in range(c["decoder_layers"]):
+    order: list[Draw] = [*layer_draws("latent_dim", 2), "z", *layer_draws("seen", 2)]
+    for k in range(c["num_decoder_layers"]):
         order += layer_draws("chunk", 3, 6 * k)
     return Learner(links + copied("policy", links), update, order)
 
@@ -126,7 +126,7 @@ def act_links(name: str, net: Any) -> list[Link]:
         links += mlp(f"{name}/{ours}", [theirs])
     stacks = {"style_blocks": net.vae_encoder, "encoder": net.encoder, "decoder": net.decoder}
     for ours, theirs in stacks.items():
-        for k, layer in enumerate(theirs.layers):
+        for k, layer in enumerate(theirs.num_layers):
             links += layer_links(f"{name}/{ours}.{k}", layer)
     return links + norm(f"{name}/norm", net.decoder.norm)
 
@@ -140,9 +140,9 @@ def layer_links(name: str, layer: Any) -> list[Link]:
         norms |= {"norm_mlp": layer.norm2}
     links = mlp(f"{name}.mlp", [layer.linear1, layer.linear2])
     for ours, theirs in attentions.items():
-        size = theirs.embed_dim
+        dim_model = theirs.embed_dim
         for k, part in enumerate(("query", "key", "value")):
-            own, rows = f"{name}.{ours}.{part}", slice(k * size, (k + 1) * size)
+            own, rows = f"{name}.{ours}.{part}", slice(k * dim_model, (k + 1) * dim_model)
 
             def turned(packed: Tensor, rows: slice = rows) -> Tensor:
                 return packed[rows].T if packed.dim() == 2 else packed[rows]
@@ -176,12 +176,16 @@ def flow_policy(job: Job) -> Learner:
     class Perceptron(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            size, chunk = c["time_size"], c["window"] * ACT
-            units = [chunk + size + c["history"] * OBS, *c["widths"], chunk]
-            embedded = nn.Linear(size, 4 * size), nn.Mish(), nn.Linear(4 * size, size)
-            self.time = nn.Sequential(module.SinusoidalPosEmb(size), *embedded)
-            layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
-            self.trunk = nn.Sequential(*layers[:-1])
+            dim_model, chunk = c["time_size"], c["horizon"] * ACT
+            units = [chunk + dim_model + c["n_obs_steps"] * OBS, *c["widths"], chunk]
+            embedded = (
+                nn.Linear(dim_model, 4 * dim_model),
+                nn.Mish(),
+                nn.Linear(4 * dim_model, dim_model),
+            )
+            self.time = nn.Sequential(module.SinusoidalPosEmb(dim_model), *embedded)
+            num_layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
+            self.trunk = nn.Sequential(*num_layers[:-1])
 
         def forward(self, x: Tensor, times: Tensor, conditioning_vec: Tensor) -> Tensor:
             parts = [x.flatten(1), self.time(1000 * times), conditioning_vec]
@@ -194,7 +198,7 @@ def flow_policy(job: Job) -> Learner:
         timestep_sampling_beta=1.0,
         timestep_sampling_s=c["time_max"],
     )
-    objective = module.FlowMatchingObjective(config, ACT, c["window"], c["mask_ends"])
+    objective = module.FlowMatchingObjective(config, ACT, c["horizon"], c["mask_ends"])
     network, betas = Perceptron(), (c["beta1"], c["beta2"])
     adam = torch.optim.AdamW(network.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
 

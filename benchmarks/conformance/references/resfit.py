@@ -44,7 +44,7 @@ def resfit(job: Job) -> Learner:
     sizes |= {"use_layer_norm": c["layer_norm"]}
     pulled = {"action_scale": c["scale"], "action_l2_reg_weight": c["correction_weight"]}
     actor = rlpd.ActorConfig(feature_dim=FEATURE, **pulled, **sizes)
-    heads = {"num_q": c["critics"], "min_q_heads": c["subset"], "spatial_emb": FEATURE}
+    heads = {"num_q": c["num_critics"], "min_q_heads": c["num_min_critics"], "spatial_emb": FEATURE}
     told = rlpd.QAgentConfig(
         device="cpu",
         actor_lr=c["actor_lr"],
@@ -53,8 +53,8 @@ def resfit(job: Job) -> Learner:
         stddev_clip=c["noise_clip"],
         critic=rlpd.CriticConfig(**sizes, **heads),
         actor=actor,
-        critic_grad_clip_norm=c["max_norm"],
-        actor_grad_clip_norm=c["max_norm"],
+        critic_grad_clip_norm=c["max_grad_norm"],
+        actor_grad_clip_norm=c["max_grad_norm"],
         clip_q_target_to_reward_range=c["clip_target"],
         target_action_noise=c["target_noise"],
     )

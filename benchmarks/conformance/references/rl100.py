@@ -23,7 +23,7 @@ SMALL = {"adv.std() + 1e-5": "adv.std() + 1e-8", "eps=1e-5": "eps=1e-8"}
 
 
 class Identity:
-    """In place of their normaliser."""
+    """In place of their normalizer."""
 
     def normalize(self, x: Any) -> Any:
         return dict(x) if isinstance(x, dict) else x
@@ -46,8 +46,8 @@ class Perceptron(nn.Module):
 
     def __init__(self, c: dict[str, Any], embedding: nn.Module, time: float | None = None) -> None:
         super().__init__()
-        size, chunk, self.fixed = c["time_size"], c["window"] * ACT, time
-        units = [chunk + size + c["history"] * OBS, *c["widths"], chunk]
+        size, chunk, self.fixed = c["time_size"], c["horizon"] * ACT, time
+        units = [chunk + size + c["n_obs_steps"] * OBS, *c["widths"], chunk]
         embedded = nn.Linear(size, 4 * size), nn.Mish(), nn.Linear(4 * size, size)
         self.time = nn.Sequential(embedding, *embedded)
         layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
@@ -76,14 +76,17 @@ def policy_of(c: dict[str, Any]) -> Any:
 
     policy = RL1003D.__new__(RL1003D)
     nn.Module.__init__(policy)
-    levels, rounds = c["noise_levels"], c["rounds"]
+    levels, num_inference_steps = c["num_train_timesteps"], c["num_inference_steps"]
     sizes = {"num_train_timesteps": levels, "beta_schedule": "squaredcos_cap_v2"}
     bounds = {"clip_std_min": c["density_floor"], "clip_std_max": c["spread_max"]}
     ddim = DDIMSchedulerExtended(**sizes, **bounds, steps_offset=1)
     ddim.alphas_cumprod = torch.cat([torch.ones(1), ddim.alphas_cumprod])
-    ddim.set_timesteps(rounds)
+    ddim.set_timesteps(num_inference_steps)
     jump = LCMSchedulerExtended(
-        **sizes, clip_sample=False, prediction_type="sample", original_inference_steps=rounds
+        **sizes,
+        clip_sample=False,
+        prediction_type="sample",
+        original_inference_steps=num_inference_steps,
     )
     jump.get_scalings_for_boundary_condition_discrete = lambda _: (0.0, 1.0)
     first = float(ddim.timesteps[0]) - 1
@@ -96,11 +99,11 @@ def policy_of(c: dict[str, Any]) -> Any:
         "ddim_scheduler": ddim,
         "noise_scheduler": ddim,
         "cm_scheduler": jump,
-        "ddim_inference_steps": rounds,
+        "ddim_inference_steps": num_inference_steps,
         "cm_inference_steps": 1,
-        "horizon": c["window"],
-        "n_obs_steps": c["history"],
-        "n_action_steps": c["executed"],
+        "horizon": c["horizon"],
+        "n_obs_steps": c["n_obs_steps"],
+        "n_action_steps": c["n_action_steps"],
         "action_dim": ACT,
         "obs_feature_dim": OBS,
         "no_pre_action": False,
@@ -126,7 +129,7 @@ def critics_of(c: dict[str, Any]) -> Any:
     units, layers = c["critic_hidden"][0], len(c["critic_hidden"])
     found = Critics(
         "cpu",
-        OBS * c["history"],
+        OBS * c["n_obs_steps"],
         OBS,
         ACT,
         units,
@@ -142,10 +145,10 @@ def critics_of(c: dict[str, Any]) -> Any:
         True,
         Identity(),
         Encoder(),
-        n_obs_steps=c["history"],
+        n_obs_steps=c["n_obs_steps"],
         fix_encoder=True,
         action_norm=False,
-        n_action_steps=c["executed"],
+        n_action_steps=c["n_action_steps"],
         chunk_as_single_action=True,
     )
     v = found._value._net
@@ -155,21 +158,21 @@ def critics_of(c: dict[str, Any]) -> Any:
 
 
 def model_of(c: dict[str, Any]) -> Any:
-    """Their transition model, without rewards, as its optimiser has it."""
+    """Their transition model, without rewards, as its optimizer has it."""
     from rl_100.unidpg.transition_model.dynamics import EnsembleDynamics
     from rl_100.unidpg.transition_model.models.dynamics_model import EnsembleDynamicsModel
 
     options = SimpleNamespace(
-        n_obs_steps=c["history"],
+        n_obs_steps=c["n_obs_steps"],
         use_action_embed=False,
         policy=SimpleNamespace(use_pc_color=True),
         dynamics=SimpleNamespace(predict_delta=True),
     )
-    seen, sizes = OBS * c["history"], c["dynamics_hidden"]
+    seen, sizes = OBS * c["n_obs_steps"], c["dynamics_hidden"]
     nothing = [0.0] * (len(sizes) + 1)
     model = EnsembleDynamicsModel(
         seen,
-        ACT * c["executed"],
+        ACT * c["n_action_steps"],
         sizes,
         c["members"],
         c["elites"],
@@ -205,9 +208,9 @@ def agent_of(module: Any, policy: Any, c: dict[str, Any]) -> Any:
         **dict.fromkeys(("is_clip_value", "use_grad_clip"), False),
     )
     cfg = SimpleNamespace(
-        horizon=c["window"],
-        n_obs_steps=c["history"],
-        n_action_steps=c["executed"],
+        horizon=c["horizon"],
+        n_obs_steps=c["n_obs_steps"],
+        n_action_steps=c["n_action_steps"],
         no_pre_action=False,
         ft_all_actions=False,
         chunk_as_single_action=True,
@@ -221,7 +224,7 @@ def agent_of(module: Any, policy: Any, c: dict[str, Any]) -> Any:
     agent = module.BehaviorProximalPolicyOptimization(
         policy, "cpu", c["offline_lr"], c["offline_clip"], **numbers, is_iql=True, cfg=cfg
     )
-    agent.n_obs_steps = c["history"]
+    agent.n_obs_steps = c["n_obs_steps"]
     return agent
 
 
@@ -248,7 +251,7 @@ def rl100(job: Job) -> Learner:
     links += stacked("dynamics/net", layers)
     links += [link("dynamics/most", model.model.max_logvar)]
     links += [link("dynamics/least", model.model.min_logvar)]
-    links += new.model.links("model") + agent._old_policy.model.links("behaviour")
+    links += new.model.links("model") + agent._old_policy.model.links("behavior")
     if job.phase in ("improve", "online"):
         links += [acts(own) for own in new.model.links("policy")]
     else:
@@ -266,8 +269,12 @@ def rl100(job: Job) -> Learner:
         agent.cm_lr_scheduler = SimpleNamespace(step=lambda: None)
         links += policy.distilled_model.links("student")
         updates["distil"] = lambda b: {"student_loss": agent.distill_update({"obs": seen(b)})}
-    chain = [("noise", lambda x, k=k: x[:, k]) for k in range(c["rounds"] + 1)]
-    order = {"improve": [*chain, *[UNUSED] * c["rounds"]], "online": [UNUSED], "distil": ["noise"]}
+    chain = [("noise", lambda x, k=k: x[:, k]) for k in range(c["num_inference_steps"] + 1)]
+    order = {
+        "improve": [*chain, *[UNUSED] * c["num_inference_steps"]],
+        "online": [UNUSED],
+        "distil": ["noise"],
+    }
     return Learner(links, updates[job.phase], order.get(job.phase, []))
 
 
@@ -279,7 +286,7 @@ def seen(b: Any, name: str = "observations") -> dict[str, Tensor]:
 
 def judged(critics: Any, model: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
     """A chunk's reward is its first action's."""
-    first, count = c["history"] - 1, c["executed"]
+    first, count = c["n_obs_steps"] - 1, c["n_action_steps"]
     rewards = torch.zeros(*b.actions.shape[:2], 1)
     rewards[:, first] = b.column.rewards
     batch = {"obs": seen(b), "next_obs": seen(b, "next_observations"), "action": b.actions}
@@ -303,10 +310,10 @@ def improved(agent: Any, critics: Any, b: Any) -> dict[str, float]:
 def reinforced(agent: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
     """One step of chains that were collected in one environment, as V now values them."""
     k, scheduler = int(b.step[0]), agent._policy.noise_scheduler
-    scheduler.set_timesteps(c["rounds"])
+    scheduler.set_timesteps(c["num_inference_steps"])
     scheduler.timesteps = scheduler.timesteps[k : k + 1]
     agent.args.batch_size = agent.args.mini_batch_size = len(b.step)
-    gamma = c["discount"] ** torch.arange(c["executed"])
+    gamma = c["discount"] ** torch.arange(c["n_action_steps"])
     rewards = (b.rewards * gamma).sum(-1, keepdim=True)
     ended = (b.terminated + b.truncated).clamp(max=1)[:, None]
     rollout = (

@@ -17,7 +17,7 @@ OPTIONS = {  # theirs: ours
     "q_smooth_eps": "q_noise",
     "policy_smooth_eps": "policy_noise",
     "ood_smooth_eps": "ood_noise",
-    "sample_size": "samples",
+    "sample_size": "num_samples",
     "q_ood_uncertainty_reg": "pessimism",
     "q_ood_uncertainty_reg_min": "min_pessimism",
     "q_ood_uncertainty_decay": "pessimism_decay",
@@ -28,12 +28,12 @@ OPTIONS = {  # theirs: ours
 def ro2o(job: Job) -> Learner:
     module, c = job.load(swaps={"+ 1e-6)": "+ 0.0)"}), job.config
     actor = module.Actor(OBS, ACT, WIDTH)
-    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["critics"])
+    critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["num_critics"])
     options = {theirs: c[ours] for theirs, ours in OPTIONS.items()} | {"device": "cpu"}
     if c["bound"] == "lcb":
         options |= {"beta": -4.0, "beta_bc": c["cloning"]}
-    optimisers = adam(actor, c["actor_lr"]), adam(critic, c["critic_lr"])
-    t = module.RO2O(actor, optimisers[0], critic, optimisers[1], **options)
+    optimizers = adam(actor, c["actor_lr"]), adam(critic, c["critic_lr"])
+    t = module.RO2O(actor, optimizers[0], critic, optimizers[1], **options)
 
     online = job.phase == "online"
 

@@ -16,7 +16,7 @@ SIDE = "torch_side"
 
 
 def sac(job: Job) -> Learner:
-    """Their first update takes a temperature that is given; here the learnt one's start."""
+    """Their first update takes a temperature that is given; here the learned one's start."""
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
     sys.modules["model"].epsilon = 0.0

@@ -82,7 +82,7 @@ def store(now: Now, name: str, part: str = "params") -> Store:
         now.agent = now.agent.replace(state=state.replace(opt_states=moments, **changed))
 
     def moments() -> Any:
-        """Without the networks that this one's optimiser leaves alone."""
+        """Without the networks that this one's optimizer leaves alone."""
         (mean,) = jax_side.means(now.agent.state.opt_states[name].inner_state)
         return (SimpleNamespace(mu=mean[own]),)
 
@@ -135,8 +135,8 @@ def wsrl(job: Job) -> Learner:
         shared_encoder=False,
         critic_network_kwargs=network(c["critic_hidden"], True),
         policy_network_kwargs=network(c["policy_hidden"], True),
-        critic_ensemble_size=c["critics"],
-        critic_subsample_size=c["subset"],
+        critic_ensemble_size=c["num_critics"],
+        critic_subsample_size=c["num_min_critics"],
         actor_optimizer_kwargs=rate(c["actor_lr"]),
         critic_optimizer_kwargs=rate(c["critic_lr"]),
         temperature_optimizer_kwargs=rate(c["alpha_lr"]),
@@ -145,7 +145,7 @@ def wsrl(job: Job) -> Learner:
         target_entropy=-c["entropy_scale"] * ACT,
         backup_entropy=c["backup_entropy"],
         max_target_backup=c["max_target_backup"],
-        n_actions=c["samples"],
+        n_actions=c["num_samples"],
     )
     now = SimpleNamespace(agent=agent, done=0)
 
@@ -173,7 +173,7 @@ def wsrl(job: Job) -> Learner:
 def cql(job: Job) -> Learner:
     """Critics' losses are summed; the temperature follows the policy's own sample."""
     module, c = prepared(job), job.config
-    (critics, lr) = (c["critics"], c["policy_lr"])
+    (critics, lr) = (c["num_critics"], c["policy_lr"])
 
     class Agent(module.CQLAgent):  # type: ignore[name-defined]
         def critic_loss_fn(self, batch: Any, params: Any, rng: Any) -> Any:
@@ -194,7 +194,7 @@ def cql(job: Job) -> Learner:
         critic_network_kwargs=network(c["critic_hidden"], c["layer_norm"]),
         policy_network_kwargs=network(c["policy_hidden"], c["layer_norm"]),
         critic_ensemble_size=critics,
-        critic_subsample_size=c["subset"],
+        critic_subsample_size=c["num_min_critics"],
         actor_optimizer_kwargs=rate(lr),
         critic_optimizer_kwargs=rate(c["critic_lr"]),
         temperature_optimizer_kwargs=rate(lr),
@@ -239,8 +239,8 @@ def iql(job: Job) -> Learner:
         np.zeros((1, ACT)),
         encoder_def=None,
         shared_encoder=False,
-        critic_ensemble_size=c["critics"],
-        critic_subsample_size=c["subset"],
+        critic_ensemble_size=c["num_critics"],
+        critic_subsample_size=c["num_min_critics"],
         policy_network_kwargs=sizes,
         critic_network_kwargs=sizes,
         policy_kwargs={"tanh_squash_distribution": True, "std_parameterization": "exp"},
@@ -268,7 +268,7 @@ def iql(job: Job) -> Learner:
 
     def critic_loss(batch: Any, params: Any, rng: Any) -> Any:
         loss, info = now.agent.critic_loss_fn(batch, params, rng)
-        return c["critics"] * loss, info
+        return c["num_critics"] * loss, info
 
     def update(b: Any) -> dict[str, float]:
         batch = rows(b)
@@ -277,7 +277,7 @@ def iql(job: Job) -> Learner:
         state = now.agent.state.target_update(c["tau"])
         now.agent = now.agent.replace(state=state)
         found |= {"policy_loss": info["actor"]["actor_loss"]}
-        found |= {"critic_loss": c["critics"] * info["critic"]["td_loss"]}
+        found |= {"critic_loss": c["num_critics"] * info["critic"]["td_loss"]}
         return {name: float(value) for name, value in found.items()}
 
     hidden = len(c["hidden"])

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.vector import Step, VectorEnv
 
-SCALE = 30.0  # of the shapes' drawing units to a metre
+SCALE = 30.0  # of the shapes' drawing units to a meter
 WIDTH, HEIGHT = 20.0, 400 / SCALE  # of the view, m
 GROUND, LEG_DOWN = HEIGHT / 4, 18 / SCALE  # heights of the ground and of the landed body over it
 DT = 1 / 50  # s

@@ -3,7 +3,7 @@
 The UVA/Padova model of type 1 diabetes (2008 version) with the equations, patients, pump and meal
 times of `jxx123/simglucose` 0.2.11, as that benchmark changed it: a sensor without noise from 10
 mg/dL up, the same meals every day, no random initial glucose. `vpatient_params.csv` is simglucose's
-own table, unaltered, under the licence beside it (MIT, Jinyu Xie). A seed gives the patient and the
+own table, unaltered, under the license beside it (MIT, Jinyu Xie). A seed gives the patient and the
 hour that upstream draws where NumPy's global generator has that seed, as when its data were
 recorded (`polixir/neorl2_dataset:scripts/get_data.py`).
 
@@ -183,7 +183,7 @@ class Simglucose(VectorEnv):
         rest = np.where(begins, x[0] + x[1], self._rest[indices])
         eaten = np.where(begins, 0, self._eaten[indices]) + bite
         inputs = np.stack([1000 * bite, insulin, rest + 1000 * eaten])
-        # By each patient's own state, so that no neighbour matters.
+        # By each patient's own state, so that no neighbor matters.
         fast = eating | (parameters[VMX] * x[6] > self.FAST * parameters[KM0])
         for some, substeps in ((~fast, self.SUBSTEPS), (fast, self.SUBSTEPS_FAST)):
             if some.any():

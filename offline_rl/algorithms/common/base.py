@@ -1,7 +1,7 @@
-"""What an algorithm is: networks, optimisers and one functional update, written for one seed.
+"""What an algorithm is: networks, optimizers and one functional update, written for one seed.
 
 The engine owns the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
-`state.<name>(…)` is a network with its present parameters; `minimise` and `soft_update` return the
+`state.<name>(…)` is a network with its present parameters; `minimize` and `soft_update` return the
 next state.
 """
 
@@ -66,11 +66,11 @@ class Network:
 
 @dataclass(frozen=True)
 class State:
-    """Everything one seed has learnt, as tensors; `state.<network>` is that network, callable."""
+    """Everything one seed has learned, as tensors; `state.<network>` is that network, callable."""
 
     algorithm: Algorithm
     params: dict[str, Params]
-    optimiser: dict[str, Mapping[str, Params]]
+    optimizer: dict[str, Mapping[str, Params]]
     random: Random
     done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase so far
 
@@ -95,7 +95,7 @@ class Interaction:
 
 
 class Algorithm:
-    """Base of all algorithms. A subclass gives `Config`, `networks`, `optimisers` and `update`."""
+    """Base of all algorithms. A subclass gives `Config`, `networks`, `optimizers` and `update`."""
 
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
@@ -133,7 +133,7 @@ class Algorithm:
     @classmethod
     def begins_online(cls) -> bool:
         """Whether it begins in an environment, with random actions, whatever data it has beside."""
-        return cls.online and cls.Online().warm_up_by == "random"
+        return cls.online and cls.Online().warmup_policy == "random"
 
     @property
     def period(self) -> int:
@@ -177,11 +177,11 @@ class Algorithm:
         return {}
 
     def networks(self) -> dict[str, nn.Module]:
-        """The trainable modules by name, freshly initialised."""
+        """The trainable modules by name, freshly initialized."""
         raise NotImplementedError
 
-    def optimisers(self) -> dict[str, Adam]:
-        """An optimiser for each trained network; those of networks that are not there are idle."""
+    def optimizers(self) -> dict[str, Adam]:
+        """An optimizer for each trained network; those of networks that are not there are idle."""
         raise NotImplementedError
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -209,7 +209,7 @@ class Algorithm:
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
-        """The column of that name, [N]; `dataset`'s rewards are those that are learnt from."""
+        """The column of that name, [N]; `dataset`'s rewards are those that are learned from."""
         return dataset.monte_carlo_returns(cfg.discount)
 
     @classmethod
@@ -230,7 +230,7 @@ class Algorithm:
         if phase != ONLINE:
             return self.offline_source(phase, sources)
         how, online = self.interaction.online, wanted(sources.online)
-        ratio = None if how.mixing == "rows" else float(how.mixing)
+        ratio = None if how.offline_fraction == "rows" else float(how.offline_fraction)
         parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
 
@@ -253,7 +253,7 @@ class Algorithm:
     def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.
 
-        All networks and the count of updates are the other's, as are the moments of optimisers that
+        All networks and the count of updates are the other's, as are the moments of optimizers that
         it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
         """
         taken = dict(own)
@@ -264,12 +264,12 @@ class Algorithm:
         for name, tensor in own.items():
             found = other.get(name)
             fits = found is not None and found.shape == tensor.shape
-            if not fits and not name.startswith("optimiser/"):
+            if not fits and not name.startswith("optimizer/"):
                 there = "is missing" if found is None else f"is {tuple(found.shape)}"
                 raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
-        kept = {network_of(n) for n in own if n.startswith("optimiser/") and n not in other}
+        kept = {network_of(n) for n in own if n.startswith("optimizer/") and n not in other}
         for name in own:
-            if network_of(name) not in kept or not name.startswith("optimiser/"):
+            if network_of(name) not in kept or not name.startswith("optimizer/"):
                 taken[name] = other[name]
         return taken
 
@@ -282,14 +282,14 @@ class Algorithm:
         return {}
 
     def initial(self) -> dict[str, Any]:
-        """The state tree of a new learner: {params, optimiser}, tensors at the leaves."""
+        """The state tree of a new learner: {params, optimizer}, tensors at the leaves."""
         params = {
             name: {k: v.detach().clone() for k, v in module.named_parameters()}
             for name, module in self.modules.items()
         }
-        adams = {name: adam for name, adam in self.optimisers().items() if name in params}
-        optimiser = {name: adam.init(params[name]) for name, adam in adams.items()}
-        return {"params": params, "optimiser": optimiser}
+        adams = {name: adam for name, adam in self.optimizers().items() if name in params}
+        optimizer = {name: adam.init(params[name]) for name, adam in adams.items()}
+        return {"params": params, "optimizer": optimizer}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
         """This algorithm with some float fields of its config replaced by tensors."""
@@ -336,16 +336,16 @@ def after(source: Source, n_step: int) -> Any:
     return source.after(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
 
 
-def minimise(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
-    """One optimiser step of network `name` on `loss(network)`; -> the next state, the loss."""
-    state, value, _ = minimise_with(state, name, lambda net: (loss(net), ()))
+def minimize(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
+    """One optimizer step of network `name` on `loss(network)`; -> the next state, the loss."""
+    state, value, _ = minimize_with(state, name, lambda net: (loss(net), ()))
     return state, value
 
 
-def minimise_with(
+def minimize_with(
     state: State, name: str, loss: Callable[[Network], tuple[Tensor, Any]]
 ) -> tuple[State, Tensor, Any]:
-    """`minimise` for a loss that also returns tensors for later use; they come back detached."""
+    """`minimize` for a loss that also returns tensors for later use; they come back detached."""
     module = state.algorithm.modules[name]
     gradient = grad_and_value(lambda params: loss(Network(module, params)), has_aux=True)
     grads, (value, extra) = gradient(state.params[name])
@@ -353,13 +353,13 @@ def minimise_with(
 
 
 def step(state: State, name: str, grads: Params) -> State:
-    """One optimiser step of network `name` along given gradients."""
-    adam = state.algorithm.optimisers()[name]
-    params, moments = adam.step(state.params[name], grads, state.optimiser[name])
+    """One optimizer step of network `name` along given gradients."""
+    adam = state.algorithm.optimizers()[name]
+    params, moments = adam.step(state.params[name], grads, state.optimizer[name])
     return replace(
         state,
         params={**state.params, name: params},
-        optimiser={**state.optimiser, name: moments},
+        optimizer={**state.optimizer, name: moments},
     )
 
 
@@ -371,7 +371,7 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
 
 
 def kept(old: State, new: State, stays: Tensor) -> State:
-    """`old`'s networks and optimisers where `stays`, 0-d, is true, else `new`'s."""
+    """`old`'s networks and optimizers where `stays`, 0-d, is true, else `new`'s."""
 
     def chosen(before: Any, after: Any) -> Any:
         return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), before, after)
@@ -379,5 +379,5 @@ def kept(old: State, new: State, stays: Tensor) -> State:
     return replace(
         new,
         params=chosen(old.params, new.params),
-        optimiser=chosen(old.optimiser, new.optimiser),
+        optimizer=chosen(old.optimizer, new.optimizer),
     )

@@ -15,7 +15,7 @@ from offline_rl.algorithms.common.base import Algorithm, State, soft_update
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Dropout, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
 from offline_rl.algorithms.common.seeing import SeeingConfig, sight
-from offline_rl.data.transform import Normalise
+from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.errors import UserError
@@ -30,10 +30,17 @@ if TYPE_CHECKING:
 
 LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
 PAPER = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
-GROUPS = 8  # of a U-Net's channels, normalised together
+GROUPS = 8  # of a U-Net's channels, normalized together
 SHAPE = (  # what a student has of its teacher
-    *("history", "window", "executed", "action_low", "action_high", "normalise_observations"),
-    *("network", "widths", "time_size", "heads", "encoder", "keypoints", "crop"),
+    *(
+        "n_obs_steps",
+        "horizon",
+        "n_action_steps",
+        "action_low",
+        "action_high",
+        "normalize_observations",
+    ),
+    *("network", "widths", "time_size", "num_heads", "encoder", "num_keypoints", "crop"),
 )
 Ends = Annotated[tuple[float, ...], Range(-1, 1), BUILT]
 Built = Annotated[int, Range(1), BUILT]
@@ -44,25 +51,25 @@ Even = Annotated[int, Range(4), BUILT]
 class ChunkShape(BaseConfig):
     """What a decision is; defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
 
-    history: Built = 2  # observations seen at once
-    window: Built = 16  # actions predicted, the first beside the oldest of these observations
-    executed: Built = 8  # of these, from the present one on, taken before the next decision
+    n_obs_steps: Built = 2  # observations seen at once
+    horizon: Built = 16  # actions predicted, the first beside the oldest of these observations
+    n_action_steps: Built = 8  # of these, from the present one on, taken before the next decision
     action_low: Ends | None = None  # of each action, scaled to -1; null: the data's least
     action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
-    normalise_observations: Normalise = True  # z-score; min_max: to [-1, 1], as the authors do
+    normalize_observations: Normalize = True  # z-score; min_max: to [-1, 1], as the authors do
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.executed > self.ahead:
+        if self.n_action_steps > self.ahead:
             raise ValueError(
-                f"executed={self.executed}: of window={self.window} actions, with "
-                f"history={self.history}, {max(self.ahead, 0)} lie ahead"
+                f"n_action_steps={self.n_action_steps}: of horizon={self.horizon} actions, with "
+                f"n_obs_steps={self.n_obs_steps}, {max(self.ahead, 0)} lie ahead"
             )
 
     @property
     def ahead(self) -> int:
         """Actions of a window from the present one on."""
-        return self.window - self.history + 1
+        return self.horizon - self.n_obs_steps + 1
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class ChunkConfig(ChunkShape, SeeingConfig):
     beta1: Share = 0.95  # of AdamW
     beta2: Share = 0.999  # of AdamW
     weight_decay: Share = 1e-6  # share of the weights, times lr, that an update takes off
-    warm_up_updates: Amount = 500  # over which lr rises
+    num_warmup_updates: Amount = 500  # over which lr rises
     decay_lr: bool = True  # then takes it to 0 along half a cosine over num_updates
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
     ema_max: Share = 0.9999  # and at most this
@@ -90,7 +97,7 @@ class DenoiserShape(ChunkShape):
     # size of its tokens
     widths: Sizes | None = None  # by level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
     time_size: Even | None = None  # of a time's embedding; null: the first width, in an mlp 32
-    heads: Built = 4  # of attention in each layer of a transformer
+    num_heads: Built = 4  # of attention in each layer of a transformer
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,17 +105,17 @@ class DenoiserShape(ChunkShape):
         if self.widths == ():
             raise ValueError("widths=(): at least one is expected, or null")
         if self.network != "transformer":
-            self.refuse_unread("network", "heads")
+            self.refuse_unread("network", "num_heads")
         elif self.time_size is not None:
             raise ValueError("time_size: a transformer's is that of its tokens")
-        elif len(sizes) > 1 or (sizes and min(sizes) % self.heads):
+        elif len(sizes) > 1 or (sizes and min(sizes) % self.num_heads):
             raise ValueError(
                 f"widths={self.widths}: a transformer's tokens have one size, a multiple of "
-                f"heads={self.heads}"
+                f"num_heads={self.num_heads}"
             )
-        if self.network == "unet" and self.window % 2 ** (levels - 1):
+        if self.network == "unet" and self.horizon % 2 ** (levels - 1):
             raise ValueError(
-                f"window={self.window}: a U-Net of {levels} levels halves it {levels - 1} times, "
+                f"horizon={self.horizon}: a U-Net of {levels} levels halves it {levels - 1} times, "
                 f"so it is a multiple of {2 ** (levels - 1)}"
             )
         if self.network == "unet" and any(width % GROUPS for width in sizes):
@@ -118,7 +125,7 @@ class DenoiserShape(ChunkShape):
 
     def actor(self, spec: Spec) -> dict[str, Any]:
         """What a head of these sizes is made of, but for its table."""
-        names = ("history", "window", "executed", "network", "action_low", "action_high")
+        names = ("n_obs_steps", "horizon", "n_action_steps", "network", "action_low", "action_high")
         sizes = sight(spec, self) | {"actions": spec.action_dim}
         return sizes | {"options": self.options()} | {name: getattr(self, name) for name in names}
 
@@ -126,7 +133,7 @@ class DenoiserShape(ChunkShape):
         """Of the network of that name."""
         widths = [*(self.widths or PAPER[self.network])]
         if self.network == "transformer":
-            return {"size": widths[0], "layers": len(widths), "heads": self.heads}
+            return {"size": widths[0], "layers": len(widths), "num_heads": self.num_heads}
         if self.network == "mlp":
             return {"hidden": widths, "time_size": self.time_size or 32}
         return {"widths": widths, "time_size": self.time_size or widths[0]}
@@ -160,11 +167,11 @@ class ChunkCloning(Algorithm):
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
-        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
         return Chunks(data, beside=self.beside, **sizes)
 
     def head(self) -> nn.Module:
-        """What acts, freshly initialised."""
+        """What acts, freshly initialized."""
         raise NotImplementedError
 
     def networks(self) -> dict[str, nn.Module]:
@@ -173,11 +180,11 @@ class ChunkCloning(Algorithm):
     def stacks(self, device: str) -> bool:
         return sum(p.numel() for p in self.modules["model"].parameters()) < LARGE
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         cfg = self.cfg
-        schedule = warm_up(cfg.warm_up_updates)
+        schedule = warm_up(cfg.num_warmup_updates)
         if cfg.decay_lr:
-            schedule = warm_up_cosine(cfg.warm_up_updates, self.num_updates)
+            schedule = warm_up_cosine(cfg.num_warmup_updates, self.num_updates)
         betas = {"beta1": cfg.beta1, "beta2": cfg.beta2}
         decay = {"weight_decay": cfg.weight_decay, "undecayed": self.undecayed}
         return {"model": Adam(cfg.lr, schedule=schedule, **betas, **decay)}
@@ -193,7 +200,7 @@ class ChunkCloning(Algorithm):
         return head.unit(actions)
 
     def mean(self, error: Tensor, batch: Batch) -> Tensor:
-        """Of an error [K, B, T, A] over levels, chunks, and the steps that are learnt from."""
+        """Of an error [K, B, T, A] over levels, chunks, and the steps that are learned from."""
         if not self.cfg.mask_ends:
             return error.mean()
         assert batch.real is not None
@@ -287,5 +294,5 @@ def check_length(actions: int, dataset: Dataset) -> None:
     if actions > longest:
         raise UserError(
             f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and a chunk "
-            f"has {actions}; give a smaller algorithm.window"
+            f"has {actions}; give a smaller algorithm.horizon"
         )

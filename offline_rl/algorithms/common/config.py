@@ -53,8 +53,8 @@ class BaseConfig(Preprocessing):
 class EnsembleConfig(BaseConfig):
     """And those of learners with critics of which some may be drawn, as WSRL goes on from."""
 
-    critics: Ensemble = 2  # E
-    subset: Count | None = None  # critics drawn where several judge; default: all
+    num_critics: Ensemble = 2  # E
+    num_min_critics: Count | None = None  # critics drawn where several judge; default: all
     layer_norm: Switch = False  # in policy and critics
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimise
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from offline_rl.replay.batch import Batch
 from policies.networks.init import Init, torch_init
 from policies.networks.mlp import MLP, Activation
 
 
 class Critic(nn.Module):
-    """E independent Q(s, a) as one batched product, each initialised by its own fan-in."""
+    """E independent Q(s, a) as one batched product, each initialized by its own fan-in."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
 
 
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
-    """The critics' step towards `target` [B]: squared error, mean over B, sum over the ensemble."""
+    """The critics' step toward `target` [B]: squared error, mean over B, sum over the ensemble."""
 
     def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
         return (critic(batch.observations, batch.actions) - target).square().mean(1).sum()
 
-    state, value = minimise(state, "critic", critic_loss)
+    state, value = minimize(state, "critic", critic_loss)
     return state, {"critic_loss": value, "target": target.mean()}

@@ -1,4 +1,4 @@
-"""A learnt model of what comes next: an ensemble of networks that tell a change and its spread.
+"""A learned model of what comes next: an ensemble of networks that tell a change and its spread.
 
 Each member answers with a normal distribution, whose variance shows what is uncertain in itself;
 that members differ shows what the data does not tell. A fifth of the episodes, of which none
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimise_with
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize_with
 from policies.networks.mlp import MLP
 
 FOLLOWS = 0.02  # share of a batch's error in the running one
@@ -26,7 +26,7 @@ NARROW = 0.01  # weight of the distance between the bounds of the variance
 
 
 class Ensemble(nn.Module):
-    """E networks: inputs -> mean and log variance of a change, between learnt soft bounds."""
+    """E networks: inputs -> mean and log variance of a change, between learned soft bounds."""
 
     def __init__(self, inputs: int, outputs: int, hidden: Sequence[int], members: int) -> None:
         super().__init__()
@@ -58,20 +58,20 @@ class Fit(nn.Module):
 
 
 def fitted(state: State, x: Tensor, change: Tensor, held_out: Tensor) -> tuple[State, Metrics]:
-    """One step of `dynamics` on the likelihood of changes, and `fit` moved towards its errors.
+    """One step of `dynamics` on the likelihood of changes, and `fit` moved toward its errors.
 
-    x: [B, inputs].  change: [B, outputs].  held_out: [B], 1 in rows that are not learnt from.
+    x: [B, inputs].  change: [B, outputs].  held_out: [B], 1 in rows that are not learned from.
     """
-    learnt = 1 - held_out
+    learned = 1 - held_out
 
     def loss(dynamics: Network) -> tuple[Tensor, Tensor]:
         mean, log_variance = dynamics(x)  # [E, B, outputs]
         error = (mean - change).square()
         surprise = (error * (-log_variance).exp() + log_variance).mean(-1)  # [E, B]
-        own = (surprise * learnt).sum(-1) / learnt.sum().clamp(min=1)  # [E]
+        own = (surprise * learned).sum(-1) / learned.sum().clamp(min=1)  # [E]
         return own.sum() + NARROW * dynamics.width(), error.sum(-1)
 
-    state, value, error = minimise_with(state, "dynamics", loss)
+    state, value, error = minimize_with(state, "dynamics", loss)
     count, variance = held_out.sum(), change.var(0).sum()
     found = (error * held_out).sum(-1) / count.clamp(min=1) / variance.clamp(min=1e-12)  # [E]
     before = state.params["fit"]["error"]

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Network, State, minimise
+from offline_rl.algorithms.common.base import Network, State, minimize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 
 
-def soft_optimisers(cfg: Any) -> dict[str, Adam]:
+def soft_optimizers(cfg: Any) -> dict[str, Adam]:
     """Adam for each network, at the rates that `cfg` names."""
     return {
         "policy": Adam(cfg.actor_lr),
@@ -26,7 +26,7 @@ def soft_optimisers(cfg: Any) -> dict[str, Adam]:
 
 
 def temper(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
-    """One step of log alpha towards an entropy of `target_entropy`; log_pi: the batch's mean, 0-d.
+    """One step of log alpha toward an entropy of `target_entropy`; log_pi: the batch's mean, 0-d.
 
     Eq. 18, but linear in log alpha, not in alpha, as in rlkit.
     """
@@ -34,7 +34,7 @@ def temper(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> Stat
     def alpha_loss(log_alpha: Network) -> Tensor:
         return -log_alpha() * (log_pi + target_entropy)
 
-    return minimise(state, "log_alpha", alpha_loss)[0]
+    return minimize(state, "log_alpha", alpha_loss)[0]
 
 
 def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     Q       bootstraps from V, so that no unseen action is ever valued: `critic_loss`
     policy  clones the data's actions by exp(beta * (Q - V)): `policy_loss`
 
-In the dual form of regularised RL, min_V (1 - l) E[V] + l E[f*(Q - V)], the four differ by what
+In the dual form of regularized RL, min_V (1 - l) E[V] + l E[f*(Q - V)], the four differ by what
 they hand in for these losses and for the pairs that V is fitted to. Sikchi et al., ICLR 2024,
 arXiv:2302.08560; the order of steps is ikostrikov/implicit_q_learning:learner.py's.
 """
@@ -21,7 +21,7 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise,
+    minimize,
     soft_update,
 )
 from offline_rl.algorithms.common.config import (
@@ -96,7 +96,7 @@ class DualV(Algorithm):
             now.cfg = replace(now.cfg, decay_actor_lr=False)
         return now
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         schedule = cosine(self.num_updates) if self.cfg.decay_actor_lr else None
         return {
             "policy": Adam(self.cfg.actor_lr, schedule=schedule),
@@ -114,7 +114,7 @@ class DualV(Algorithm):
             return self.value_loss(q_at - value(at))
 
         for _ in range(cfg.value_updates):
-            state, v_loss = minimise(state, "value", value_loss)
+            state, v_loss = minimize(state, "value", value_loss)
         old, advantage = state, q - state.value(s)  # [B]
         weight = (cfg.beta * advantage).exp().clamp(max=cfg.max_weight)
         y = self.target(batch, old.value(batch.next_observations))  # [B]
@@ -125,8 +125,8 @@ class DualV(Algorithm):
         def critic_loss(critic: Network) -> Tensor:
             return self.critic_loss(critic, old, batch, y)
 
-        state, pi_loss = minimise(state, "policy", policy_loss)
-        state, q_loss = minimise(state, "critic", critic_loss)
+        state, pi_loss = minimize(state, "policy", policy_loss)
+        state, q_loss = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         losses = {"value_loss": v_loss, "policy_loss": pi_loss, "critic_loss": q_loss}
         means = {"target": y.mean(), "advantage": advantage.mean(), "weight": weight.mean()}

@@ -1,4 +1,4 @@
-"""Optimisers as pure elementwise functions of (parameters, gradients, state): they fuse."""
+"""Optimizers as pure elementwise functions of (parameters, gradients, state): they fuse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Adam:
     eps: Number = 1e-8
     weight_decay: Number = 0.0
     undecayed: tuple[str, ...] = ()  # parts of the names of weights that do not
-    max_norm: float | None = None  # clip the gradient's global norm to this
+    max_grad_norm: float | None = None  # clip the gradient's global norm to this
     schedule: Callable[[Tensor], Tensor] | None = None  # steps done so far -> factor on lr
 
     def init(self, params: Tree) -> dict[str, dict[str, Tensor]]:
@@ -39,9 +39,9 @@ class Adam:
         self, params: Tree, grads: Tree, state: Mapping[str, Tree]
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
         """One step; nothing is changed in place."""
-        if self.max_norm is not None:
+        if self.max_grad_norm is not None:
             norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-            factor = (self.max_norm / (norm + 1e-6)).clamp(max=1)
+            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
             grads = {k: g * factor for k, g in grads.items()}
         done = state["count"]["steps"]
         count = (done + 1).float()

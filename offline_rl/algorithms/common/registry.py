@@ -63,7 +63,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     return own
 
 
-def as_it_learnt(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
+def as_it_learned(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
     """The algorithm of a run with these hyper-parameters; its version may have known fewer."""
     cls = algorithm_class(name)
     known = {f.name for f in fields(cls.Config)}

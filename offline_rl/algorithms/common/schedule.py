@@ -46,13 +46,13 @@ class Collect:
 
     phase: str
     decisions: int
-    executed: int  # environment steps of a decision, unless its episode ends before
+    n_action_steps: int  # environment steps of a decision, unless its episode ends before
     adds: bool = False  # whether episodes that end meanwhile are data from then on
 
     @property
     def size(self) -> int:
         """What the clock counts of it: environment steps."""
-        return self.decisions * self.executed
+        return self.decisions * self.n_action_steps
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,12 @@ class Online(Checked):
     A subclass beside an algorithm's Config gives that method's own defaults.
     """
 
-    warm_up: Amount = 0  # environment steps of each seed before it learns; at least a batch
-    warm_up_by: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
+    warmup_steps: Amount = 0  # environment steps of each seed before it learns; at least a batch
+    warmup_policy: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
     utd: Positive = 1.0  # updates for each environment step
-    mixing: Share | Literal["rows"] = 0.0  # of a batch that is offline data; rows: as in one buffer
+    offline_fraction: Share | Literal["rows"] = (
+        0.0  # of a batch that is offline data; rows: as in one buffer
+    )
     n_step: Count = 1  # steps after which a transition bootstraps
 
     changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
@@ -104,7 +106,7 @@ class Online(Checked):
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
         """The warm-up's action [size] of one seed, who sees [*obs]; None: the policy acts."""
-        return random.uniform(-1, 1, size) if self.warm_up_by == "random" else None
+        return random.uniform(-1, 1, size) if self.warmup_policy == "random" else None
 
     def alone(self, period: int) -> int:
         """Updates of the critics alone, before the first that changes the policy: whole periods."""
@@ -112,15 +114,15 @@ class Online(Checked):
 
     def due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
-        learnt_from = max(env_steps - max(self.warm_up, batch_size), 0)
-        return int(learnt_from * self.utd) // period * period
+        learned_from = max(env_steps - max(self.warmup_steps, batch_size), 0)
+        return int(learned_from * self.utd) // period * period
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneBuffer(Online):
     """In a buffer that begins with the data."""
 
-    mixing: Share | Literal["rows"] = "rows"
+    offline_fraction: Share | Literal["rows"] = "rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,4 +142,4 @@ class OnPolicy(Online):
 class HalfAndHalf(Online):
     """Half of each batch is data."""
 
-    mixing: Share | Literal["rows"] = 0.5
+    offline_fraction: Share | Literal["rows"] = 0.5

@@ -19,13 +19,13 @@ class SeeingConfig(BaseConfig):
     """How pictures are looked at, where there are any; each camera has an encoder of its own."""
 
     encoder: Kind = "conv"  # three convolutions, or ResNet18 with GroupNorm
-    keypoints: Count = 32  # places in a picture that are told on
+    num_keypoints: Count = 32  # places in a picture that are told on
     crop: Annotated[Fraction, BUILT] = 0.875  # share of its sides cut out, at random while learning
 
     @property
     def looking(self) -> dict[str, Any]:
         """The options of `PictureEncoder`."""
-        return {"kind": self.encoder, "keypoints": self.keypoints, "crop": self.crop}
+        return {"kind": self.encoder, "num_keypoints": self.num_keypoints, "crop": self.crop}
 
 
 def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:

@@ -60,7 +60,7 @@ def write(path: Path, shown: np.ndarray, fps: int) -> None:
     if height % 2 or width % 2 or shown.shape[3] != 3:
         raise UserError(
             f"{path}: pictures of {list(shown.shape[1:])} make no video, which has even sides and "
-            f"three colours: keep them as images."
+            f"three colors: keep them as images."
         )
     options = {"crf": "18", "g": "2"}  # every other frame stands by itself: quick to seek
     with av.open(str(path), "w") as container:

@@ -69,7 +69,7 @@ def missed(raw: Raw) -> str | None:
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """The file's arrays. complain: told of each array that is missing or cannot be read."""
-    layout, keys, sentences = recognise(raw, options.format)
+    layout, keys, sentences = recognize(raw, options.format)
     for sentence in sentences:
         complain(sentence)
     found: Columns = {}
@@ -111,7 +111,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     return Found(layout, columns, keys, extras, notes, finish=finish, qlearning_rows=qlearning)
 
 
-def recognise(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
+def recognize(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
     """The suite, its keys for our words, and a sentence for each required one it lacks."""
     words = dict(WORDS)
     sentences = []

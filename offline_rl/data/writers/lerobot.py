@@ -191,7 +191,7 @@ def episodes(lengths: np.ndarray, fps: float, task: str, films: list[str]) -> An
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
-    """Of each number; of pictures of each colour, in [0, 1], [C, 1, 1], taken from some of them."""
+    """Of each number; of pictures of each color, in [0, 1], [C, 1, 1], taken from some of them."""
     count = len(values)
     if values.ndim == 4:
         some = values[np.linspace(0, count - 1, min(count, SAMPLES)).astype(int)]
@@ -213,11 +213,11 @@ def numbers(values: np.ndarray, names: tuple[str, ...] | None) -> dict[str, Any]
 
 def picture(values: np.ndarray, fps: int | None) -> dict[str, Any]:
     """And of pictures; fps: where they are a video."""
-    height, width, colours = values.shape[1:]
-    made = {"shape": [height, width, colours], "names": ["height", "width", "channels"]}
+    height, width, colors = values.shape[1:]
+    made = {"shape": [height, width, colors], "names": ["height", "width", "channels"]}
     if fps is None:
         return {"dtype": "image", **made}
-    size = {"video.height": height, "video.width": width, "video.channels": colours}
+    size = {"video.height": height, "video.width": width, "video.channels": colors}
     kind = {"video.codec": "h264", "video.pix_fmt": "yuv420p", "video.is_depth_map": False}
     return {
         "dtype": "video",

@@ -49,12 +49,12 @@ class Servo:
 
 def angle(ticks: int) -> float:
     """rad"""
-    return (ticks - table.CENTRE) * table.RAD
+    return (ticks - table.CENTER) * table.RAD
 
 
 def ticks(angle_rad: float) -> int:
     """The nearest tick. Raises ValueError where the angle is no number."""
-    return table.CENTRE + round(angle_rad / table.RAD)
+    return table.CENTER + round(angle_rad / table.RAD)
 
 
 def load(path: Path, joints: Sequence[str]) -> dict[str, Servo]:
@@ -83,7 +83,7 @@ def zero_here(bus: Bus, id_: int) -> int:
     """Makes where the joint is now its 0 rad; the homing offset that is now in the servo.
 
     Torque must be off. Raises UserError where the servo does not do it, or is screwed on so far
-    from its centre that no offset helps.
+    from its center that no offset helps.
     """
     offset = _get(bus, id_, table.HOMING_OFFSET)
     present = _get(bus, id_, table.PRESENT_POSITION)
@@ -93,10 +93,10 @@ def zero_here(bus: Bus, id_: int) -> int:
             "turned past its tick 0. Switch its power off and on and begin again; if it says so "
             "again, turn its horn by a quarter"
         )
-    wanted = offset + table.CENTRE - present
+    wanted = offset + table.CENTER - present
     if abs(wanted) > MAX_HOMING:
         raise UserError(
-            f"servo {id_} stands {wanted} ticks from its centre; at most {MAX_HOMING} can be "
+            f"servo {id_} stands {wanted} ticks from its center; at most {MAX_HOMING} can be "
             "corrected: turn its horn by a quarter and begin again"
         )
     _put(bus, id_, table.HOMING_OFFSET, wanted)
@@ -115,7 +115,7 @@ def into_position_mode(bus: Bus, id_: int) -> None:
 def turn_round(bus: Bus, id_: int, moved: int) -> None:
     """Lets the servo count up in the joint's positive direction, in which it saw `moved` ticks.
 
-    Torque must be off, and the zero is set afterwards. Raises UserError.
+    Torque must be off, and the zero is set afterward. Raises UserError.
     """
     mode = _get(bus, id_, table.DRIVE_MODE) & table.REVERSE
     _put(bus, id_, table.DRIVE_MODE, mode if moved > 0 else mode ^ table.REVERSE)

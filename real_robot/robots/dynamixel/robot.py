@@ -276,8 +276,8 @@ class DynamixelRobot:
         place = self._place[servo.id]
         low, high = has(table.MIN_POSITION), has(table.MAX_POSITION)
         self._own_ticks[place] = low, high
-        if low - table.CENTRE > self._low[place] or high - table.CENTRE < self._high[place]:
-            wanted = [int(limit[place]) + table.CENTRE for limit in (self._low, self._high)]
+        if low - table.CENTER > self._low[place] or high - table.CENTER < self._high[place]:
+            wanted = [int(limit[place]) + table.CENTER for limit in (self._low, self._high)]
             raise UserError(
                 f"{joint}: servo {servo.id} goes from tick {low} to {high} only, the robot's "
                 f"limits are {wanted[0]} to {wanted[1]}, and goals beyond its own it would ignore: "
@@ -418,7 +418,7 @@ class DynamixelRobot:
                 status[shown["error"] & bit != 0] |= flag
         if code is Code.OK:
             self._seq += 1
-            self._q = (shown["position"] - table.CENTRE) * self._per_tick
+            self._q = (shown["position"] - table.CENTER) * self._per_tick
             self._dq = shown["velocity"] * (table.RAD_S * self._per_rad)
             self._current = shown["current"] * self._current_a
             # they measure when they have heard the request: long before the last has answered
@@ -436,7 +436,7 @@ class DynamixelRobot:
         if not np.isfinite(command.q).all():
             return Sent(Code.REFUSED, now, np.full(len(self._ids), np.nan))
         ticks = np.rint(command.q / self._per_tick).astype(int).clip(self._low, self._high)
-        goals = [table.GOAL_POSITION.pack(int(tick) + table.CENTRE) for tick in ticks]
+        goals = [table.GOAL_POSITION.pack(int(tick) + table.CENTER) for tick in ticks]
         code = self.bus.sync_write(self._ids, table.GOAL_POSITION.address, goals)
         return Sent(code, now, ticks * self._per_tick)
 

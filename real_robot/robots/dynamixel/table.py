@@ -59,7 +59,7 @@ PRESENT_TEMPERATURE = Item(146, 1)  # degrees Celsius
 
 RAM = 64  # the first address that is not EEPROM
 TICKS = 4096  # of a revolution
-CENTRE = 2048
+CENTER = 2048
 RAD = 2 * math.pi / TICKS  # of a position
 RAD_S = 0.229 * 2 * math.pi / 60  # of a velocity
 RAD_S2 = 214.577 * 2 * math.pi / 3600  # of a profile acceleration

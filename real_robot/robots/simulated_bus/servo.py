@@ -63,7 +63,7 @@ GOALS = {t.GOAL_PWM, t.GOAL_CURRENT, t.GOAL_VELOCITY, t.GOAL_POSITION}
 class SimulatedServo:
     """id: its address on the line; index: its joint in `physics`.
 
-    mounting_ticks, direction: how it is screwed on: its encoder shows the centre plus the mounting
+    mounting_ticks, direction: how it is screwed on: its encoder shows the center plus the mounting
     where the joint is at 0, and counts down with the joint where direction is -1.
     """
 
@@ -193,7 +193,7 @@ class SimulatedServo:
     def _zero(self) -> int:
         """What it shows where the joint is at 0."""
         mounting = -self.mounting_ticks if self._reversed() else self.mounting_ticks
-        return t.CENTRE + mounting + self.get(t.HOMING_OFFSET) + self.wrap_ticks
+        return t.CENTER + mounting + self.get(t.HOMING_OFFSET) + self.wrap_ticks
 
     def _sign(self) -> int:
         return -self.direction if self._reversed() else self.direction

@@ -72,7 +72,7 @@ def test_the_fall_is_paid_the_alive_bonus() -> None:
 
 @pytest.mark.parametrize("env_id", ENVS)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_neighbours_and_threads_change_nothing(env_id: str, num_threads: int) -> None:
+def test_neighbors_and_threads_change_nothing(env_id: str, num_threads: int) -> None:
     """Environment 2 of 4, with others reset and stepped at other times, equals one alone."""
     alone, crowd = ENVS[env_id](1), ENVS[env_id](4, num_threads=num_threads)
     rng = np.random.default_rng(1)

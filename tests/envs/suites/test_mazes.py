@@ -33,7 +33,7 @@ def test_the_ant_is_gymnasiums_but_for_step_and_motors():
     np.testing.assert_allclose(ours.geom_margin, 0.01 / factor)
 
 
-def test_the_ants_walls_are_blocks_of_four_metres_around_its_start():
+def test_the_ants_walls_are_blocks_of_four_meters_around_its_start():
     model = ENVS["AntMaze-umaze"](1).model
     boxes = model.geom_type == mujoco.mjtGeom.mjGEOM_BOX
     assert boxes.sum() == 18
@@ -45,7 +45,7 @@ def test_the_ants_walls_are_blocks_of_four_metres_around_its_start():
 
 
 @pytest.mark.parametrize("name", ["AntMaze-umaze", "AntMaze-large", "AntMaze-eval-medium"])
-def test_goals_lie_up_to_one_and_a_half_metres_beyond_their_cell(name: str):
+def test_goals_lie_up_to_one_and_a_half_meters_beyond_their_cell(name: str):
     env = ENVS[name](40)
     first = env.reset(range(40))
     assert first.shape == (40, 29)
@@ -78,7 +78,7 @@ def test_diverse_starts_are_in_the_middle_of_any_cell_but_the_goals():
     assert env.cell(np.array(env.place(*goal)) + 1.9) == goal
 
 
-def test_the_walking_ant_is_paid_its_speed_towards_goals_that_follow_one_another():
+def test_the_walking_ant_is_paid_its_speed_toward_goals_that_follow_one_another():
     env = ENVS["Ant-goal"](3)
     first = env.reset(range(3))
     assert first.shape == (3, 29)
@@ -112,7 +112,7 @@ def test_the_ant_walks_by_what_its_policy_does_about_the_next_waypoint():
     actions = walk(observations, np.arange(2))
     np.testing.assert_array_equal(actions, np.full((2, 8), 0.5, np.float32))
     np.testing.assert_array_equal(seen[0][:, :27], observations[:, 2:])
-    # the first one's first waypoint is less than a metre away, so it goes on to the second
+    # the first one's first waypoint is less than a meter away, so it goes on to the second
     ways = [[4, 0] - observations[0, :2], [4, 0] - observations[1, :2]]
     np.testing.assert_allclose(seen[0][:, 27:], ways, rtol=1e-6)
 
@@ -167,7 +167,7 @@ def test_the_points_speed_is_clipped_before_each_step():
 
 
 @pytest.mark.parametrize("name", ["AntMaze-umaze", "PointMaze-large-v1"])
-def test_neighbours_and_threads_change_nothing(name: str):
+def test_neighbors_and_threads_change_nothing(name: str):
     alone, crowd = ENVS[name](1), ENVS[name](3, num_threads=2)
     first = alone.reset([7])
     np.testing.assert_array_equal(crowd.reset([5, 7, 6])[1], first[0])

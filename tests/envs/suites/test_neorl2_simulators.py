@@ -217,7 +217,7 @@ def test_a_step_above_the_speed_limit_is_paid_minus_hundred_and_ends_nothing() -
 
 
 @pytest.mark.parametrize("name", [n for n in NATIVE if n.startswith("neorl2/")])
-def test_neighbours_and_threads_change_nothing(name: str) -> None:
+def test_neighbors_and_threads_change_nothing(name: str) -> None:
     """Environment 20 of 33, whose others begin, end and wait at other times, equals one alone."""
     me, alone, crowd = 20, build(name, 1), build(name, 33, num_threads=2)
     rng = np.random.default_rng(0)

@@ -119,9 +119,9 @@ def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
     arm, puck, goal = points(env.arm, env._qpos[:, :-2])[0], env._qpos[0, -2:], env._goals[0]
     expected = np.full((96, 96, 3), 235.0)
 
-    def paint(distance: np.ndarray, colour: tuple[int, int, int]) -> None:
+    def paint(distance: np.ndarray, color: tuple[int, int, int]) -> None:
         share = (0.5 - distance / (0.9 / 96)).clip(0, 1)[..., None]
-        expected[:] = np.floor(expected * (1 - share) + np.array(colour) * share)
+        expected[:] = np.floor(expected * (1 - share) + np.array(color) * share)
 
     paint(abs(np.hypot(x - goal[0], y - goal[1]) - 0.04) - 0.008, (60, 160, 80))
     paint(np.hypot(x - puck[0], y - puck[1]) - 0.04, (205, 75, 60))

@@ -29,14 +29,14 @@ def change_of(x: np.ndarray, food: np.ndarray, insulin: np.ndarray, meal: np.nda
     return derivative(x, np.stack([food, insulin, meal]), patients()[0])
 
 
-def test_the_table_is_simglucoses_with_its_licence() -> None:
+def test_the_table_is_simglucoses_with_its_license() -> None:
     """jxx123/simglucose:simglucose/params/vpatient_params.csv of 0.2.11, byte for byte."""
     folder = Path(envs.suites.neorl2.__file__).parent
     digest = hashlib.sha256((folder / "vpatient_params.csv").read_bytes()).hexdigest()
     assert digest == "662f3b684d160fdf485edd1d7196dd1cd85c14b53650b030fdb86aaa05bb2e50"
-    licence = (folder / "vpatient_params.LICENSE").read_text()
-    assert "Copyright (c) 2017 Jinyu Xie" in licence
-    assert "free of charge" in licence
+    license = (folder / "vpatient_params.LICENSE").read_text()
+    assert "Copyright (c) 2017 Jinyu Xie" in license
+    assert "free of charge" in license
 
 
 def test_patients_begin_in_the_steady_state_of_their_basal_rate() -> None:

@@ -48,7 +48,7 @@ def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **confi
     torch.manual_seed(0)
     algorithm = cls(spec, cls.Config(**config), num_updates)
     tree = algorithm.initial()
-    return State(algorithm, tree["params"], tree["optimiser"], Recorded(), torch.tensor(0))
+    return State(algorithm, tree["params"], tree["optimizer"], Recorded(), torch.tensor(0))
 
 
 def opinionated(state: State) -> State:
@@ -112,7 +112,7 @@ def taught(
     engine.run(num_updates)
     tree = tree_map(lambda x: x[0], engine.state)
     done = tree["counters"]["update"]
-    return State(engine.algorithm, tree["params"], tree["optimiser"], Recorded(), done)
+    return State(engine.algorithm, tree["params"], tree["optimizer"], Recorded(), done)
 
 
 def two_actions() -> Batch:
@@ -215,7 +215,7 @@ def assert_same(
         close(state.params[name][f"{prefix}norms.{k}.bias"], norm.bias)
     if adam is None:
         return
-    moments = layers_of(state.optimiser[name]["first"], prefix, member)
+    moments = layers_of(state.optimizer[name]["first"], prefix, member)
     for linear, (weight, bias, _, _) in zip(linears, moments, strict=True):
         close(weight, adam.state[linear.weight]["exp_avg"].T)
         close(bias, adam.state[linear.bias]["exp_avg"])
@@ -226,12 +226,12 @@ def assert_same_number(
 ) -> None:
     """`assert_same` for a parameter outside a perceptron."""
     close(state.params[name][key], number)
-    close(state.optimiser[name]["first"][key], adam.state[number]["exp_avg"])
+    close(state.optimizer[name]["first"][key], adam.state[number]["exp_avg"])
 
 
 def assert_equal_states(one: State, other: State, tolerance: float = 0.0) -> None:
-    """The same parameters and optimisers."""
-    a, b = (flatten({"params": s.params, "optimiser": s.optimiser}) for s in (one, other))
+    """The same parameters and optimizers."""
+    a, b = (flatten({"params": s.params, "optimizer": s.optimizer}) for s in (one, other))
     assert a.keys() == b.keys()
     for name, value in a.items():
         torch.testing.assert_close(value, b[name], atol=tolerance, rtol=0)
@@ -252,7 +252,7 @@ def value_of(net: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
 
 
 def descend(loss: Tensor, adam: torch.optim.Optimizer) -> None:
-    """One step of this optimiser's parameters alone."""
+    """One step of this optimizer's parameters alone."""
     parameters = [p for group in adam.param_groups for p in group["params"]]
     for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.grad = gradient
@@ -273,7 +273,7 @@ def close(ours: Tensor, plain: Tensor | float) -> None:
 
 
 def leaves(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters in float64, to be learnt: for networks that are no plain perceptrons."""
+    """The parameters in float64, to be learned: for networks that are no plain perceptrons."""
     return {k: v.detach().double().requires_grad_() for k, v in params.items()}
 
 
@@ -288,7 +288,7 @@ def assert_same_leaves(
     for key, value in own.items():
         close(state.params[name][key], value)
         if adam is not None:
-            close(state.optimiser[name]["first"][key], adam.state[value]["exp_avg"])
+            close(state.optimizer[name]["first"][key], adam.state[value]["exp_avg"])
 
 
 def perceptron(

@@ -13,8 +13,8 @@ from envs import tasks
 from offline_rl import Dataset, train
 from offline_rl.data.writers.d4rl import write
 
-CLONE = {"algorithm.network": "mlp", "algorithm.widths": [16], "algorithm.window": 4}
-CLONE |= {"algorithm.executed": 2, "algorithm.rounds": 5, "seeds": 2}
+CLONE = {"algorithm.network": "mlp", "algorithm.widths": [16], "algorithm.horizon": 4}
+CLONE |= {"algorithm.n_action_steps": 2, "algorithm.num_inference_steps": 5, "seeds": 2}
 
 
 class Line(gymnasium.Env):

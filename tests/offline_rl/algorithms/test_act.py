@@ -11,8 +11,15 @@ from torch import nn
 from offline_rl.algorithms.act import ACT, Config
 from policies.networks.act import Layer, PlacedAttention, fixed_places
 
-SMALL = {"history": 2, "window": 4, "executed": 2, "size": 8, "heads": 2, "hidden_units": 16}
-SMALL |= {"layers": 2, "style_layers": 1, "style": 3}
+SMALL = {
+    "n_obs_steps": 2,
+    "horizon": 4,
+    "n_action_steps": 2,
+    "dim_model": 8,
+    "num_heads": 2,
+    "dim_feedforward": 16,
+}
+SMALL |= {"num_layers": 2, "num_vae_encoder_layers": 1, "latent_dim": 3}
 
 
 def same(values):
@@ -51,7 +58,7 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
 
 def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
     """As in LeRobot's, which goes over encoder and decoder alone; the largest of many weights."""
-    head = start(ACT, **SMALL | {"size": 64, "hidden_units": 192}).algorithm.head()
+    head = start(ACT, **SMALL | {"dim_model": 64, "dim_feedforward": 192}).algorithm.head()
     for layer, out, mlp in (
         (head.style_blocks[0], 1 / 8, 1 / 8),
         (head.encoder[1], math.sqrt(6 / 128), math.sqrt(6 / 256)),
@@ -101,7 +108,7 @@ def test_a_style_does_not_see_actions_beyond_the_episodes_end():
 def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights():
     state = start(ACT, **SMALL)
     head = state.algorithm.head()
-    assert (head.noise_shape, head.history, head.horizon) == ((), 2, 4)
+    assert (head.noise_shape, head.n_obs_steps, head.chunk_size) == ((), 2, 4)
     seen, nothing = torch.randn(5, 2, 3), torch.zeros(5, 0)
     chunk = head.plan(seen, nothing)
     assert chunk.shape == (5, 4, 2)
@@ -114,12 +121,17 @@ def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights(
 
 
 def test_blending_needs_a_decision_at_every_step():
-    with pytest.raises(ValueError, match=r"blending=0.01 .* needs executed=1, found executed=100"):
-        Config(blending=0.01)
-    head = start(ACT, blending=0.01, **(SMALL | {"executed": 1})).algorithm.head()
-    assert head.blending == 0.01
+    with pytest.raises(
+        ValueError,
+        match=r"temporal_ensemble_coeff=0.01 .* needs n_action_steps=1, found n_action_steps=100",
+    ):
+        Config(temporal_ensemble_coeff=0.01)
+    head = start(
+        ACT, temporal_ensemble_coeff=0.01, **(SMALL | {"n_action_steps": 1})
+    ).algorithm.head()
+    assert head.temporal_ensemble_coeff == 0.01
 
 
 def test_a_size_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="size=10 is no even multiple of heads=4"):
-        Config(size=10, heads=4)
+    with pytest.raises(ValueError, match="dim_model=10 is no even multiple of num_heads=4"):
+        Config(dim_model=10, num_heads=4)

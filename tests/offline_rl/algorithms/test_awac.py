@@ -91,9 +91,9 @@ def test_only_differences_of_q_move_the_policy():
     """An advantage: what is added to Q everywhere changes nothing."""
     first, batch = opinionated(start(AWAC, critic_lr=0.0, **SMALL)), made_batch()
     (one, _), (other, _) = (advance(s, batch) for s in (first, raised(first, [32.0, 32.0])))
-    for name, value in one.optimiser["policy"]["first"].items():
+    for name, value in one.optimizer["policy"]["first"].items():
         torch.testing.assert_close(
-            value, other.optimiser["policy"]["first"][name], atol=1e-5, rtol=1e-4
+            value, other.optimizer["policy"]["first"][name], atol=1e-5, rtol=1e-4
         )
 
 

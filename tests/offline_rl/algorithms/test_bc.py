@@ -1,4 +1,4 @@
-"""Behaviour cloning: updates written out, its answer where data disagrees, the data it keeps."""
+"""Behavior cloning: updates written out, its answer where data disagrees, the data it keeps."""
 
 import numpy as np
 import pytest
@@ -47,15 +47,15 @@ def test_answers_the_mean_of_two_demonstrated_actions():
     assert action(state) == pytest.approx(0, abs=0.05)
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_the_last_action_of_an_episode_is_learned_without_a_next_observation(window: int):
+@pytest.mark.parametrize("horizon", [1, 2])
+def test_the_last_action_of_an_episode_is_learned_without_a_next_observation(horizon: int):
     seen, actions = np.tile([[0.0], [1.0]], (20, 1)), np.tile([[-0.5], [0.5]], (20, 1))
     last = seen[:, 0] == 1
     data = Dataset.from_arrays(seen, actions, seen[:, 0], ~last & last, last)
     assert not data.usable[last].any()
-    state = taught(BC, data, num_updates=150, window=window, lr=1e-2, hidden=(16,))
+    state = taught(BC, data, num_updates=150, horizon=horizon, lr=1e-2, hidden=(16,))
     observations = torch.tensor([[0.0], [1.0]])
-    if window == 1:
+    if horizon == 1:
         answer = state.policy.act(observations)
     else:
         answer = state.policy.plan(observations[:, None], None)[:, 0]
@@ -89,18 +89,23 @@ def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
     """Observation = row of an episode of six, action = a tenth of it: what follows is known."""
     rows = np.tile(np.arange(6.0), 20)
     data = Dataset.from_arrays(rows[:, None], rows[:, None] / 10, rows, rows == 5)
-    chunked = {"history": 2, "window": 3, "executed": 2, "lr": 1e-2, "hidden": (64,)}
+    chunked = {"n_obs_steps": 2, "horizon": 3, "n_action_steps": 2, "lr": 1e-2, "hidden": (64,)}
     state = taught(BC, data, num_updates=600, **chunked)
     seen = torch.tensor([[[0.0], [0.0]], [[1.0], [2.0]], [[2.0], [3.0]]])
     answered = state.policy.plan(seen, None)[..., 0]
     expected = torch.tensor([[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.3, 0.4, 0.5]])
     assert (answered - expected).abs().max() < 0.03
     head = state.algorithm.modules["policy"]
-    assert (head.history, head.horizon, head.executed, head.noise_shape) == (2, 3, 2, ())
+    assert (head.n_obs_steps, head.chunk_size, head.n_action_steps, head.noise_shape) == (
+        2,
+        3,
+        2,
+        (),
+    )
 
 
 def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
-    state = start(BC, history=2, window=4, executed=2, **SMALL)
+    state = start(BC, n_obs_steps=2, horizon=4, n_action_steps=2, **SMALL)
     seen, zeros = torch.randn(8, 2, 3), torch.zeros(8)
     actions, real = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
     _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, real=real))
@@ -110,7 +115,7 @@ def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
 
 
 def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
-    with pytest.raises(ValueError, match="executed=3 of a window of 2 actions"):
-        BC.Config(window=2, executed=3)
+    with pytest.raises(ValueError, match="n_action_steps=3 of a window of 2 actions"):
+        BC.Config(horizon=2, n_action_steps=3)
     with pytest.raises(UserError, match="longest episode has 10 steps, and a chunk has 12"):
-        BC.complete(BC.Config(window=12, executed=11), five_episodes())
+        BC.complete(BC.Config(horizon=12, n_action_steps=11), five_episodes())

@@ -1,4 +1,4 @@
-"""How networks begin, by each algorithm's authors; where layers are normalised; ranges."""
+"""How networks begin, by each algorithm's authors; where layers are normalized; ranges."""
 
 import math
 

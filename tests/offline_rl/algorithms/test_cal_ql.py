@@ -24,7 +24,7 @@ from offline_rl.data.dataset import Dataset
 from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
-SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "samples": 4}
+SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "num_samples": 4}
 
 
 def batch_with(returns, seed=1):

@@ -26,15 +26,15 @@ from policies.networks.encoders import PictureEncoder
 from policies.spec import Spec
 
 SPEC = Spec({"state": (3,), "picture": (12, 12, 3)}, 2)
-EYES = {"keypoints": 4, "crop": 0.75}
-EDM = OWN | {"process": "edm", "rounds": 5}
+EYES = {"num_keypoints": 4, "crop": 0.75}
+EDM = OWN | {"process": "edm", "num_inference_steps": 5}
 KINDS: list[Any] = [
     (DiffusionPolicy, SMALL | {"levels": 3}),
     (DiffusionPolicy, EDM | {"levels": 2}),
     (FlowPolicy, OWN | {"levels": 2}),
     (ACT, ACT_SMALL),
     (Consistency, OWN | {"levels": 2}),
-    (OneStep, OWN | {"noise_levels": 10, "rounds": 2}),
+    (OneStep, OWN | {"num_train_timesteps": 10, "num_inference_steps": 2}),
 ]
 
 
@@ -48,7 +48,7 @@ def batch(seed: int, size: int = 8) -> Batch:
 
 
 def begun(cls: type[Algorithm], own: dict[str, Any]) -> State:
-    how = {"lr": 1e-3, "warm_up_updates": 0, "weight_decay": 0.5, "decay_lr": False}
+    how = {"lr": 1e-3, "num_warmup_updates": 0, "weight_decay": 0.5, "decay_lr": False}
     return start(cls, 20, SPEC, **(EYES | how | own))
 
 
@@ -86,7 +86,7 @@ def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, ow
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [(Consistency, {}), (OneStep, {"process": "edm", "rounds": 2})]
+    ("kind", "more"), [(Consistency, {}), (OneStep, {"process": "edm", "num_inference_steps": 2})]
 )
 def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
     kind: Any, more: dict[str, Any]
@@ -122,7 +122,7 @@ def test_stacked_seeds_learn_from_histories_of_pictures_what_single_ones_learn()
     }
     actions = draw.uniform(-1, 1, (rows, 2))
     data = Dataset.from_arrays(seen, actions, np.zeros(rows), ends & False, ends)
-    cfg = DiffusionPolicy.complete(Config(warm_up_updates=1, **(SMALL | EYES)), data)
+    cfg = DiffusionPolicy.complete(Config(num_warmup_updates=1, **(SMALL | EYES)), data)
 
     def trained(seeds: list[int]) -> Engine:
         source = offline_source(DiffusionPolicy, cfg, data)

@@ -19,7 +19,11 @@ from offline_rl.utils.trees import flatten
 from policies.heads.schedules import SIGMAS, boundary, jumps, karras, sample, sigma
 from policies.spec import Spec
 
-OWN = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler", "rounds")}
+OWN = {
+    k: v
+    for k, v in SMALL.items()
+    if k not in ("num_train_timesteps", "sampler", "num_inference_steps")
+}
 
 
 def sines(seen, x, times, *rest):
@@ -92,12 +96,12 @@ def test_a_table_of_three_jumps_is_the_jumps_and_noise_between_them(unit: bool):
 
 
 def test_there_are_no_more_jumps_than_bins_to_begin_them_at():
-    """Further ones would begin below the least noise, where nothing was learnt."""
+    """Further ones would begin below the least noise, where nothing was learned."""
     times = [row[0] for row in jumps(80, 80, True)]
     assert (times[0], times[-1]) == pytest.approx((250 * math.log(80), 250 * math.log(0.02)))
-    assert Config(rounds=80).rounds == 80
-    with pytest.raises(ValueError, match="rounds=81 is not between 1 and 80"):
-        Config(rounds=81)
+    assert Config(num_inference_steps=80).num_inference_steps == 80
+    with pytest.raises(ValueError, match="num_inference_steps=81 is not between 1 and 80"):
+        Config(num_inference_steps=81)
 
 
 def test_distances_are_the_papers_and_the_codes():

@@ -38,21 +38,27 @@ from policies.networks.mlp import MLP
 
 SPEC = Spec((5,), 2)
 SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
-SMALL = {key: [16, 16] for key in SIZES} | {"samples": 3, "critics": 3, "batch_size": 32}
-SMALL |= {"policy_samples": 2, "window": 4, "size": 8, "layers": 2}
-SMALL |= {"episode_steps": 20, "warm_up_updates": 5, "target_return": 3.0, "return_scale": 2.0}
-SMALL |= {"network": "mlp", "widths": [8, 16], "executed": 2, "noise_levels": 10, "rounds": 5}
-SMALL |= {"hidden_units": 16, "style_layers": 1, "style": 3}
+SMALL = {key: [16, 16] for key in SIZES} | {"num_samples": 3, "num_critics": 3, "batch_size": 32}
+SMALL |= {"num_policy_samples": 2, "horizon": 4, "dim_model": 8, "num_layers": 2}
+SMALL |= {"episode_steps": 20, "num_warmup_updates": 5, "target_return": 3.0, "return_scale": 2.0}
+SMALL |= {
+    "network": "mlp",
+    "widths": [8, 16],
+    "n_action_steps": 2,
+    "num_train_timesteps": 10,
+    "num_inference_steps": 5,
+}
+SMALL |= {"dim_feedforward": 16, "num_vae_encoder_layers": 1, "latent_dim": 3}
 SMALL |= {"tuned": 3, "environments": 4, "decisions": 32, "epochs": 2, "value_hidden": [16]}
 SMALL |= {"dynamics_hidden": [16], "members": 3, "elites": 2, "imagined": 4}
 OWN = {
-    "ACT": {"layers": 1},
-    "DT": {"heads": 2},
+    "ACT": {"num_layers": 1},
+    "DT": {"num_heads": 2},
     "ResFiT": {"actor_lr": 1e-3},
-    "RL100": {"rounds": 2, "tuned": 2},
+    "RL100": {"num_inference_steps": 2, "tuned": 2},
 }
 IDLE = {
-    "RL100": {"behaviour", "student_before", "critic", "critic_target", "dynamics", "fit"}
+    "RL100": {"behavior", "student_before", "critic", "critic_target", "dynamics", "fit"}
 }  # online
 SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
@@ -68,12 +74,12 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
     draw = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
-        draw.normal(size=(rows, 5)),
+        draw.normal(dim_model=(rows, 5)),
         draw.uniform(-1, 1, (rows, 2)),
-        draw.normal(size=rows),
+        draw.normal(dim_model=rows),
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
-        draw.normal(size=(rows, 5)),
+        draw.normal(dim_model=(rows, 5)),
     )
 
 
@@ -95,13 +101,13 @@ def online(cls: type[Algorithm]) -> Online:
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     """Of chains whose steps go nowhere, as an untrained network's nearly do."""
     cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
-    size = cfg.decisions // cfg.environments, cfg.environments
-    made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
+    dim_model = cfg.decisions // cfg.environments, cfg.environments
+    made = Rollouts(1, dim_model, columns, steps=cfg.tuned, carried=carried, device=device)
     draw = np.random.default_rng(0)
     for name in ("observations", "next_observations", "advantages", "returns", "chain"):
         scale = 0.05 if name == "chain" else 1.0
         shape = made.data[name].shape
-        made.data[name].copy_(torch.from_numpy(scale * draw.normal(size=shape)))
+        made.data[name].copy_(torch.from_numpy(scale * draw.normal(dim_model=shape)))
     made.data["executed"].fill_(1)
     made.data["log_probs"].fill_(1)
     return made
@@ -187,7 +193,7 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     columns = {k: v.clone() for k, v in leaves(batch).items()}
     before = {k: v.clone() for k, v in flatten(tree).items()}
     for i in range(algorithm.period):
-        state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
+        state = State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(0))
         new, metrics = algorithm.update(state, batch, i)
         assert metrics
         for value in metrics.values():
@@ -205,7 +211,7 @@ def test_imitation_phases_are_those_that_never_read_next_observations(name: str)
     cls = algorithm_class(name)
     algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
-    state = State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(0))
+    state = State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(0))
     for phase in [*algorithm.phases, "update"]:
         _, made = e.at(phase)
         batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
@@ -253,9 +259,11 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
 ):
     """By the engine's own check, on this processor, with layer normalization where there is one."""
     cls = algorithm_class(name)
-    size: dict[str, Any] = {key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")}
-    size |= {"hidden_units": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
-    cfg = small_config(cls, **size)
+    dim_model: dict[str, Any] = {
+        key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")
+    }
+    dim_model |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
+    cfg = small_config(cls, **dim_model)
     made, how = sources(cls, cfg), Interaction(online(cls), cfg)
     options = {"batch_size": 128, "precision": precision, "compile": True}
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0, 1], made, **options)
@@ -290,19 +298,19 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
 def rows_of(place: int, count: int) -> dict[str, np.ndarray]:
     """So many steps that only a stream at this place sees."""
     draw = np.random.default_rng(place)
-    rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
+    rows = {k: draw.normal(dim_model=(count, 5)) for k in ("observations", "next_observations")}
     rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
-    rows |= {"rewards": draw.normal(5 * place, size=count)}
+    rows |= {"rewards": draw.normal(5 * place, dim_model=count)}
     return rows | {"terminated": np.arange(count) % 20 == 19}
 
 
 def beginning(
-    name: str, mixing: float, *places: int, **options: Any
+    name: str, offline_fraction: float, *places: int, **options: Any
 ) -> tuple[Engine, ReplayBuffer]:
     """An engine at its start in an environment, and its experience: a stream for each place."""
     cls = algorithm_class(name)
     cfg, own = small_config(cls), ReplayBuffer((5,), 2, 120, streams=len(places))
-    how = Interaction(cls.Online(mixing=mixing), cfg)
+    how = Interaction(cls.Online(offline_fraction=offline_fraction), cfg)
     for stream, place in enumerate(places):
         own.append(stream, rows_of(place, 60 + 30 * place))
     both = Sources(ReplayBuffer.from_dataset(dataset()), own)
@@ -311,14 +319,16 @@ def beginning(
     return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, both, **options), own
 
 
-@pytest.mark.parametrize(("name", "mixing"), [("sac", 0.0), ("rlpd", 0.5)])
-def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(name: str, mixing: float):
+@pytest.mark.parametrize(("name", "offline_fraction"), [("sac", 0.0), ("rlpd", 0.5)])
+def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(
+    name: str, offline_fraction: float
+):
     """Streams of other rows and lengths, alone and beside data that all share."""
-    stacked, _ = beginning(name, mixing, 0, 1, 2)
+    stacked, _ = beginning(name, offline_fraction, 0, 1, 2)
     stacked.run(20, "online")
-    alone, experience = beginning(name, mixing, 0)
+    alone, experience = beginning(name, offline_fraction, 0)
     for place in range(3):
-        new, own = beginning(name, mixing, place)
+        new, own = beginning(name, offline_fraction, place)
         alone.load_seed_state(0, new.seed_state(0))
         experience.load(0, own.filled(0))
         alone.run(20, "online")
@@ -472,13 +482,17 @@ class DeviceFaults(TorchDispatchMode):
 
 
 def device_faults(
-    name: str, only: str | None = None, *, mixing: float | str | None = None, **values: object
+    name: str,
+    only: str | None = None,
+    *,
+    offline_fraction: float | str | None = None,
+    **values: object,
 ) -> dict[str, dict[str, int]]:
     """Return the faults of each program of one phase or of all, for two stacked seeds."""
     cls = algorithm_class(name)
     cfg, how = small_config(cls, **values), cls.Online()
-    if mixing is not None:
-        how = replace(how, mixing=mixing)
+    if offline_fraction is not None:
+        how = replace(how, offline_fraction=offline_fraction)
     both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.changes)
     if cls.online and not both.rollouts:
         experience = offline_source(cls, then, dataset(seed=2), device="meta")
@@ -514,11 +528,14 @@ def new_tensor(like: torch.Tensor, data: Any, *, dtype: Any = None) -> torch.Ten
     + [("mcq", {"alpha": 0.2}), ("cql", {"gap": 1.0, "max_target_backup": True})]
     + [("cql", {"variant": "rho", "bc_updates": 5}), ("recoil", {"objective": "mixture"})]
     + [("f_dvl", {"divergence": d}) for d in ("total_variation", "reverse_kl")]
-    + [("cal_ql", {"critics": 3, "subset": 2, "layer_norm": True}), ("iql", {"squashed": True})]
+    + [
+        ("cal_ql", {"num_critics": 3, "num_min_critics": 2, "layer_norm": True}),
+        ("iql", {"squashed": True}),
+    ]
     + [("wsrl", {"max_target_backup": True})]
     + [("xql", {"noise": True, "random_actions": 2}), ("ro2o", {"bound": "lcb", "cloning": 1.0})]
     + [("diffusion_policy", {"network": "unet", "levels": 2, "mask_ends": True})]
-    + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "heads": 2})],
+    + [("diffusion_policy", {"network": "transformer", "widths": [8, 8], "num_heads": 2})],
 )
 def test_an_update_can_be_captured_on_a_gpu(name: str, values: dict[str, object]):
     """It copies nothing from the host, does not wait for the device and sums in a fixed order.
@@ -528,9 +545,9 @@ def test_an_update_can_be_captured_on_a_gpu(name: str, values: dict[str, object]
     assert device_faults(name, "update" if values else None, **values) == {}
 
 
-@pytest.mark.parametrize("mixing", [0.0, 0.1, 0.5, 0.9, 1.0, "rows"])
-def test_an_online_update_can_be_captured_with_every_mixing(mixing: float | str):
-    assert device_faults("sac", "online", mixing=mixing) == {}
+@pytest.mark.parametrize("offline_fraction", [0.0, 0.1, 0.5, 0.9, 1.0, "rows"])
+def test_an_online_update_can_be_captured_with_every_mixing(offline_fraction: float | str):
+    assert device_faults("sac", "online", offline_fraction=offline_fraction) == {}
 
 
 def test_what_a_gpu_cannot_capture_is_recorded():
@@ -593,14 +610,14 @@ def test_config_floats_may_be_stacked_values(name: str):
     alone = engine(name, [5])
     alone.run(10)
     assert largest_difference(alone.seed_state(0), both.seed_state(1)) < 2e-5
-    names = ("params", "optimiser")
+    names = ("params", "optimizer")
     a, b = ({k: v for k, v in both.seed_state(s).items() if k.startswith(names)} for s in (0, 1))
     assert largest_difference(a, b) > 1e-4
 
 
 @together("td3_bc")
 def test_numbers_that_all_seeds_share_are_computed_once():
-    """Else an optimiser's results differ in their axes, and are written in a pass each."""
+    """Else an optimizer's results differ in their axes, and are written in a pass each."""
     graph, _, _ = engine("td3_bc", SEEDS)._trace("update", (0, 1))
     corrections = [n for n in graph.graph.nodes if n.target is torch.ops.aten.expm1.default]
     assert len(corrections) >= 4

@@ -26,7 +26,7 @@ from offline_rl.algorithms.cql import CQL, proposals, soft_maximum
 from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
-SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "samples": 4}
+SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "num_samples": 4}
 KUMAR = {"gap": 2.0, "gap_after_weight": True}
 
 
@@ -90,11 +90,11 @@ def test_updates_equal_plain_pytorch(learner, variant, config):
     alpha_adam = torch.optim.Adam([log_alpha], lr=1e-3)
     critic_adam = torch.optim.Adam([p for q in critics for p in q.parameters()], lr=2e-3)
     multiplier_adam = torch.optim.Adam([log_multiplier], lr=2e-3)
-    count = cfg.samples if cfg.max_target_backup else 1
+    count = cfg.num_samples if cfg.max_target_backup else 1
     for update, batch in enumerate(batches):
         s, a, r, discount, s2 = doubles(batch)
         random = Recorded(update)
-        shape = (cfg.samples, *a.shape)
+        shape = (cfg.num_samples, *a.shape)
         noise = random.normal(a.shape).double()
         target_noise = random.normal((count, *a.shape)).double()
         noise_here = random.normal(shape).double()

@@ -1,4 +1,4 @@
-"""Decision Transformer: its loss and optimiser written out, its windows, and what it aims at."""
+"""Decision Transformer: its loss and optimizer written out, its windows, and what it aims at."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.spec import Spec
 
-SMALL = {"window": 4, "size": 8, "layers": 1, "episode_steps": 20}
+SMALL = {"context_length": 4, "dim_model": 8, "num_layers": 1, "episode_steps": 20}
 AIM = {"target_return": 3.0, "return_scale": 2.0}
 pytestmark = pytest.mark.xdist_group("decision_transformer")  # one run for all that ask for it
 
@@ -36,14 +36,14 @@ def episodes(**replaced) -> Dataset:
     return Dataset.from_arrays(**(columns | replaced), terminated=ended, truncated=cut)
 
 
-def sampled(size: int = 64, *, data: Dataset | None = None, **config):
+def sampled(dim_model: int = 64, *, data: Dataset | None = None, **config):
     """A state and a batch of its windows."""
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
     data = learner.prepare(data or episodes())
     source = learner.source("update", Sources(offline_source(DT, learner.cfg, data)))
     tensors = {k: v[0] for k, v in source.tensors().items()}
-    return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
+    return state, source.sample(tensors, Recorded(), dim_model, learner.cfg.discount)
 
 
 def test_of_rewards_that_count_the_growth_is_paid():
@@ -79,7 +79,7 @@ def test_windows_are_of_one_episode_and_know_their_place_and_return_to_go():
 
 def test_updates_equal_torchs_adamw_on_the_mean_over_real_steps():
     """Rate rising over five updates, gradient clipped, weights decaying; no dropout."""
-    config = {"lr": 1e-2, "weight_decay": 0.1, "max_norm": 0.05, "warm_up_updates": 3}
+    config = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "num_warmup_updates": 3}
     state, batch = sampled(dropout=0.0, **config)
     net = DecisionTransformer(1, 1, **SMALL, **AIM)
     net.load_state_dict({k: v.clone() for k, v in state.params["policy"].items()})
@@ -126,10 +126,10 @@ def test_learns_what_was_done_where_such_a_return_followed():
     paid = np.arange(64) % 2
     ended = np.ones(64, bool)
     data = Dataset.from_arrays(rows, paid[:, None] - 0.5, paid.astype(np.float32), ended)
-    config = {"lr": 1e-2, "warm_up_updates": 1, "target_return": 1.0, "return_scale": 1.0}
-    config |= SMALL | {"size": 16, "dropout": 0.0}
+    config = {"lr": 1e-2, "num_warmup_updates": 1, "target_return": 1.0, "return_scale": 1.0}
+    config |= SMALL | {"dim_model": 16, "dropout": 0.0}
     state = taught(DT, data, num_updates=120, **config)
-    net = DecisionTransformer(1, 1, **(SMALL | {"size": 16}), target_return=0.0)
+    net = DecisionTransformer(1, 1, **(SMALL | {"dim_model": 16}), target_return=0.0)
     net.load_state_dict(dict(state.params["policy"]))
     for target in (1.0, 0.0):
         net.target_return = target
@@ -151,10 +151,10 @@ def test_what_is_left_open_comes_from_the_data():
     ("values", "message"),
     [
         ({"reward_scale": 0.1}, "use return_scale"),
-        ({"normalise_returns": True}, "use return_scale"),
+        ({"normalize_returns": True}, "use return_scale"),
         ({"return_scale": 0.0}, "return_scale"),
-        ({"heads": 3}, "heads=3 does not divide size=128"),
-        ({"window": 0}, "window"),
+        ({"num_heads": 3}, "num_heads=3 does not divide dim_model=128"),
+        ({"context_length": 0}, "context_length"),
     ],
 )
 def test_what_cannot_be_is_refused(values, message):
@@ -179,7 +179,7 @@ def run(tmp_path_factory):
         tracker="none",
         device="cpu",
         show=False,
-        **{f"algorithm.{k}": v for k, v in (SMALL | {"warm_up_updates": 2}).items()},
+        **{f"algorithm.{k}": v for k, v in (SMALL | {"num_warmup_updates": 2}).items()},
     )
 
 

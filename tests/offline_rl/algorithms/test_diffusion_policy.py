@@ -20,8 +20,13 @@ from offline_rl.utils.errors import UserError
 from policies.chunks import Queue
 from policies.spec import Spec
 
-SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "history": 2, "window": 4}
-SMALL |= {"executed": 2, "noise_levels": 20, "rounds": 5, "sampler": "ddim"}
+SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "n_obs_steps": 2, "horizon": 4}
+SMALL |= {
+    "n_action_steps": 2,
+    "num_train_timesteps": 20,
+    "num_inference_steps": 5,
+    "sampler": "ddim",
+}
 
 
 def chunks(seed: int = 1, size: int = 8) -> Batch:
@@ -32,9 +37,11 @@ def chunks(seed: int = 1, size: int = 8) -> Batch:
     return Batch(seen, actions, zeros, zeros, seen, real=real)
 
 
-@pytest.mark.parametrize("change", [{}, {"mask_ends": True}, {"predicts": "action"}, {"levels": 3}])
+@pytest.mark.parametrize(
+    "change", [{}, {"mask_ends": True}, {"prediction_type": "sample"}, {"levels": 3}]
+)
 def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
-    first = start(DiffusionPolicy, 20, lr=1e-3, warm_up_updates=2, **(SMALL | change))
+    first = start(DiffusionPolicy, 20, lr=1e-3, num_warmup_updates=2, **(SMALL | change))
     model, policy = first.algorithm.head(), first.algorithm.head()
     model.load_state_dict(first.params["model"])
     policy.load_state_dict(first.params["policy"])
@@ -52,7 +59,7 @@ def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
         loss = 0
         for own, at in zip(noise, level, strict=True):
             noised = scheduler.add_noise(batch.actions, own, at)
-            answer = batch.actions if "predicts" in change else own
+            answer = batch.actions if "prediction_type" in change else own
             error = (model(batch.observations, noised, at.float()) - answer) ** 2
             weight = batch.real[..., None] if "mask_ends" in change else torch.ones(8, 4, 1)
             loss = loss + (error * weight).sum() / (weight.sum() * 2) / levels
@@ -75,7 +82,7 @@ def test_the_loss_of_edm_is_the_papers_at_noise_of_its_own_at_every_level(mask_e
     """arXiv:2206.00364, eq. 7 and 8 and table 1, but for what Consistency Policy has instead of
     its c_skip and c_out, that nothing is guessed at the least noise, 0.02; data of deviation 0.5.
     """
-    small = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler")}
+    small = {k: v for k, v in SMALL.items() if k not in ("num_train_timesteps", "sampler")}
     own = {"process": "edm", "distance": "norm", "levels": 3, "mask_ends": mask_ends}
     state, batch = start(DiffusionPolicy, 20, **(small | own)), chunks()
     _, metrics = state.algorithm.update(state, batch, 0)
@@ -104,7 +111,13 @@ def forks(episodes: int = 20, length: int = 8, actions: int = 1, **spec) -> Data
 
 def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
     """The mean, which regression answers, is what nobody did."""
-    own = {"widths": (64, 64), "warm_up_updates": 10, "rounds": 10, "levels": 4, "batch_size": 64}
+    own = {
+        "widths": (64, 64),
+        "num_warmup_updates": 10,
+        "num_inference_steps": 10,
+        "levels": 4,
+        "batch_size": 64,
+    }
     cfg = DiffusionPolicy.complete(Config(lr=3e-3, **(SMALL | own)), forks())
     assert cfg.action_low + cfg.action_high == pytest.approx((-0.6, 0.6))
     source = offline_source(DiffusionPolicy, cfg, forks())
@@ -126,7 +139,7 @@ def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
 def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own):
     """Of perceptrons the contract tells."""
     heads = {"widths": (8, 8), "heads": 2, "time_size": None} if len(own) == 1 else {}
-    cfg = Config(warm_up_updates=1, **(SMALL | {"executed": 3} | heads | own))
+    cfg = Config(num_warmup_updates=1, **(SMALL | {"n_action_steps": 3} | heads | own))
     cfg, spec = DiffusionPolicy.complete(cfg, forks()), Spec((1,), 1)
 
     def trained(seeds: list[int]) -> Engine:
@@ -157,7 +170,7 @@ def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
             with torch.no_grad():
                 return head.plan(torch.from_numpy(seen), torch.from_numpy(noise)).numpy()
 
-        made = Queue(plan, history=2, executed=2, noise_shape=head.noise_shape)
+        made = Queue(plan, n_obs_steps=2, n_action_steps=2, noise_shape=head.noise_shape)
         made.reset(seeds)
         queues.append(made)
     for step in range(5):
@@ -171,7 +184,7 @@ def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
 
 def test_a_chunk_longer_than_every_episode_is_refused():
     with pytest.raises(UserError, match="longest episode has 8 steps, and a chunk has 15"):
-        DiffusionPolicy.complete(Config(executed=9), forks())
+        DiffusionPolicy.complete(Config(n_action_steps=9), forks())
 
 
 @pytest.mark.parametrize(
@@ -190,17 +203,23 @@ def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rounds": 200}, "rounds=200 are more than noise_levels=100"),
+        (
+            {"num_inference_steps": 200},
+            "num_inference_steps=200 are more than num_train_timesteps=100",
+        ),
         ({"eta": 0.5}, "eta is not read by sampler=ddpm"),
         ({"heads": 2}, "heads is not read by network=unet"),
         ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
         ({"network": "transformer", "time_size": 8}, "that of its tokens"),
         ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),
-        ({"window": 10}, "halves it 2 times, so it is a multiple of 4"),
+        ({"horizon": 10}, "halves it 2 times, so it is a multiple of 4"),
         ({"widths": (12, 16)}, "multiples of 8"),
         ({"widths": ()}, "at least one is expected"),
         ({"time_size": 7}, "time_size=7 is odd"),
-        ({"executed": 16}, r"executed=16: of window=16 actions, with history=2, 15 lie ahead"),
+        (
+            {"n_action_steps": 16},
+            r"n_action_steps=16: of horizon=16 actions, with n_obs_steps=2, 15 lie ahead",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
@@ -209,7 +228,10 @@ def test_options_that_contradict_each_other_are_refused(options, words):
 
 
 def test_edms_rounds_have_no_levels_to_exceed():
-    assert len(DiffusionPolicy(Spec((1,), 1), Config(process="edm", rounds=200)).table()) == 200
+    assert (
+        len(DiffusionPolicy(Spec((1,), 1), Config(process="edm", num_inference_steps=200)).table())
+        == 200
+    )
 
 
 def test_large_networks_train_one_seed_after_another():
@@ -221,7 +243,7 @@ def test_large_networks_train_one_seed_after_another():
 
 def test_a_transformers_biases_norms_and_places_do_not_decay():
     cfg = Config(network="transformer", widths=(8,), heads=2, weight_decay=0.5)
-    adam = DiffusionPolicy(Spec((3,), 2), cfg).optimisers()["model"]
+    adam = DiffusionPolicy(Spec((3,), 2), cfg).optimizers()["model"]
     names = [name for name, _ in DiffusionPolicy(Spec((3,), 2), cfg).head().named_parameters()]
     decayed = {n for n in names if not any(part in n for part in adam.undecayed)}
     assert all(".weights." in name for name in decayed)
@@ -238,5 +260,9 @@ def test_seeds_of_a_large_network_train_one_after_another_and_say_so(tmp_path, c
     assert [one["seeds_stacked"] for one in result.results] == [1, 1]
     assert "one seed after another" in capsys.readouterr().out
     policy = policies.load(result.path / "seed_1" / "policy.bundle")
-    assert (policy.spec.history, policy.spec.horizon, policy.spec.executed) == (2, 3, 2)
+    assert (policy.spec.n_obs_steps, policy.spec.chunk_size, policy.spec.n_action_steps) == (
+        2,
+        3,
+        2,
+    )
     assert policy.act(np.zeros(1))[0].shape == (3, 1)

@@ -25,8 +25,14 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
 
-SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
-SMALL |= {"executed": 2, "sampler": "ddim", "rounds": 5, "tuned": 3, "value_hidden": (16,)}
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "n_obs_steps": 2, "horizon": 4}
+SMALL |= {
+    "n_action_steps": 2,
+    "sampler": "ddim",
+    "num_inference_steps": 5,
+    "tuned": 3,
+    "value_hidden": (16,),
+}
 SMALL |= {"environments": 4, "decisions": 24, "batch_size": 24, "epochs": 2}
 
 
@@ -57,16 +63,16 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
     )
     draw = np.random.default_rng(0)
     for _ in range(size[0]):
-        seen = draw.normal(size=(1, size[1], cfg.history, 3)).astype(np.float32)
+        seen = draw.normal(size=(1, size[1], cfg.n_obs_steps, 3)).astype(np.float32)
         noise = draw.normal(size=(1, size[1], *e.algorithm.noise_shape)).astype(np.float32)
         given = {"observations": torch.from_numpy(seen), "noise": torch.from_numpy(noise)}
         told = e.apply("decide", given, ONLINE)
         actions = told.pop("actions")
-        assert actions.shape == (1, size[1], cfg.executed, 2)
+        assert actions.shape == (1, size[1], cfg.n_action_steps, 2)
         assert actions.abs().max() <= 1
         row = {name: value.numpy() for name, value in told.items()}
         row |= {"observations": seen, "next_observations": seen + 0.1}
-        row |= {"rewards": draw.normal(size=(1, size[1], cfg.executed))}
+        row |= {"rewards": draw.normal(size=(1, size[1], cfg.n_action_steps))}
         ended = draw.random((1, size[1])) < 0.2
         row |= {"executed": np.stack([ended | True, ~ended], -1)}  # an end cuts its decision
         row |= {"terminated": ended}
@@ -77,7 +83,7 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
 
 
 def eager(**changes: Any) -> State:
-    """A learner of one seed, whose model has learnt something."""
+    """A learner of one seed, whose model has learned something."""
     torch.manual_seed(0)
     cfg = Config(**(SMALL | changes))
     algorithm = DPPO(Spec((3,), 2), cfg, 1, Interaction(OnPolicy(), cfg))
@@ -90,7 +96,7 @@ def eager(**changes: Any) -> State:
 def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
     """What a decision is made of."""
     draw = torch.Generator().manual_seed(1)
-    seen = torch.randn(rows, state.algorithm.cfg.history, 3, generator=draw)
+    seen = torch.randn(rows, state.algorithm.cfg.n_obs_steps, 3, generator=draw)
     shape = (rows, *state.algorithm.noise_shape)  # type: ignore[attr-defined]
     return {"observations": seen, "noise": torch.randn(shape, generator=draw)}
 
@@ -103,8 +109,8 @@ def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
     acts = state.policy.plan(given["observations"], given["noise"][:, :1])
     assert told["actions"].shape == (6, 2, 2)
     torch.testing.assert_close(told["actions"], acts[:, :2], atol=1e-5, rtol=0)
-    unlearnt = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
-    other = state.algorithm.acting(replace(state, params={**state.params, "model": unlearnt}))
+    unlearned = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
+    other = state.algorithm.acting(replace(state, params={**state.params, "model": unlearned}))
     before = other.policy.plan(given["observations"], given["noise"][:, :1])
     assert (before - acts).abs().max() > 1e-3
 
@@ -128,7 +134,7 @@ def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
 def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
     """Decisions that an end cut short discount by the steps they took; a time-out bootstraps."""
     gamma, trace, draw = 0.9, 0.8, np.random.default_rng(3)
-    state = eager(executed=3, discount=gamma, trace=trace)
+    state = eager(n_action_steps=3, discount=gamma, trace=trace)
     shape, seen = (5, 2), (5, 2, 2, 3)
     carried = {"moments": torch.zeros(3), "so_far": torch.zeros(2)}
     sums, running = [], np.zeros(2)
@@ -208,8 +214,8 @@ def test_one_round_can_be_tuned_alone():
 
 
 def test_a_clone_acts_on_as_it_acted_and_its_first_ratios_are_one(line: str, tmp_path: Path):
-    """By its average, with its normaliser, without its dropout: rates of 0 keep it so."""
-    more = {"algorithm.dropout": 0.3, "algorithm.normalise_observations": True, "seeds": 1}
+    """By its average, with its normalizer, without its dropout: rates of 0 keep it so."""
+    more = {"algorithm.dropout": 0.3, "algorithm.normalize_observations": True, "seeds": 1}
     more |= {"algorithm.sampler": "ddim"}
     run = run_of("diffusion_policy", line, tmp_path, **CLONE | more)
     keys = TUNE | {"algorithm.policy_lr": 0.0, "num_env_steps": 48}
@@ -243,7 +249,7 @@ def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
 
 
 def test_in_a_warm_up_the_critic_alone_learns():
-    e, _ = engine(value_warm_up=1)
+    e, _ = engine(value_warmup=1)
     before = e.seed_state(0)
     e.run(6, ONLINE)
     after = e.seed_state(0)
@@ -252,7 +258,7 @@ def test_in_a_warm_up_the_critic_alone_learns():
 
 
 def test_a_warm_up_counts_from_where_the_clone_ended():
-    e, store = engine(value_warm_up=1)
+    e, store = engine(value_warmup=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
     store.put({}, e.updates)
     before = e.seed_state(0)
@@ -316,7 +322,7 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
     run = run_of("flow_policy", line, tmp_path, **clone)
     result = finetune(run=run, **{**TUNE, "num_env_steps": 48})
     hyper = json.loads((result.path / "seed_0" / "config.json").read_text())["hyper"]
-    assert (hyper["process"], hyper["rounds"], hyper["window"]) == ("flow", 5, 4)
+    assert (hyper["process"], hyper["num_inference_steps"], hyper["horizon"]) == ("flow", 5, 4)
     before = load_file(max(SeedFolder(run, 0).checkpoints().items())[1])
     after = load_file(max(SeedFolder(result.path, 0).checkpoints().items())[1])
     names = [k for k in before if k.startswith("params/policy/network.")]
@@ -352,9 +358,9 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         ({"algorithm.batch_size": 25}, "batch_size=25 does not divide decisions x tuned, 72; 24"),
         ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
         (  # 96 steps are two iterations of 2 x 72 / 24 updates each
-            {"algorithm.value_warm_up": 2},
-            r"would not change: all 12 online updates fall within algorithm.value_warm_up "
-            r"\(12 updates\)\. Raise num_env_steps or lower algorithm.value_warm_up",
+            {"algorithm.value_warmup": 2},
+            r"would not change: all 12 online updates fall within algorithm.value_warmup "
+            r"\(12 updates\)\. Raise num_env_steps or lower algorithm.value_warmup",
         ),
         ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
     ],
@@ -390,5 +396,5 @@ def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: 
         train(algorithm="dppo", task=line, num_updates=0, num_env_steps=48, show=False)
     envs.register("short", Line, max_episode_steps=1)
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
-    with pytest.raises(UserError, match="executed=2: an episode here has 1 steps"):
+    with pytest.raises(UserError, match="n_action_steps=2: an episode here has 1 steps"):
         finetune(run=run, **TUNE, task="short")

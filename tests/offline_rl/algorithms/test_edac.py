@@ -42,7 +42,7 @@ def test_similarity_in_closed_form(directions, value):
 
 def test_the_critics_update_equals_a_sum_over_pairs():
     """In float64 by torch's own double backward, one pair of critics at a time."""
-    first = start(EDAC, critics=3, init="fan_out", eta=5.0, critic_lr=2e-3, **SMALL)
+    first = start(EDAC, num_critics=3, init="fan_out", eta=5.0, critic_lr=2e-3, **SMALL)
     batch = replace(made_batch(), discount=torch.zeros(32))  # y = r, whatever was drawn
     state, metrics = advance(first, batch)
 
@@ -69,15 +69,15 @@ def test_the_critics_update_equals_a_sum_over_pairs():
 
 def test_without_weight_it_is_sac_n():
     batches = made_batch(1), made_batch(2)
-    ours, _ = advance(start(EDAC, critics=4, eta=0.0, **SMALL), *batches)
-    sac_n, _ = advance(start(SACN, critics=4, **SMALL), *batches)
+    ours, _ = advance(start(EDAC, num_critics=4, eta=0.0, **SMALL), *batches)
+    sac_n, _ = advance(start(SACN, num_critics=4, **SMALL), *batches)
     assert_equal_states(ours, sac_n, tolerance=1e-6)
 
 
 def test_the_penalty_turns_gradients_apart():
     batches = [made_batch(1)] * 12
-    before = advance(start(EDAC, critics=3, eta=0.0, critic_lr=1e-2, **SMALL), *batches)[1]
-    after = advance(start(EDAC, critics=3, eta=10.0, critic_lr=1e-2, **SMALL), *batches)[1]
+    before = advance(start(EDAC, num_critics=3, eta=0.0, critic_lr=1e-2, **SMALL), *batches)[1]
+    after = advance(start(EDAC, num_critics=3, eta=10.0, critic_lr=1e-2, **SMALL), *batches)[1]
     assert after["similarity"] < before["similarity"] - 0.3
 
 
@@ -91,4 +91,4 @@ def test_on_a_processor_seeds_of_many_critics_learn_one_after_another():
     spec = Spec((3,), 2)
     assert not EDAC(spec, EDAC.Config()).stacks("cpu")
     assert EDAC(spec, EDAC.Config()).stacks("cuda")
-    assert EDAC(spec, EDAC.Config(critics=2, hidden=(64,))).stacks("cpu")
+    assert EDAC(spec, EDAC.Config(num_critics=2, hidden=(64,))).stacks("cpu")

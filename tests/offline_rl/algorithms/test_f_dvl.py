@@ -1,4 +1,4 @@
-"""f-DVL: conjugates by numeric maximisation, and where V settles with each of them."""
+"""f-DVL: conjugates by numeric maximization, and where V settles with each of them."""
 
 import math
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_conjugates_are_the_maximum_over_densities(function, kind):
 
 @pytest.mark.parametrize(("function", "kind"), GENERATORS)
 def test_their_slope_is_a_density(function, kind):
-    """By the envelope theorem f*'(y) is the maximiser: never negative, never falling."""
+    """By the envelope theorem f*'(y) is the maximizer: never negative, never falling."""
     y = torch.linspace(-9, 9, 73, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(function(y, kind).sum(), y)
     assert slope.min() >= 0

@@ -8,7 +8,7 @@ from test_diffusion_policy import SMALL, chunks
 from offline_rl.algorithms.common.noising.questions import of_flow
 from offline_rl.algorithms.flow_policy import FlowPolicy
 
-OWN = {k: v for k, v in SMALL.items() if k not in ("noise_levels", "sampler")}
+OWN = {k: v for k, v in SMALL.items() if k not in ("num_train_timesteps", "sampler")}
 
 
 @pytest.mark.parametrize("levels", [1, 3])
@@ -35,7 +35,7 @@ def test_times_are_nearer_to_the_noise():
 
 
 def test_a_network_that_knows_the_direction_is_led_to_the_chunk():
-    """The true direction at x and t towards `a` is (a - x) / (1 - t)."""
+    """The true direction at x and t toward `a` is (a - x) / (1 - t)."""
     head = start(FlowPolicy, 20, **OWN).algorithm.head()
     a = torch.linspace(-0.9, 0.9, 8).reshape(1, 4, 2)
     head.predict = lambda seen, x, times: (a - x) / (1 - times[:, None, None] / 1000)

@@ -12,18 +12,18 @@ from offline_rl.training.plan import prepare
 
 @pytest.mark.parametrize(("batch_size", "factor"), [(256, 1), (1024, 2), (10_000, 6.25)])
 def test_rates_grow_with_the_root_of_the_batch(batch_size, factor):
-    adams = start(LBSAC, batch_size=batch_size, actor_lr=1e-4, **SMALL).algorithm.optimisers()
+    adams = start(LBSAC, batch_size=batch_size, actor_lr=1e-4, **SMALL).algorithm.optimizers()
     assert adams["policy"].lr == pytest.approx(1e-4 * factor)
     assert adams["critic"].lr == adams["log_alpha"].lr == pytest.approx(3e-4 * factor)
 
 
 def test_its_critics_share_one_mean():
     """SAC-N's gradient over N; the policy's is SAC-N's."""
-    config = {"critics": 4, "init": "fan_out", **SMALL}
+    config = {"num_critics": 4, "init": "fan_out", **SMALL}
     ours, metrics = advance(start(LBSAC, batch_size=256, **config), made_batch())
     sac_n, theirs = advance(start(SACN, **config), made_batch())
-    for name, first in sac_n.optimiser["critic"]["first"].items():
-        torch.testing.assert_close(4 * ours.optimiser["critic"]["first"][name], first)
+    for name, first in sac_n.optimizer["critic"]["first"].items():
+        torch.testing.assert_close(4 * ours.optimizer["critic"]["first"][name], first)
     for name, value in sac_n.params["policy"].items():
         torch.testing.assert_close(ours.params["policy"][name], value)
     assert metrics["critic_loss"] == theirs["critic_loss"]

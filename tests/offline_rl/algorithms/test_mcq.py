@@ -43,7 +43,7 @@ def drawn(own, s, noise):
 @pytest.mark.parametrize("alpha", [None, 0.2])
 def test_updates_equal_plain_pytorch(alpha):
     """VAE, temperature, critics, policy: each with what is new by then. Online pseudo targets."""
-    config = {"samples": 5, "policy_samples": 3, "bellman_share": 0.6, "tau": 0.1}
+    config = {"num_samples": 5, "num_policy_samples": 3, "bellman_share": 0.6, "tau": 0.1}
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "vae_lr": 3e-3}
     first = opinionated(start(MCQ, alpha=alpha, **config, **rates, **SMALL))
     batches = made_batch(1), made_batch(2)
@@ -134,7 +134,7 @@ def plain_vae(params):
 
 def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
     """Q1 = a, Q2 = -a: the least best is 0.46; the best of the least would be below 0."""
-    config = {**SMALL, "critic_hidden": (), "samples": 50}
+    config = {**SMALL, "critic_hidden": (), "num_samples": 50}
     state = start(MCQ, spec=Spec((1,), 1), **config)
     plain_vae(state.params)
     critic = {
@@ -149,7 +149,7 @@ def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_unseen_actions_are_worth_what_the_best_of_the_seen_is(share):
     """One state, +-0.5 paid 1 and 0; the policy acts at -0.96, where the data has nothing."""
-    config = {"policy_samples": 4, "bellman_share": share, "alpha": 0.5}
+    config = {"num_policy_samples": 4, "bellman_share": share, "alpha": 0.5}
     rates = {"actor_lr": 0.0, "critic_lr": 3e-3, "vae_lr": 0.0}
     data = one_step(two_actions().actions, two_actions().rewards)
 

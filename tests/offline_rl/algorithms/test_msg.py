@@ -35,7 +35,7 @@ def test_updates_equal_plain_pytorch(phase, random_weights):
     """Every loss at the old parameters; a target and actions for each critic alone."""
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
     config = {"beta": -3.0, "conservatism": 0.7, "target_entropy": 0.5, "tau": 0.1}
-    first = start(MSG, critics=3, random_weights=random_weights, **config, **rates, **SMALL)
+    first = start(MSG, num_critics=3, random_weights=random_weights, **config, **rates, **SMALL)
     batches = made_batch(1), made_batch(2)
     state, metrics = advance(first, *batches, phase=phase)
 
@@ -93,7 +93,7 @@ def test_updates_equal_plain_pytorch(phase, random_weights):
 
 def test_a_critic_learns_the_same_whatever_the_others_believe():
     """Independence, which a shared target would break."""
-    first = start(MSG, critics=3, **SMALL)
+    first = start(MSG, num_critics=3, **SMALL)
     raised = {
         name: {k: torch.cat([v[:1], v[1:] + 1]) for k, v in first.params[name].items()}
         for name in ("critic", "critic_target")
@@ -108,23 +108,23 @@ def test_a_critic_learns_the_same_whatever_the_others_believe():
 
 def test_the_bound_is_a_mean_less_deviations():
     q = np.random.default_rng(0).normal(size=(5, 8))
-    bound = start(MSG, critics=5, beta=-2.0, **SMALL).algorithm.lower_bound(torch.from_numpy(q))
+    bound = start(MSG, num_critics=5, beta=-2.0, **SMALL).algorithm.lower_bound(torch.from_numpy(q))
     np.testing.assert_allclose(bound, q.mean(0) - 2 * q.std(0))
 
 
 def test_its_preliminary_phase_is_the_authors():
-    assert MSG(Spec((3,), 2), MSG.Config(critics=2, **SMALL)).phases == {"clone": 50_000}
-    assert MSG(Spec((3,), 2), MSG.Config(critics=2, bc_updates=0, **SMALL)).phases == {}
+    assert MSG(Spec((3,), 2), MSG.Config(num_critics=2, **SMALL)).phases == {"clone": 50_000}
+    assert MSG(Spec((3,), 2), MSG.Config(num_critics=2, bc_updates=0, **SMALL)).phases == {}
 
 
 def test_prefers_the_better_of_two_demonstrated_actions():
     rates = {"actor_lr": 1e-2, "critic_lr": 1e-2, "alpha_lr": 3e-2, "beta": -1.0}
-    config = {"critics": 4, "conservatism": 0.3, "target_entropy": -1.0}
+    config = {"num_critics": 4, "conservatism": 0.3, "target_entropy": -1.0}
     state = start(MSG, spec=Spec((1,), 1), **rates, **config, **SMALL)
     state, _ = advance(state, *[two_actions()] * 120)
     assert action(state) > 0.3
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination():
-    assert target_after(MSG, terminated=True, critics=2, **SMALL) == 1
-    assert target_after(MSG, terminated=False, critics=2, **SMALL) != 1
+    assert target_after(MSG, terminated=True, num_critics=2, **SMALL) == 1
+    assert target_after(MSG, terminated=False, num_critics=2, **SMALL) != 1

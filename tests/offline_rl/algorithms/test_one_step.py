@@ -25,8 +25,13 @@ from offline_rl.utils.random import Random
 from policies import Spec
 from policies.heads.schedules import sample
 
-SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
-SMALL |= {"executed": 2, "rounds": 5, "action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "n_obs_steps": 2, "horizon": 4}
+SMALL |= {
+    "n_action_steps": 2,
+    "num_inference_steps": 5,
+    "action_low": (-1.0, -1.0),
+    "action_high": (1.0, 1.0),
+}
 QUICK: dict[str, Any] = {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
 
 
@@ -36,7 +41,7 @@ def state_of(algorithm: OneStep) -> State:
     params = {name: dict(tensors) for name, tensors in tree["params"].items()}
     for name, value in params["teacher"].items():
         params["teacher"][name] = value + 0.3 * torch.randn_like(value)
-    return State(algorithm, params, tree["optimiser"], Random(torch.tensor(0), torch.tensor(0)))
+    return State(algorithm, params, tree["optimizer"], Random(torch.tensor(0), torch.tensor(0)))
 
 
 def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) -> torch.Tensor:
@@ -47,20 +52,21 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
     """
 
     def asked(x: torch.Tensor, time: float, round_: int) -> torch.Tensor:
-        late = cfg.tuned is None or round_ >= cfg.rounds - cfg.tuned
+        late = cfg.tuned is None or round_ >= cfg.num_inference_steps - cfg.tuned
         network = state.teacher if late else None
         times = torch.full(x.shape[:1], time)
         return network(seen, x, times) if network else state.teacher.before(seen, x, times)
 
     x = noise
     if cfg.process == "flow":
-        for k in range(cfg.rounds):
-            x = x + asked(x, 1000.0 * k / cfg.rounds, k) / cfg.rounds
+        for k in range(cfg.num_inference_steps):
+            x = x + asked(x, 1000.0 * k / cfg.num_inference_steps, k) / cfg.num_inference_steps
         return x.clip(-1, 1)
     if cfg.process == "edm":
         ends, x = (80 ** (1 / 7), 0.02 ** (1 / 7)), 80 * noise
         times = [
-            (ends[0] + k / cfg.rounds * (ends[1] - ends[0])) ** 7 for k in range(cfg.rounds + 1)
+            (ends[0] + k / cfg.num_inference_steps * (ends[1] - ends[0])) ** 7
+            for k in range(cfg.num_inference_steps + 1)
         ]
         for k, (t, following) in enumerate(pairwise(times)):
             root = math.sqrt(t**2 + 0.25)
@@ -70,13 +76,13 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
             x = x + (following - t) * (x - guess) / t
         return x.clip(-1, 1)
     made = DDIMScheduler(
-        num_train_timesteps=cfg.noise_levels,
+        num_train_timesteps=cfg.num_train_timesteps,
         beta_schedule="squaredcos_cap_v2",
-        prediction_type={"noise": "epsilon", "action": "sample"}[cfg.predicts],
+        prediction_type=cfg.prediction_type,
         clip_sample=True,
         timestep_spacing="leading",
     )
-    made.set_timesteps(cfg.rounds)
+    made.set_timesteps(cfg.num_inference_steps)
     for k, time in enumerate(made.timesteps):
         x = made.step(asked(x, float(time), k), int(time), x, eta=0.0).prev_sample
     return x.clip(-1, 1)
@@ -87,8 +93,8 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
     [
         {"process": "flow"},
         {"process": "edm"},
-        {"process": "ddpm", "noise_levels": 10},
-        {"process": "ddpm", "noise_levels": 20, "predicts": "action", "tuned": 2},
+        {"process": "ddpm", "num_train_timesteps": 10},
+        {"process": "ddpm", "num_train_timesteps": 20, "prediction_type": "sample", "tuned": 2},
     ],
     ids=["flow", "edm", "ddpm", "tuned"],
 )
@@ -102,7 +108,7 @@ def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[st
     batch = Batch(seen, actions, nothing, nothing, seen)
     noise = Random(torch.tensor(0), torch.tensor(0)).normal((6, 1, 4, 2))
     target = by_hand(state, seen, noise[:, 0], cfg)
-    ddpm = cfg.noise_levels // 5 * 4.0
+    ddpm = cfg.num_train_timesteps // 5 * 4.0
     first = {"flow": 0.0, "edm": 250 * math.log(80), "ddpm": ddpm}[cfg.process]
     answer = state.model(seen, noise[:, 0], torch.full((6,), first))
     expected = (answer - target)[:, 1:].square().mean()  # the first lies beside the older one
@@ -118,7 +124,7 @@ def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[st
 def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_code() -> None:
     """`benchmarks.conformance`, rl100 (one_step); where all that is answered is executed."""
     torch.manual_seed(0)
-    shape = SMALL | {"executed": 3, "noise_levels": 10}
+    shape = SMALL | {"n_action_steps": 3, "num_train_timesteps": 10}
     sizes = {"environments": 1, "decisions": 6, "batch_size": 6, "tuned": 5}
     made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).at("distil")
     tree, random = made.initial(), Random(torch.tensor(0), torch.tensor(0))
@@ -127,12 +133,12 @@ def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_cod
         params["policy"][name] = value + 0.3 * torch.randn_like(value)
     seen, actions, nothing = torch.randn(6, 2, 3), torch.rand(6, 4, 2), torch.zeros(6)
     batch = Batch(seen, actions, nothing, nothing, seen)
-    _, expected = made.distil(State(made, params, tree["optimiser"], random), batch, 0)
+    _, expected = made.distil(State(made, params, tree["optimizer"], random), batch, 0)
     own = OneStep(Spec((3,), 2), Config(**shape), 10)
     tree = own.initial()
     given = {**tree["params"], "teacher": params["policy"], "model": params["student"]}
     random = Random(torch.tensor(0), torch.tensor(0))
-    _, found = own.update(State(own, given, tree["optimiser"], random), batch, 0)
+    _, found = own.update(State(own, given, tree["optimizer"], random), batch, 0)
     torch.testing.assert_close(found["policy_loss"], expected["student_loss"])
 
 
@@ -154,19 +160,21 @@ def test_each_policy_that_denoises_is_taught_to_act_at_once(
         keys = {"algorithm.tuned": 3, "algorithm.environments": 4, "algorithm.decisions": 24}
         keys |= {"algorithm.batch_size": 24, "algorithm.epochs": 2, "algorithm.policy_lr": 1e-2}
         run = finetune(run=run, algorithm="dppo", num_env_steps=48, **keys, **QUICK).path
-    keys = {"algorithm.warm_up_updates": 5, "algorithm.lr": 1e-2, "eval_every": 1000}
+    keys = {"algorithm.num_warmup_updates": 5, "algorithm.lr": 1e-2, "eval_every": 1000}
     keys |= {"algorithm": "one_step", "run": run, **QUICK}
     seen = np.random.default_rng(0).uniform(-0.9, 0.9, (64, 2, 2)).astype(np.float32)
     noise = np.random.default_rng(1).normal(size=(64, 1, 4, 1)).astype(np.float32)
     head: Any = policies.load(run / "seed_1" / "policy.bundle").module
     cfg = Config(**read_hyper(distill(num_updates=1, name="begun", **keys).path))
     given = torch.from_numpy(seen), torch.from_numpy(noise)
-    normalised = head_input(policies.load(run / "seed_1" / "policy.bundle"), given[0])
+    normalized = head_input(policies.load(run / "seed_1" / "policy.bundle"), given[0])
     with torch.no_grad():
-        rounds = sample(certain(cfg), lambda x, t: head.asked(normalised, x, t), given[1])
-        target = head.finished(rounds).numpy()
+        num_inference_steps = sample(
+            certain(cfg), lambda x, t: head.asked(normalized, x, t), given[1]
+        )
+        target = head.finished(num_inference_steps).numpy()
     errors = []
-    for name, updates in (("begun", 1), ("learnt", 150)):
+    for name, updates in (("begun", 1), ("learned", 150)):
         made = distill(num_updates=updates, name=name, **keys)
         policy = policies.load(made.path / "seed_1" / "policy.bundle")
         assert policy.noise_shape == (1, 4, 1)
@@ -183,8 +191,8 @@ def read_hyper(path: Path) -> dict[str, Any]:
 
 def head_input(policy: Any, seen: torch.Tensor) -> torch.Tensor:
     """What its network is shown of raw observations."""
-    (name,) = policy.bundle.normalisers
-    normal = policy.bundle.normalisers[name]
+    (name,) = policy.bundle.normalizers
+    normal = policy.bundle.normalizers[name]
     return policy.module.encode(
         (seen - torch.from_numpy(normal.mean)) / torch.from_numpy(normal.scale)
     )
@@ -195,7 +203,13 @@ def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
 ) -> None:
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     with pytest.raises(UserError, match=r"algorithm\.rounds: the student's is its teacher's, 5"):
-        distill(run=run, algorithm="one_step", num_updates=3, **{"algorithm.rounds": 7}, **QUICK)
+        distill(
+            run=run,
+            algorithm="one_step",
+            num_updates=3,
+            **{"algorithm.num_inference_steps": 7},
+            **QUICK,
+        )
     other = run_of("bc", line, tmp_path, seeds=1)
     with pytest.raises(UserError, match=r"of bc, is no teacher: one_step is taught by a run of"):
         distill(run=other, algorithm="one_step", num_updates=3, **QUICK)

@@ -47,7 +47,7 @@ def at_update(state: State, done: int) -> State:
 def test_a_rate_that_fell_to_nothing_offline_is_whole_again_online() -> None:
     """IQL's policy after all of its 10 offline updates: still there, moving here."""
     state = start(IQL, num_updates=10, **SMALL)
-    state.optimiser["policy"]["count"]["steps"] += 10
+    state.optimizer["policy"]["count"]["steps"] += 10
     batch = made_batch()
 
     def moves(now: State) -> float:
@@ -104,7 +104,7 @@ def test_ro2o_is_as_little_pessimistic_online_as_it_ever_gets_unless_told(
     given: dict[str, float], depth: float
 ) -> None:
     """What is paid is the square of (deviations x their size); offline has just begun, at 2."""
-    state = start(RO2O, **SMALL, pessimism=2.0, min_pessimism=0.5, samples=3, critics=3)
+    state = start(RO2O, **SMALL, pessimism=2.0, min_pessimism=0.5, num_samples=3, num_critics=3)
 
     def paid(state: State) -> float:
         now, batch = at_update(state, 0), made_batch()
@@ -128,7 +128,7 @@ def test_spot_looks_further_ahead_online_in_large_mazes_alone(task: str, discoun
 def test_cal_ql_mixes_less_data_in_kitchen(task: str, share: float) -> None:
     """nakamotoo/Cal-QL:scripts/run_kitchen.sh and run_adroit.sh."""
     cfg = algorithm_config("cal_ql", task, {})[0]
-    assert interaction("cal_ql", task, cfg, {}).online.mixing == share
+    assert interaction("cal_ql", task, cfg, {}).online.offline_fraction == share
 
 
 def cal_ql(**config: Any) -> Any:
@@ -136,7 +136,7 @@ def cal_ql(**config: Any) -> Any:
 
 
 def episode(rewards: list[float], *, terminated: bool) -> Dataset:
-    """As the buffer gives it: rewards as they are learnt from, the last row an end or a cut."""
+    """As the buffer gives it: rewards as they are learned from, the last row an end or a cut."""
     count = len(rewards)
     rows, flags = np.zeros((count, 2)), np.arange(count) == count - 1
     ends = (flags, flags & False) if terminated else (flags & False, flags)
@@ -169,7 +169,7 @@ def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
         ("iql", "decay_actor_lr", "offline alone"),
         ("iql", "squashed", "one value serves networks"),
         ("cql", "bc_updates", "offline alone"),
-        ("cql", "critics", "one value serves networks"),
+        ("cql", "num_critics", "one value serves networks"),
         ("cql", "policy_hidden", "one value serves networks"),
         ("spot", "vae_updates", "offline alone"),
         ("rebrac", "exploration_noise", "one value serves networks"),
@@ -184,33 +184,37 @@ def test_what_online_phases_cannot_change_is_refused(name: str, option: str, mat
 def test_what_needs_a_preliminary_phase_is_refused_without_data() -> None:
     keys = {"algorithm": "spot", "task": "gym/hopper-medium-replay", "num_env_steps": 10}
     with pytest.raises(UserError, match="fine-tune a run of it"):
-        prepare({**keys, "num_updates": 0, "online.mixing": 0.0})
+        prepare({**keys, "num_updates": 0, "online.offline_fraction": 0.0})
 
 
 @pytest.mark.parametrize(
-    ("name", "mixing"),
+    ("name", "offline_fraction"),
     [
         *((name, "rows") for name in ("iql", "awac", "cql", "spot")),
         *((name, 0.5) for name in ("cal_ql", "rebrac", "rlpd")),
         *((name, 0.0) for name in ("ro2o", "wsrl", "sac", "td3")),
     ],
 )
-def test_a_methods_batches_hold_the_data_as_its_paper_has_it(name: str, mixing: Any) -> None:
+def test_a_methods_batches_hold_the_data_as_its_paper_has_it(
+    name: str, offline_fraction: Any
+) -> None:
     cls = algorithm_class(name)
     assert cls.online
-    assert cls.Online().mixing == mixing
+    assert cls.Online().offline_fraction == offline_fraction
     sources = Sources(ReplayBuffer((3,), 2, 5), ReplayBuffer((3,), 2, 5))
     found = cls(SPEC, cls.Config()).source(ONLINE, sources)
-    if mixing == 0:
+    if offline_fraction == 0:
         assert found is sources.online
     else:
         assert isinstance(found, Mixture)
         assert (found.first, found.second) == (sources.offline, sources.online)
-        assert found.ratio == (None if mixing == "rows" else mixing)
+        assert found.ratio == (None if offline_fraction == "rows" else offline_fraction)
 
 
-@pytest.mark.parametrize("mixing", [0.0, 0.5, "rows"])
-def test_what_is_learnt_from_online_bootstraps_after_as_many_steps_as_asked(mixing: Any) -> None:
+@pytest.mark.parametrize("offline_fraction", [0.0, 0.5, "rows"])
+def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
+    offline_fraction: Any,
+) -> None:
     """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; g^3 at the third step."""
     buffers, gamma = [], 0.5
     for paid in (1.0, 10.0):
@@ -221,7 +225,9 @@ def test_what_is_learnt_from_online_bootstraps_after_as_many_steps_as_asked(mixi
         buffers[-1].append(0, told | flags | {"next_observations": rows})
     cls = algorithm_class("sac")
     cfg = cls.Config()
-    learner = cls(SPEC, cfg, 1, Interaction(cls.Online(mixing=mixing, n_step=3), cfg))
+    learner = cls(
+        SPEC, cfg, 1, Interaction(cls.Online(offline_fraction=offline_fraction, n_step=3), cfg)
+    )
 
     def drawn(phase: str) -> set[tuple[float, float]]:
         source = learner.source(phase, Sources(*buffers))
@@ -230,7 +236,7 @@ def test_what_is_learnt_from_online_bootstraps_after_as_many_steps_as_asked(mixi
         return set(zip(batch.rewards.tolist(), batch.discount.tolist(), strict=True))
 
     over = {(1.75, 0.125), (1.5, 0.25), (1.0, 0.5)}  # the last two rows have fewer steps left
-    kinds = (10,) if mixing == 0 else (1, 10)
+    kinds = (10,) if offline_fraction == 0 else (1, 10)
     assert drawn(ONLINE) == {(k * r, g) for r, g in over for k in kinds}
     assert drawn("update") == {(1.0, 0.5)}
 
@@ -244,7 +250,7 @@ def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() 
     some = {"observations": rows, "actions": rows[:, :2], "rewards": np.ones(20)}
     flags = {"terminated": np.ones(20), "truncated": np.zeros(20), "next_observations": rows}
     own.append(0, some | flags)
-    cfg = cls.Config(policy_hidden=(8,), critic_hidden=(8,), critics=2)
+    cfg = cls.Config(policy_hidden=(8,), critic_hidden=(8,), num_critics=2)
     sources = Sources(ReplayBuffer.from_dataset(data), own)
     engine = Engine(
         lambda _: cls(SPEC, cfg, 1, Interaction(cls.Online(utd=2.0), cfg)), [0], sources

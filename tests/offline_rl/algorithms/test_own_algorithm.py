@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offline_rl.algorithms.common.base import Algorithm, minimise
+from offline_rl.algorithms.common.base import Algorithm, minimize
 from offline_rl.algorithms.common.config import BaseConfig, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from policies.heads.deterministic import DeterministicActor
@@ -54,14 +54,14 @@ class Mine(Algorithm):
         obs, act = self.spec.observation_dim, self.spec.action_dim
         return {"policy": DeterministicActor(obs, act, self.cfg.hidden)}
 
-    def optimisers(self):
+    def optimizers(self):
         return {"policy": Adam(self.cfg.lr)}
 
     def update(self, state, batch, i):
         def loss(policy):
             return (policy(batch.observations) - batch.actions).abs().mean()
 
-        state, value = minimise(state, "policy", loss)
+        state, value = minimize(state, "policy", loss)
         return state, {"policy_loss": value}
 '''
 
@@ -240,7 +240,7 @@ def test_the_file_with_two_trains_either(folder: Path) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 @pytest.mark.parametrize("decision", ["if pi.mean() > 0:", "if float(pi.mean()) > 0:"])
-def test_a_branch_on_what_is_learnt_is_named_with_the_remedy(
+def test_a_branch_on_what_is_learned_is_named_with_the_remedy(
     seeds: int, decision: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     branch = (

@@ -40,8 +40,8 @@ def with_next_actions(seed):
     return replace(batch, next_actions=torch.rand(len(batch.rewards), 2) * 1.8 - 0.9)
 
 
-def normalised_critic(own, member, observations, actions):
-    """Linear, ReLU, layer normalisation, twice; then linear."""
+def normalized_critic(own, member, observations, actions):
+    """Linear, ReLU, layer normalization, twice; then linear."""
     x = torch.cat([observations, actions], 1)
     for layer in (0, 1):
         x = x @ own[f"net.weights.{layer}"][member] + own[f"net.biases.{layer}"][member]
@@ -70,15 +70,15 @@ def test_two_periods_equal_plain_pytorch():
         noise = (0.2 * Recorded(count).normal(a.shape).double()).clip(-0.5, 0.5)
         with torch.no_grad():
             a2 = (perceptron(policy_target, "trunk.", s2).tanh() + noise).clip(-1, 1)
-            q2 = torch.minimum(*[normalised_critic(critic_target, k, s2, a2) for k in (0, 1)])
+            q2 = torch.minimum(*[normalized_critic(critic_target, k, s2, a2) for k in (0, 1)])
             penalty = ((a2 - batch.next_actions.double()) ** 2).sum(1)
             y = r + discount * (q2 - 0.7 * penalty)
-        losses = [((normalised_critic(critic, k, s, a) - y) ** 2).mean() for k in (0, 1)]
+        losses = [((normalized_critic(critic, k, s, a) - y) ** 2).mean() for k in (0, 1)]
         step(critic_adam, sum(losses))
         if count % 2 == 0:
             continue
         pi = perceptron(policy, "trunk.", s).tanh()
-        q = torch.minimum(*[normalised_critic(critic, k, s, pi) for k in (0, 1)])
+        q = torch.minimum(*[normalized_critic(critic, k, s, pi) for k in (0, 1)])
         loss = (0.3 * ((pi - a) ** 2).sum(1) - q / q.abs().mean().item()).mean()
         step(policy_adam, loss)
         follow_leaves(policy_target, policy, 0.1)
@@ -154,7 +154,7 @@ def test_output_layers_start_small_and_hidden_biases_at_a_tenth():
 
 
 def test_finds_the_best_of_uniform_actions():
-    """One state, paid most at 0.3; the pull towards the data's mean, 0, is weak."""
+    """One state, paid most at 0.3; the pull toward the data's mean, 0, is weak."""
     batches = [hill(k) for k in range(10)]
     actions, rewards = (torch.cat([getattr(b, k) for b in batches]) for k in ("actions", "rewards"))
     config = {"hidden": (32, 32), "actor_lr": 3e-3, "critic_lr": 3e-3, "policy_bc": 0.01}

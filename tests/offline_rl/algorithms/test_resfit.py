@@ -1,4 +1,4 @@
-"""A frozen base and its correction: what is observed, learnt, resumed, kept and refused."""
+"""A frozen base and its correction: what is observed, learned, resumed, kept and refused."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ from offline_rl.data.read import read
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import play
 from offline_rl.online import with_base
-from offline_rl.online.with_base import WithBase, base_of, differs, labelled
+from offline_rl.online.with_base import WithBase, base_of, differs, labeled
 from offline_rl.replay.batch import Batch, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training import trainer
@@ -111,9 +111,9 @@ def wide(observations):
     return np.zeros((len(observations), 3))
 '''
 QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
-QUICK |= {"algorithm.hidden": [8], "algorithm.critics": 3, "algorithm.actor_lr": 1e-2}
+QUICK |= {"algorithm.hidden": [8], "algorithm.num_critics": 3, "algorithm.actor_lr": 1e-2}
 QUICK |= {"eval_episodes": 2, "tracker": "none", "show": False, "checkpoint_every": 100}
-QUICK |= {"online.warm_up": 12, "online.critic_updates": 8, "eval_every": 1000}
+QUICK |= {"online.warmup_steps": 12, "online.critic_updates": 8, "eval_every": 1000}
 
 
 class Line(gymnasium.Env):
@@ -171,8 +171,12 @@ def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def bundle_of(line: str, tmp_path: Path, data: Dataset) -> str:
     """Of a clone that plans."""
-    keys = {"algorithm.network": "mlp", "algorithm.widths": [8, 16], "algorithm.noise_levels": 4}
-    keys |= {"algorithm.window": 4, "algorithm.executed": 2, "batch_size": 8, "show": False}
+    keys = {
+        "algorithm.network": "mlp",
+        "algorithm.widths": [8, 16],
+        "algorithm.num_train_timesteps": 4,
+    }
+    keys |= {"algorithm.horizon": 4, "algorithm.n_action_steps": 2, "batch_size": 8, "show": False}
     keys = {k: v for k, v in keys.items() if k.removeprefix("algorithm.") in known("flow_policy")}
     told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "precision": "fp32"}
     made = train(
@@ -190,7 +194,7 @@ def known(algorithm: str) -> set[str]:
     return {f.name for f in fields(algorithm_class(algorithm).Config)} | {"show", "batch_size"}
 
 
-def test_demonstrations_are_labelled_with_what_the_base_did_itself(
+def test_demonstrations_are_labeled_with_what_the_base_did_itself(
     line: str, own: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes that the base acted in, each from its number as a seed: the labels are its actions,
@@ -215,11 +219,11 @@ def test_demonstrations_are_labelled_with_what_the_base_did_itself(
         for name in ("rewards", "terminated", "truncated")
     )
     after = np.stack([step.observations["observation"][0] for step in told])
-    made = labelled(Dataset.from_arrays(*arrays, after), base)
+    made = labeled(Dataset.from_arrays(*arrays, after), base)
     found = made.observations[BASE_ACTION]
     np.testing.assert_array_equal(found[: len(rows)], made.actions)
     np.testing.assert_array_equal(found[made.next_index[made.episode_ends]], after_ends)
-    apart = labelled(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
+    apart = labeled(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
     within = np.setdiff1d(np.arange(len(rows)), apart.episode_ends)
     assert (apart.next_index >= len(rows)).all()
     found = apart.observations[BASE_ACTION]
@@ -280,7 +284,7 @@ def test_what_a_base_answers_beyond_the_range_is_shown_within_it(
     assert world.step(np.zeros((2, 1))).observations[BASE_ACTION].tolist() == [[1], [1]]
 
 
-def test_demonstrations_and_experience_are_both_learnt_from_over_several_steps() -> None:
+def test_demonstrations_and_experience_are_both_learned_from_over_several_steps() -> None:
     """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; a time-out bootstraps."""
     rows, ends, gamma = 8, np.arange(8) % 4 == 3, 0.5
     buffers = []
@@ -320,8 +324,8 @@ def test_a_bundle_for_something_else_is_no_base_here(
     weights = {"trunk.weights.0": np.ones((size, 1)), "trunk.biases.0": np.zeros(1)}
     weights = {k: v.astype(np.float32) for k, v in weights.items()}
     told = {"observations": size, "actions": 1, "hidden": []}
-    normaliser = policies.Normaliser.identity((size,))
-    made = policies.Bundle(spec, "DeterministicActor", told, weights, normaliser)
+    normalizer = policies.Normalizer.identity((size,))
+    made = policies.Bundle(spec, "DeterministicActor", told, weights, normalizer)
     policies.bundle.write(Path(file), made)
     if fault is None:
         assert base_of(file, env).bundle is not None
@@ -332,7 +336,7 @@ def test_a_bundle_for_something_else_is_no_base_here(
 
 def test_a_policy_that_acts_on_rewards_is_no_base(line: str, data: Dataset, tmp_path: Path) -> None:
     keys = {"algorithm.size": 8, "algorithm.layers": 1, "algorithm.heads": 1}
-    keys |= {"algorithm.window": 2, "algorithm.episode_steps": 10}
+    keys |= {"algorithm.horizon": 2, "algorithm.episode_steps": 10}
     keys |= {"algorithm.target_return": 1.0, "algorithm.return_scale": 1.0}
     told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "show": False}
     made = train(
@@ -360,7 +364,7 @@ def test_the_correction_begins_at_nothing_and_stays_within_its_scale() -> None:
 
 
 def small(online: dict[str, Any] | None = None, **values: Any) -> ResFiT:
-    cfg = Config(hidden=(16,), critics=4, **values)
+    cfg = Config(hidden=(16,), num_critics=4, **values)
     how = Interaction(Online(**{"utd": 2.0, **(online or {})}), cfg)
     torch.manual_seed(0)
     return ResFiT(Spec({"joints": (3,), BASE_ACTION: (2,)}, 2), cfg, 10, how)
@@ -379,10 +383,10 @@ def batch(size: int = 32) -> Batch:
 
 def state_of(algorithm: ResFiT, done: int) -> State:
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
-    return State(algorithm, tree["params"], tree["optimiser"], random, torch.tensor(done))
+    return State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(done))
 
 
-def test_the_actor_stands_still_until_the_critics_have_learnt_alone() -> None:
+def test_the_actor_stands_still_until_the_critics_have_learned_alone() -> None:
     """Five updates alone are eight, since they come by fours."""
     algorithm = small({"critic_updates": 5, "utd": 4.0}, actor_lr=1e-2)
     for done in (3, 7, 8):
@@ -392,7 +396,7 @@ def test_the_actor_stands_still_until_the_critics_have_learnt_alone() -> None:
             pairs = zip(state.params[name].values(), new.params[name].values(), strict=True)
             moved = any(not torch.equal(a, b) for a, b in pairs)
             assert moved == (done >= 8), (done, name)
-        assert int(new.optimiser["policy"]["count"]["steps"]) == (done >= 8)
+        assert int(new.optimizer["policy"]["count"]["steps"]) == (done >= 8)
         assert any(
             not torch.equal(a, new.params["critic"][k]) for k, a in state.params["critic"].items()
         )
@@ -401,16 +405,16 @@ def test_the_actor_stands_still_until_the_critics_have_learnt_alone() -> None:
 
 def test_the_target_is_of_the_clipped_sum_and_the_least_of_different_critics() -> None:
     """Float64 by hand, without noise; with it the target's action is within the noise's clip."""
-    algorithm, drawn = small({"critic_updates": 0}, target_noise=False, subset=4), batch()
+    algorithm, drawn = small({"critic_updates": 0}, target_noise=False, num_min_critics=4), batch()
     state = state_of(algorithm, 0)
     y = algorithm.target(state, drawn, torch.tensor(True))
     after = drawn.next_observations
     q = state.critic_target(after, after[BASE_ACTION].clamp(-1, 1))
     expected = drawn.rewards.double() + drawn.discount.double() * q.double().amin(0)
     torch.testing.assert_close(y.double(), expected, atol=1e-6, rtol=0)
-    loud = small({"critic_updates": 0}, noise=50.0, noise_clip=0.0, subset=4)
+    loud = small({"critic_updates": 0}, noise=50.0, noise_clip=0.0, num_min_critics=4)
     torch.testing.assert_close(loud.target(state, drawn, torch.tensor(True)), y)
-    early = small(noise=0.3, subset=4)
+    early = small(noise=0.3, num_min_critics=4)
     torch.testing.assert_close(early.target(state, drawn, torch.tensor(False)), y)
 
 
@@ -421,7 +425,7 @@ def pushing(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that_lag() -> None:
-    algorithm = small({"critic_updates": 0}, target_noise=False, subset=4, critic_lr=0.0)
+    algorithm = small({"critic_updates": 0}, target_noise=False, num_min_critics=4, critic_lr=0.0)
     state, drawn = state_of(algorithm, 0), batch()
     lagging = {k: v + 0.1 for k, v in state.params["critic_target"].items()}
     moved = {"policy_target": pushing(state.params["policy_target"]), "critic_target": lagging}
@@ -439,7 +443,7 @@ def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that
     expected = -state.critic(drawn.observations, combined).mean()
     assert metrics["policy_loss"].item() == pytest.approx(expected.item(), abs=1e-6)
     assert metrics["correction"].item() == pytest.approx((combined - base).mean().item(), abs=1e-6)
-    quiet: dict[str, Any] = {"target_noise": False, "subset": 4, "critic_lr": 0.0}
+    quiet: dict[str, Any] = {"target_noise": False, "num_min_critics": 4, "critic_lr": 0.0}
     weighed = small({"critic_updates": 0}, correction_weight=3.0, **quiet)
     _, metrics = weighed.update(replace(state, algorithm=weighed), drawn, 1)
     pulled = 3.0 * 2 * 0.1**2  # of two numbers, as they are before the sum is clipped
@@ -467,13 +471,13 @@ def test_what_was_seen_with_a_base_leaves_as_the_tasks_own_data(
     learn(own("simple"), found, tmp_path / "again", seeds=1)
 
 
-def test_demonstrations_that_are_not_learnt_from_normalise_all_the_same(
+def test_demonstrations_that_are_not_learned_from_normalize_all_the_same(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     transforms = list[Any]()
-    for mixing in (0.5, 0.0):
-        keys = {"seeds": 1, "online.mixing": mixing}
-        path = learn(own("simple"), data, tmp_path / str(mixing), **keys).path
+    for offline_fraction in (0.5, 0.0):
+        keys = {"seeds": 1, "online.offline_fraction": offline_fraction}
+        path = learn(own("simple"), data, tmp_path / str(offline_fraction), **keys).path
         folder = SeedFolder(path, 0)
         transforms.append(folder.load(max(folder.checkpoints()))[1]["transform"])
     assert transforms[0] == transforms[1]
@@ -482,7 +486,7 @@ def test_demonstrations_that_are_not_learnt_from_normalise_all_the_same(
 
 
 def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_actor_alone() -> None:
-    cfg = Config(hidden=(16,), critics=3, keypoints=4, actor_lr=1e-3)
+    cfg = Config(hidden=(16,), num_critics=3, num_keypoints=4, actor_lr=1e-3)
     how = Interaction(Online(utd=1.0, critic_updates=0), cfg)
     torch.manual_seed(0)
     spec = Spec({"camera": (24, 24, 3), BASE_ACTION: (2,)}, 2)
@@ -511,7 +515,7 @@ def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_acto
 def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> None:
     drawn = batch()
     for mean_first in (False, True):
-        algorithm = small(mean_first=mean_first, subset=4)
+        algorithm = small(mean_first=mean_first, num_min_critics=4)
         state = state_of(algorithm, 0)
         errors = (
             state.critic(drawn.observations, drawn.actions)
@@ -524,7 +528,7 @@ def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> N
 
 def test_work_comes_in_the_papers_order() -> None:
     """Nothing in the warm-up, then the critics alone at once, then so many a step."""
-    online = Online(warm_up=100, critic_updates=50, utd=4.0)
+    online = Online(warmup_steps=100, critic_updates=50, utd=4.0)
     assert [online.due(n, 8, 4) for n in (0, 99, 100)] == [0, 0, 0]
     assert [online.due(n, 8, 4) for n in (101, 102)] == [52 + 4, 52 + 8]
     seen = {BASE_ACTION: np.array([0.95, -0.2])}
@@ -534,7 +538,7 @@ def test_work_comes_in_the_papers_order() -> None:
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
 
 
-def test_the_first_evaluation_is_the_bases_and_what_was_learnt_is_resumed_in_mid_chunk(
+def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mid_chunk(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     whole = learn(own("Chunked"), data, tmp_path / "whole")
@@ -635,14 +639,14 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     file = made.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
     assert policy.bundle.base is not None
-    own, rows = policy.bundle.normalisers, data.observations[: data.num_rows].astype(np.float64)
+    own, rows = policy.bundle.normalizers, data.observations[: data.num_rows].astype(np.float64)
     assert own[BASE_ACTION].is_identity
     np.testing.assert_allclose(own["observation"].mean, rows.mean(0), atol=1e-6)
     np.testing.assert_allclose(own["observation"].scale, rows.std(0), rtol=1e-6)
     first = policies.load(base).bundle.weights
     for name, weight in policy.bundle.base.weights.items():
         np.testing.assert_array_equal(weight, first[name])
-    assert (policy.spec.seen, policy.spec.horizon) == ((2,), 1)
+    assert (policy.spec.seen, policy.spec.chunk_size) == ((2,), 1)
     played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
     assert played == made.results[0]["returns"]
     with pytest.raises(UserError, match="is whole without one; leave it out"):
@@ -682,7 +686,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
 ) -> None:
     found = rf"the base policy broke in step 0.*:{name}.*{fault}.*for the 5th time in a row"
     with pytest.raises(UserError, match=found):
-        learn(own(name), data, tmp_path, 200, seeds=1, **{"online.warm_up": 150})
+        learn(own(name), data, tmp_path, 200, seeds=1, **{"online.warmup_steps": 150})
 
 
 @pytest.mark.parametrize(
@@ -694,8 +698,8 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
             {"base": "degrees"},
             r":degrees answers 5 to a first observation: actions are in \[-1, 1\]",
         ),
-        ({"base": "Half"}, "history=0.5 is no whole number of at least 1"),
-        ({"base": "Hasty"}, "executed=2, but a chunk has 1 actions"),
+        ({"base": "Half"}, "n_obs_steps=0.5 is no whole number of at least 1"),
+        ({"base": "Hasty"}, "n_action_steps=2, but a chunk has 1 actions"),
         (
             {"algorithm.clip_target": True, "algorithm.reward_shift": 1.0},
             r"clip_target=true.*from 1",
@@ -704,7 +708,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ({"num_updates": 10}, "learns in an environment alone"),
         ({"task": None}, "say where the base is corrected, with task="),
         (  # the one step after the warm-up brings half an update beside the critics' three
-            {"online.warm_up": 19, "online.critic_updates": 3, "online.utd": 0.5},
+            {"online.warmup_steps": 19, "online.critic_updates": 3, "online.utd": 0.5},
             r"all 3 online updates fall within online.critic_updates \(\d+ updates\)\. Raise",
         ),
         ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
@@ -764,7 +768,7 @@ def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
     line: str, own: Callable[[str], str], data: Dataset
 ) -> None:
     base = base_of(own("later"), envs.make_vector(line, 1))
-    made, moved = labelled(data, base), data.observations[: data.num_rows, 1] > 0
+    made, moved = labeled(data, base), data.observations[: data.num_rows, 1] > 0
     np.testing.assert_array_equal(made.observations[BASE_ACTION][: data.num_rows, 0], moved)
     told = f"{moved.mean():.0%} of base={base.name}'s actions on it are clipped to [-1, 1]"
     assert told in made.notes
@@ -804,7 +808,7 @@ def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> N
 def test_an_evaluation_that_the_base_breaks_is_left_out_but_for_the_last_until_five_in_a_row(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
-    keys = {"steps": 20, "seeds": 1, "show": True, "dataset": None, "online.mixing": 0.0}
+    keys = {"steps": 20, "seeds": 1, "show": True, "dataset": None, "online.offline_fraction": 0.0}
     made = learn(own("Tired"), data, tmp_path / "tired", eval_every=10, **keys)
     assert made.results[0]["mean_return"] is not None
     told = capsys.readouterr().out

@@ -27,15 +27,21 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
 
-SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "history": 2, "window": 4}
-SMALL |= {"executed": 2, "rounds": 2, "tuned": 2, "value_hidden": (16,), "critic_hidden": (16,)}
+SMALL: dict[str, Any] = {"network": "mlp", "widths": (16,), "n_obs_steps": 2, "horizon": 4}
+SMALL |= {
+    "n_action_steps": 2,
+    "num_inference_steps": 2,
+    "tuned": 2,
+    "value_hidden": (16,),
+    "critic_hidden": (16,),
+}
 SMALL |= {"environments": 4, "decisions": 24, "batch_size": 24, "epochs": 1, "imagined": 2}
 SMALL |= {
     "dynamics_hidden": (16,),
     "members": 3,
     "elites": 2,
     "one_step": "none",
-    "predicts": "action",
+    "prediction_type": "sample",
 }
 SMALL |= {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}
 LAST = "network.trunk.biases.1"
@@ -78,30 +84,30 @@ def judged() -> dict[str, torch.Tensor]:
     return e.seed_state(0)
 
 
-def test_what_acted_is_what_goes_on_after_imitation_and_its_optimiser_begins_anew():
+def test_what_acted_is_what_goes_on_after_imitation_and_its_optimizer_begins_anew():
     """In all its rounds, also in those that were the clone's before."""
     e = engine(tuned=1, imitation_lr=1e-2, average=0.1)
     e.run(3, "imitate")
     before = e.seed_state(0)
     acted = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/policy/network")}
-    learnt = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/model/")}
-    assert not same(acted, learnt)
-    assert any(v.any() for k, v in before.items() if k.startswith("optimiser/model/"))
+    learned = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/model/")}
+    assert not same(acted, learned)
+    assert any(v.any() for k, v in before.items() if k.startswith("optimizer/model/"))
     e.run(1, "settle")
     after = e.seed_state(0)
     for name, value in acted.items():
-        for network in ("model", "behaviour", "policy"):
+        for network in ("model", "behavior", "policy"):
             assert torch.equal(after[f"params/{network}/{name}"], value)
         base = name.replace("network.", "base.", 1)
         assert torch.equal(after[f"params/policy/{base}"], before[f"params/policy/{base}"])
         assert torch.equal(after[f"params/policy/{base}"], value)  # it follows as well
-    assert not any(v.any() for k, v in after.items() if k.startswith("optimiser/model/"))
-    moved = torch.stack([(learnt[k] - acted[k]).square().mean() for k in acted]).mean().sqrt()
+    assert not any(v.any() for k, v in after.items() if k.startswith("optimizer/model/"))
+    moved = torch.stack([(learned[k] - acted[k]).square().mean() for k in acted]).mean().sqrt()
     assert e.metrics("settle")["settled_by"][0] == pytest.approx(moved.item(), rel=1e-5)
 
 
 def moments() -> dict[str, Any]:
-    """An optimiser's state in which seven steps have been, the last of them no number."""
+    """An optimizer's state in which seven steps have been, the last of them no number."""
     lost = torch.tensor([1.0, float("nan")])
     return {"model": {"count": {"steps": torch.tensor(7)}, "first": {LAST: lost}}}
 
@@ -122,10 +128,10 @@ def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
     one = {name: x[0] for name, x in source.tensors().items()}
     batch = source.sample(one, random, 24, 0.99)
     state, told = algorithm.compare(State(algorithm, params, moments(), random), batch, 0)
-    steps = state.optimiser["model"]["count"]["steps"]
+    steps = state.optimizer["model"]["count"]["steps"]
     assert steps.dtype == torch.int64
     assert steps == 0  # what comes next is another loss, whoever has won
-    assert not state.optimiser["model"]["first"][LAST].any()
+    assert not state.optimizer["model"]["first"][LAST].any()
     return params, state.params, told
 
 
@@ -145,7 +151,7 @@ def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
     draw = torch.Generator().manual_seed(0)
     seen = torch.randn(24, 2, 3, generator=draw)
     state = State(algorithm, params, moments(), Random(torch.tensor(0), torch.tensor(0)))
-    rounds = [
+    num_inference_steps = [
         (
             torch.randn(24, *algorithm.modules["policy"].noise_shape, generator=draw),
             torch.randint(2, (24,), generator=draw),
@@ -154,7 +160,7 @@ def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
         for _ in range(2)
     ]
     total, now = torch.zeros(24), seen
-    for noise, member, drawn in rounds:
+    for noise, member, drawn in num_inference_steps:
         s = now.flatten(1)
         a = state.policy.plan(now, noise)[:, :2].flatten(1)
         total = total + state.critic(s, a).min(0).values
@@ -162,7 +168,7 @@ def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
             x[member, torch.arange(24)] for x in state.dynamics(torch.cat([s, a], 1))
         )
         now = (s + mean + (log_variance / 2).exp() * drawn).reshape(24, 2, 3)
-    found = algorithm.score(state, "behaviour", seen, rounds)
+    found = algorithm.score(state, "behavior", seen, num_inference_steps)
     assert found.item() == pytest.approx(total.mean().item(), rel=1e-5)
     buffer = ReplayBuffer.from_dataset(dataset(), columns={"held_out": held_out(dataset())})
     source = algorithm.source("compare", Sources(buffer))
@@ -182,8 +188,8 @@ def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_b
     before, after, told = compared(judged, 3.0)
     assert told["accepted"] == 0
     assert told["score_after"] < told["score_before"]
-    for network in ("behaviour", "model", "policy"):
-        assert same(before["behaviour"], after[network])
+    for network in ("behavior", "model", "policy"):
+        assert same(before["behavior"], after[network])
 
 
 def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
@@ -197,10 +203,10 @@ def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
 
 def test_without_a_gate_all_passes_and_without_rollback_the_model_goes_on_from_what_failed(judged):
     before, after, _ = compared(judged, 3.0, gate=False)
-    assert same(before["model"], after["behaviour"])
+    assert same(before["model"], after["behavior"])
     before, after, _ = compared(judged, 3.0, rollback=False)
     assert same(before["model"], after["model"])
-    assert same(before["behaviour"], after["behaviour"])
+    assert same(before["behavior"], after["behavior"])
 
 
 def test_each_stacked_seed_decides_for_itself(judged):
@@ -276,7 +282,7 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
     algorithm: Any = RL100(Spec((3,), 2), cfg).at("improve")
     draw = torch.Generator().manual_seed(0)
     seen = torch.randn(8, 2, 3, generator=draw)
-    rounds = [
+    num_inference_steps = [
         (
             torch.randn(8, *algorithm.modules["policy"].noise_shape, generator=draw),
             torch.zeros(8, dtype=torch.int64),
@@ -287,12 +293,12 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
     one = {name: x[0] for name, x in source.tensors().items()}
     random = Random(torch.tensor(0), torch.tensor(0))
     batch = source.sample(one, random, 8, 0.99)
-    asked = {"model": set[str](), "behaviour": set[str](), "chain": set[str]()}
+    asked = {"model": set[str](), "behavior": set[str](), "chain": set[str]()}
     for network, part in (
         ("policy", "base."),
         ("policy", "network."),
         ("model", "network."),
-        ("behaviour", "network."),
+        ("behavior", "network."),
     ):
         params = algorithm.initial()["params"]
         params[network] = {
@@ -300,14 +306,15 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
         }
         state = State(algorithm, params, {}, random)
         found = {
-            name: algorithm.score(state, name, seen, rounds) for name in ("model", "behaviour")
+            name: algorithm.score(state, name, seen, num_inference_steps)
+            for name in ("model", "behavior")
         }
         found["chain"] = algorithm.fill(state, batch)["chain"].sum()
         for name, value in found.items():
             if value.isnan():
                 asked[name].add(f"{network}/{part}")
     assert asked["model"] == {"policy/base.", "model/network."}
-    assert asked["behaviour"] == asked["chain"] == {"policy/base.", "behaviour/network."}
+    assert asked["behavior"] == asked["chain"] == {"policy/base.", "behavior/network."}
 
 
 def test_the_one_step_head_learns_where_the_policy_ends():
@@ -322,7 +329,7 @@ def test_the_one_step_head_learns_where_the_policy_ends():
 
 
 def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
-    e = engine(value_warm_up=1)
+    e = engine(value_warmup=1)
     e.at("improve")[1].put(e.apply("fill", Drawn("imitate", 24), "improve"), 0)
     for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
         before = e.seed_state(0)
@@ -333,7 +340,7 @@ def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
 
 
 def test_the_order_of_work():
-    cfg = Config(**(SMALL | {"iterations": 2, "improvements": 2, "one_step": "afterwards"}))
+    cfg = Config(**(SMALL | {"iterations": 2, "improvements": 2, "one_step": "afterward"}))
     work = RL100(Spec((3,), 2), cfg).schedule(7, 4 * 48, None)
     names = [piece.phase for piece in work]
     step = ["improve", "improve", "compare"]
@@ -344,14 +351,22 @@ def test_the_order_of_work():
     assert sum(x.size for x in work if isinstance(x, Collect)) == 4 * 48
 
 
-CLONES = ("network", "widths", "history", "window", "executed", "rounds", "predicts")
+CLONES = (
+    "network",
+    "widths",
+    "n_obs_steps",
+    "horizon",
+    "n_action_steps",
+    "num_inference_steps",
+    "prediction_type",
+)
 CLONES = (*CLONES, "action_low", "action_high")  # of the run that is gone on from
 TUNE: dict[str, Any] = {"algorithm": "rl100", "num_env_steps": 96, "eval_every": 10_000}
 TUNE |= {f"algorithm.{k}": v for k, v in SMALL.items() if k not in CLONES}
 TUNE |= {"algorithm.iterations": 1, "algorithm.improvements": 1, "algorithm.dynamics_lr": 1e-2}
 TUNE |= {"algorithm.judge_updates": 120, "algorithm.imitation_updates": 3}
 TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": False}
-CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.rounds": 2, "seeds": 1}
+CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.num_inference_steps": 2, "seeds": 1}
 
 
 def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
@@ -400,7 +415,7 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
             {"num_env_steps": 48, "algorithm.iterations": 2},
             "at least 96 for algorithm.iterations=2",
         ),
-        ({"algorithm.value_warm_up": 1}, "The policy would not change: all"),
+        ({"algorithm.value_warmup": 1}, "The policy would not change: all"),
         ({"algorithm.environments": 8}, "are 6 steps of each, fewer than an episode's 7"),
         ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),

@@ -21,7 +21,7 @@ CYCLE = 3
 
 def begun(**config: object) -> State:
     """A learner of three places a cycle, three critics."""
-    state = start(RLPD, **{**SMALL, "critics": 3, "subset": 2, **config})
+    state = start(RLPD, **{**SMALL, "num_critics": 3, "num_min_critics": 2, **config})
     algorithm = state.algorithm
     algorithm.interaction = Interaction(Online(utd=CYCLE), algorithm.cfg)
     return state
@@ -53,7 +53,7 @@ def test_a_cycle_is_the_papers_with_the_actor_in_its_last_place() -> None:
     state = begun(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-2)
     for i in range(CYCLE):
         batch, before = made_batch(i), state
-        now = State(state.algorithm, state.params, state.optimiser, Recorded(i))
+        now = State(state.algorithm, state.params, state.optimizer, Recorded(i))
         state, metrics = state.algorithm.update(now, batch, i)
         s, a, r, discount, s2 = doubles(batch)
         random = Recorded(i)
@@ -92,7 +92,7 @@ def test_targets_take_the_least_of_different_critics_drawn_anew() -> None:
     state.params["critic_target"][last] += torch.arange(3.0).reshape(3, 1, 1)
     batch, found = made_batch(), []
     for update in range(60):
-        now = State(state.algorithm, state.params, state.optimiser, Recorded(update))
+        now = State(state.algorithm, state.params, state.optimizer, Recorded(update))
         y = state.algorithm.target(now, batch, torch.tensor(0.0))
         found.append(round(((y - batch.rewards) / batch.discount.clamp(min=1e-9)).max().item()))
     assert set(found) == {0, 1}
@@ -106,7 +106,7 @@ def test_every_batch_and_every_slice_of_it_is_half_data_and_half_experience() ->
     own = {"observations": np.zeros((30, 2)), "actions": np.zeros((30, 1)), "rewards": np.ones(30)}
     flags = {"terminated": np.zeros(30), "truncated": np.zeros(30)}
     online.append(0, own | flags | {"next_observations": np.zeros((30, 2))})
-    learner = RLPD(Spec((2,), 1), Config(hidden=(8,), critics=2))
+    learner = RLPD(Spec((2,), 1), Config(hidden=(8,), num_critics=2))
     source = learner.source("online", Sources(ReplayBuffer.from_dataset(data), online))
     tensors = {name: {k: v[0] for k, v in part.items()} for name, part in source.tensors().items()}
     random = Random(torch.tensor(0), torch.tensor(0))
@@ -122,6 +122,6 @@ def test_many_updates_need_two_programs() -> None:
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:
-    small = {**SMALL, "critics": 3}
+    small = {**SMALL, "num_critics": 3}
     assert target_after(RLPD, terminated=True, **small) == 1
     assert target_after(RLPD, terminated=False, **small) != 1

@@ -1,4 +1,4 @@
-"""RO2O: updates written out draw by draw, and the facts of its three regularisers."""
+"""RO2O: updates written out draw by draw, and the facts of its three regularizers."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_updates_equal_plain_pytorch(config):
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
     sizes = {"q_noise": 0.3, "policy_noise": 0.2, "ood_noise": 0.1}
     weights = {"q_smoothness": 0.5, "policy_smoothness": 0.4, "uncertainty": 0.3}
-    shape = {"critics": 4, "samples": 3, "init": "fan_out", "tau": 0.1, **SMALL}
+    shape = {"num_critics": 4, "num_samples": 3, "init": "fan_out", "tau": 0.1, **SMALL}
     first = start(RO2O, **PESSIMISM, **config, **rates, **sizes, **weights, **shape)
     batches = made_batch(1), made_batch(2), made_batch(3)
     state, metrics = advance(first, *batches)
@@ -117,15 +117,15 @@ def test_the_symmetric_divergence_is_torchs_in_both_directions():
 
 
 def test_without_perturbations_nothing_changes_and_nothing_is_paid():
-    none = {"q_noise": 0.0, "policy_noise": 0.0, "samples": 2}
-    _, metrics = advance(start(RO2O, critics=3, **none, **SMALL), made_batch())
+    none = {"q_noise": 0.0, "policy_noise": 0.0, "num_samples": 2}
+    _, metrics = advance(start(RO2O, num_critics=3, **none, **SMALL), made_batch())
     assert metrics["smoothness"] == 0
     assert metrics["uncertainty"] > 0
 
 
 def test_more_perturbations_are_at_least_as_bad():
     """The worst of a set is no less than the worst of a part of it."""
-    state, moves = start(RO2O, critics=3, **SMALL), torch.rand(8, 1, 3) - 0.5
+    state, moves = start(RO2O, num_critics=3, **SMALL), torch.rand(8, 1, 3) - 0.5
 
     def smoothness(count):
         state.algorithm.around = lambda _, s, size: s + moves[:count]
@@ -144,7 +144,7 @@ def test_uncertainty_lowers_critics_where_they_disagree_and_only_there(values):
         return table.view(-1, *[1] * (s.dim() - 1)).expand(-1, *s.shape[:-1])
 
     def gradient(uncertainty):
-        config = {"critics": 3, "samples": 2, "pessimism": 1.5, "uncertainty": uncertainty}
+        config = {"num_critics": 3, "num_samples": 2, "pessimism": 1.5, "uncertainty": uncertainty}
         state = start(RO2O, **config, **SMALL)
         loss, _ = state.algorithm.critic_loss(critic, state, made_batch(), torch.zeros(32))
         return torch.autograd.grad(loss, table)[0]
@@ -154,5 +154,5 @@ def test_uncertainty_lowers_critics_where_they_disagree_and_only_there(values):
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination():
-    assert target_after(RO2O, terminated=True, critics=3, **SMALL) == 1
-    assert target_after(RO2O, terminated=False, critics=3, **SMALL) != 1
+    assert target_after(RO2O, terminated=True, num_critics=3, **SMALL) == 1
+    assert target_after(RO2O, terminated=False, num_critics=3, **SMALL) != 1

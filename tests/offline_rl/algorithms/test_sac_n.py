@@ -28,7 +28,7 @@ from offline_rl.algorithms.sac_n import SACN
 def test_updates_equal_plain_pytorch():
     """Temperature, policy, critics, target: each with what is already new."""
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
-    first = start(SACN, critics=5, init="fan_out", tau=0.1, **rates, **SMALL)
+    first = start(SACN, num_critics=5, init="fan_out", tau=0.1, **rates, **SMALL)
     batches = made_batch(1), made_batch(2)
     state, metrics = advance(first, *batches)
 
@@ -69,11 +69,11 @@ def test_updates_equal_plain_pytorch():
 
 def test_critics_that_agree_cost_nothing():
     """Four copies of one critic act and bootstrap as two."""
-    params = start(SACN, critics=2, **SMALL).params
+    params = start(SACN, num_critics=2, **SMALL).params
     found = []
     for count in (2, 4):
         copies = {k: v[:1].expand(count, *v.shape[1:]) for k, v in params["critic"].items()}
-        state = start(SACN, critics=count, **SMALL)
+        state = start(SACN, num_critics=count, **SMALL)
         own = {**params, "critic": copies, "critic_target": copies}
         found.append(advance(replace(state, params=own), made_batch()))
     (two, few), (four, many) = found
@@ -85,8 +85,8 @@ def test_critics_that_agree_cost_nothing():
 
 
 def test_refuses_a_single_critic():
-    with pytest.raises(ValueError, match="critics=1 is not at least 2"):
-        SACN.Config(critics=1)
+    with pytest.raises(ValueError, match="num_critics=1 is not at least 2"):
+        SACN.Config(num_critics=1)
 
 
 def test_the_least_of_critics_lies_where_order_statistics_say():
@@ -100,7 +100,7 @@ def test_the_least_of_critics_lies_where_order_statistics_say():
 
 def test_networks_start_as_edacs():
     """Hidden biases 0.1, outputs hardly above 0, and each critic by its own fan-in."""
-    params = start(SACN, critics=50, hidden=(32, 32)).params
+    params = start(SACN, num_critics=50, hidden=(32, 32)).params
     for name, bound in (("policy", 1e-3), ("critic", 3e-3)):
         weights = [v for k, v in params[name].items() if "weights" in k]
         biases = [v for k, v in params[name].items() if "biases" in k]

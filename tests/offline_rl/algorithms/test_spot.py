@@ -122,8 +122,8 @@ def test_the_policy_does_not_see_the_scale_of_q():
     larger = critic | {k: 1000 * v for k, v in critic.items() if k.endswith(".2")}
     other = replace(state, params={**state.params, "critic": larger})
     (a, _), (b, _) = (advance(s, batch, batch) for s in (state, other))
-    for name, value in a.optimiser["policy"]["first"].items():
-        torch.testing.assert_close(value, b.optimiser["policy"]["first"][name])
+    for name, value in a.optimizer["policy"]["first"].items():
+        torch.testing.assert_close(value, b.optimizer["policy"]["first"][name])
 
 
 QUICK = {"actor_lr": 3e-3, "critic_lr": 3e-3, "vae_lr": 3e-3, "dropout": 0.0, "kl_weight": 0.05}

@@ -77,8 +77,8 @@ def test_the_policy_does_not_see_the_scale_of_q():
     larger = critic | {k: 1000 * critic[k] for k in last}
     other = replace(state, params={**state.params, "critic": larger})
     (a, _), (b, _) = (advance(s, batch, batch) for s in (state, other))
-    for name, value in a.optimiser["policy"]["first"].items():
-        torch.testing.assert_close(value, b.optimiser["policy"]["first"][name])
+    for name, value in a.optimizer["policy"]["first"].items():
+        torch.testing.assert_close(value, b.optimizer["policy"]["first"][name])
 
 
 def test_without_alpha_it_clones():

@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.wsrl import WSRL, Config, Online
 from offline_rl.utils.trees import flatten
 
-SIZES = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "critics": 3}
+SIZES = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "num_critics": 3}
 BLOCK = 3
 
 
@@ -34,7 +34,7 @@ def begun(**config: object) -> State:
     return state
 
 
-def normalised(params: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
+def normalized(params: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
     """Linear, layer norm, ReLU, as often as there are norms, then linear; in float64."""
     p = {k.removeprefix(prefix): v.double() for k, v in params.items() if k.startswith(prefix)}
     layers = len([k for k in p if k.startswith("weights.")])
@@ -47,14 +47,14 @@ def normalised(params: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
 
 def acted(params: dict[str, Tensor], s: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """An action and its log density; the deviation's logarithm is scaled and shifted."""
-    mean, log_std = normalised(params, "trunk.", s).chunk(2, -1)
+    mean, log_std = normalized(params, "trunk.", s).chunk(2, -1)
     scale, shift = params["affine"].double()
     return squashed(torch.cat([mean, scale * log_std + shift], -1), noise.double())
 
 
 def valued(params: dict[str, Tensor], s: Tensor, a: Tensor) -> Tensor:
     """[E, B]."""
-    return normalised(params, "net.", torch.cat([s, a], -1))[..., 0]
+    return normalized(params, "net.", torch.cat([s, a], -1))[..., 0]
 
 
 def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
@@ -62,7 +62,7 @@ def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
     state = begun(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, alpha_lr=1e-2)
     for i in range(BLOCK):
         batch, before = made_batch(i), state
-        now = State(state.algorithm, state.params, state.optimiser, Recorded(i))
+        now = State(state.algorithm, state.params, state.optimizer, Recorded(i))
         state, metrics = state.algorithm.update(now, batch, i)
         s, a, r, discount, s2 = doubles(batch)
         random = Recorded(i)
@@ -76,7 +76,7 @@ def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
     q = valued(state.params["critic"], s, pi).amin(0)  # the new critics' least
     close(metrics["policy_loss"], (0.5 * log_pi - q).mean())
     _, next_log_pi = acted(before.params["policy"], s2, random.normal(a.shape))
-    moment = state.optimiser["log_alpha"]["first"]["value"]
+    moment = state.optimizer["log_alpha"]["first"]["value"]
     close(moment, 0.1 * -0.5 * (next_log_pi.mean() - a.shape[1]))  # of the old policy
 
 
@@ -98,7 +98,9 @@ def test_the_same_critic_may_be_drawn_twice() -> None:
 
 def test_the_best_of_several_next_actions_is_worth_no_less_than_one() -> None:
     batch = made_batch()
-    one, best = (begun(max_target_backup=backup, samples=30).algorithm for backup in (False, True))
+    one, best = (
+        begun(max_target_backup=backup, num_samples=30).algorithm for backup in (False, True)
+    )
     state = begun()
     y = [x.target(replace(state, random=Recorded()), batch, torch.tensor(0.0)) for x in (one, best)]
     alive = batch.discount > 0
@@ -109,9 +111,9 @@ def test_the_best_of_several_next_actions_is_worth_no_less_than_one() -> None:
 @pytest.mark.parametrize(
     ("cls", "config"),
     [
-        (cal_ql.CalQL, {**SIZES, "layer_norm": True, "subset": 2}),
-        (cql.CQL, {**SIZES, "layer_norm": True, "subset": 2, "gap": 1.0}),
-        (iql.IQL, {"hidden": (16, 16), "critics": 3, "subset": 2, "squashed": True}),
+        (cal_ql.CalQL, {**SIZES, "layer_norm": True, "num_min_critics": 2}),
+        (cql.CQL, {**SIZES, "layer_norm": True, "num_min_critics": 2, "gap": 1.0}),
+        (iql.IQL, {"hidden": (16, 16), "num_critics": 3, "num_min_critics": 2, "squashed": True}),
     ],
 )
 def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
@@ -121,7 +123,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
     other = cls(SPEC, cls.Config(**config))
     theirs = {k: v + 0.1 for k, v in flatten(other.initial()).items()}
     own = begun(initial_alpha=0.7)
-    tree = {"params": own.params, "optimiser": own.optimiser}
+    tree = {"params": own.params, "optimizer": own.optimizer}
     taken = own.algorithm.adopt(flatten(tree), theirs)
     for name, value in taken.items():
         new = "/log_alpha/" in name and cls is iql.IQL
@@ -131,7 +133,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"critics": 2, "layer_norm": True}, r"critic/\S+ is \(2, "),
+        ({"num_critics": 2, "layer_norm": True}, r"critic/\S+ is \(2, "),
         ({"layer_norm": False}, r"norms\S+ is missing"),
         ({"layer_norm": True, "critic_hidden": (16, 16, 16)}, "has no place here"),
     ],
@@ -142,7 +144,7 @@ def test_a_run_of_other_networks_is_refused_by_a_tensors_name(
     torch.manual_seed(3)
     other = cql.CQL(SPEC, cql.Config(**{**SIZES, **config}))
     own = begun()
-    tree = flatten({"params": own.params, "optimiser": own.optimiser})
+    tree = flatten({"params": own.params, "optimizer": own.optimizer})
     with pytest.raises(ValueError, match=match):
         own.algorithm.adopt(tree, flatten(other.initial()))
 
@@ -160,11 +162,17 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:
 
 def test_squashed_iql_clones_by_the_density_of_a_squashed_normal() -> None:
     """Weights of 1: the loss is the data's mean negative log density; Q is that of one critic."""
-    sizes = {"hidden": (16, 16), "critics": 3, "subset": 1, "squashed": True, "beta": 0.0}
+    sizes = {
+        "hidden": (16, 16),
+        "num_critics": 3,
+        "num_min_critics": 1,
+        "squashed": True,
+        "beta": 0.0,
+    }
     state, batch = start(iql.IQL, **sizes), made_batch()
     _, metrics = state.algorithm.update(replace(state, random=Recorded()), batch, 0)
     s, a, *_ = doubles(batch)
-    mean, log_std = normalised(state.params["policy"], "trunk.", s).chunk(2, -1)
+    mean, log_std = normalized(state.params["policy"], "trunk.", s).chunk(2, -1)
     scale, shift = state.params["policy"]["affine"].double()
     log_std = scale * log_std + shift
     _, log_pi = squashed(torch.cat([mean, log_std], -1), (a.atanh() - mean) / log_std.exp())

@@ -75,8 +75,8 @@ def test_taken_rows_keep_their_pictures() -> None:
     ("change", "sentence"),
     [
         (lambda p, s: {"picture": p.astype(np.float32)}, "observations/picture has type float32"),
-        (lambda p, s: {"picture": np.moveaxis(p, 3, 1)}, "Move the colours to the end"),
-        (lambda p, s: {"picture": p[..., 0]}, r"pictures are \[N, height, width, colours\]"),
+        (lambda p, s: {"picture": np.moveaxis(p, 3, 1)}, "Move the colors to the end"),
+        (lambda p, s: {"picture": p[..., 0]}, r"pictures are \[N, height, width, colors\]"),
         (lambda p, s: {"picture": p[:-1]}, "observations/picture 6"),
         (lambda p, s: {"state": s * np.nan}, "observations/state has nan first in row 0"),
     ],
@@ -141,11 +141,11 @@ def test_a_checksum_sees_every_pixel() -> None:
 
 
 def test_a_transform_scales_vectors_alone_and_survives_json() -> None:
-    cfg, data = Preprocessing(normalise_observations=True), made()
+    cfg, data = Preprocessing(normalize_observations=True), made()
     fitted = Transform.fit(cfg, data, {"picture": (4, 5, 3), "state": (2,)})
     for transform in (fitted, Transform.from_json(fitted.to_json())):
-        learnt = transform.dataset(data)
-        assert learnt.observations["picture"] is data.observations["picture"]
-        state = learnt.observations["state"][:ROWS]
+        learned = transform.dataset(data)
+        assert learned.observations["picture"] is data.observations["picture"]
+        state = learned.observations["state"][:ROWS]
         np.testing.assert_allclose(state.mean(0), 0, atol=1e-6)
         np.testing.assert_allclose(state.std(0), 1, atol=0.02)

@@ -13,7 +13,7 @@ from test_zarr_layout import pusht
 
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.formats.common import ReadOptions
-from offline_rl.data.formats.recognise import FORMATS, formats, gather, recognise
+from offline_rl.data.formats.recognize import FORMATS, formats, gather, recognize
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import FileFormat
@@ -50,11 +50,11 @@ MADE = {
 
 
 @pytest.mark.parametrize("layout", MADE)
-def test_a_file_is_recognised_under_a_misleading_name(tmp_path: Path, layout: str):
+def test_a_file_is_recognized_under_a_misleading_name(tmp_path: Path, layout: str):
     path = MADE[layout](tmp_path / "made").rename(tmp_path / "hopper_medium-v2.zarr")
     with open_raw(path) as raw:
         fitting = [module for module in FORMATS if module.missed(raw) is None]
-        assert recognise(raw) is fitting[0]
+        assert recognize(raw) is fitting[0]
         complaints: list[str] = []
         assert gather(raw, ReadOptions(), complaints.append).layout == layout
     assert not complaints

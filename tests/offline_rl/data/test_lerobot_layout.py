@@ -121,9 +121,9 @@ def test_states_are_joined_by_name_or_as_asked(tmp_path: Path):
 
 
 def seen_by(camera: int, side: int = 16) -> np.ndarray:
-    """[ROWS, side, side + 4, 3]: pictures whose grey tells the row, and their halves the camera."""
-    grey = (20 * np.arange(ROWS)[:, None, None] + 10 * camera).astype(np.uint8)
-    shown = np.broadcast_to(grey, (ROWS, side, side + 4)).copy()
+    """[ROWS, side, side + 4, 3]: pictures whose gray tells the row, and their halves the camera."""
+    gray = (20 * np.arange(ROWS)[:, None, None] + 10 * camera).astype(np.uint8)
+    shown = np.broadcast_to(gray, (ROWS, side, side + 4)).copy()
     shown[:, : side // 2] += 30
     return np.repeat(shown[..., None], 3, -1)
 
@@ -184,7 +184,7 @@ def test_videos_are_read_frame_by_frame_for_every_episode_and_camera(tmp_path: P
     for camera, name in enumerate(("top", "side")):
         assert data.observations[name].dtype == np.uint8
         apart = abs(data.observations[name].astype(int) - seen_by(camera))
-        assert apart.max() <= 4  # a video keeps a grey about
+        assert apart.max() <= 4  # a video keeps a gray about
     part = read(with_split(path), subset="val", observation_keys=CAMERAS)
     np.testing.assert_array_equal(part.observations["side"], data.observations["side"][3:])
     assert part.sha256 != data.sha256 or version == "v2.1"

@@ -165,8 +165,8 @@ def jpeg(picture: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("encoded", [True, False])
 def test_pictures_are_read_whether_stored_as_jpeg_or_raw(tmp_path: Path, encoded: bool):
     made = episodes([2])
-    grey = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one grey
-    pictures = np.broadcast_to(grey[:, None, None, None], (3, 32, 40, 3))
+    gray = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one gray
+    pictures = np.broadcast_to(gray[:, None, None, None], (3, 32, 40, 3))
     made[0]["observations"] = [jpeg(p) for p in pictures] if encoded else pictures
     space = box([32, 40, 3], 0, 255, "uint8")
     folder = minari(

@@ -23,7 +23,7 @@ def data(size: float, actions: float = 0.5, rewards: float = 1.0) -> Dataset:
 
 
 def warnings(data: Dataset, spec: Spec = NAMED, cfg: Any = None, **keys: Any) -> list[str]:
-    cfg = cfg or Preprocessing(**({"normalise_observations": True} | keys))
+    cfg = cfg or Preprocessing(**({"normalize_observations": True} | keys))
     transform = Transform.fit(cfg, data, spec.seen)
     return small_columns(transform, data, spec, cfg, rewards=True)
 
@@ -33,13 +33,13 @@ def warnings(data: Dataset, spec: Spec = NAMED, cfg: Any = None, **keys: Any) ->
 def test_a_small_signal_is_named_with_a_setting_that_shows_it_in_full(size: float, normalize: Any):
     if normalize == "min_max":
         size /= 10  # a range of 1e-4 or more is scaled
-    (warning,) = warnings(data(size), normalise_observations=normalize)
+    (warning,) = warnings(data(size), normalize_observations=normalize)
     told = f"amperes has a standard deviation of {size:.1e} and will barely affect training. Set"
     assert warning.startswith(told)
     assert warning.endswith(" to scale it to 1")
     assert not any(name in warning for name in ("x ", "fixed", "rounded"))
-    least = float(warning.split("least_deviation=")[1].split()[0])
-    cfg = Preprocessing(normalise_observations=True, least_deviation=least)
+    least = float(warning.split("min_std=")[1].split()[0])
+    cfg = Preprocessing(normalize_observations=True, min_std=least)
     seen = Transform.fit(cfg, data(size), (4,)).dataset(data(size)).observations[:, 1]
     assert seen == pytest.approx(SIGN, abs=1e-3)
     assert warnings(data(size), cfg=cfg) == []
@@ -50,19 +50,19 @@ def test_several_small_columns_are_listed():
     (warning,) = warnings(d, Spec((3,), 1))
     assert warning == (
         "observation[0] 2.0e-05, observation[1] 2.0e-06 (standard deviations) vary little and will "
-        "barely affect training. Set algorithm.least_deviation=1e-06 to scale them to 1"
+        "barely affect training. Set algorithm.min_std=1e-06 to scale them to 1"
     )
 
 
 def test_columns_of_usual_size_are_not_named():
     assert warnings(data(1e-3)) == []
-    assert warnings(data(0.05), normalise_observations=False) == []
+    assert warnings(data(0.05), normalize_observations=False) == []
 
 
 def test_a_rare_large_value_makes_a_column_visible():
     rare = np.where(np.arange(10_000) == 7, 10.0, 0.0)  # standard deviation 0.1
     d = Dataset.from_arrays(rare[:, None], 0 * rare[:, None], rare, rare == 20)
-    cfg = Preprocessing(normalise_observations=True, least_deviation=1.0)
+    cfg = Preprocessing(normalize_observations=True, min_std=1.0)
     assert warnings(d, Spec((1,), 1), cfg) == []
     less = replace(d, observations=d.observations / 10)  # at most 1, and still rare
     (warning,) = warnings(less, Spec((1,), 1), cfg)[:1]

@@ -1,4 +1,4 @@
-"""What is learnt from, and that data and environment see the same."""
+"""What is learned from, and that data and environment see the same."""
 
 import json
 from dataclasses import replace
@@ -29,26 +29,26 @@ def dataset() -> Dataset:
 def test_nothing_changes_by_default():
     data = dataset()
     transform = Transform.fit(Preprocessing(), data, (3,))
-    learnt = transform.dataset(data)
-    assert np.array_equal(learnt.observations, data.observations)
-    assert np.array_equal(learnt.rewards, data.rewards)
-    assert np.array_equal(learnt.actions, data.actions)
+    learned = transform.dataset(data)
+    assert np.array_equal(learned.observations, data.observations)
+    assert np.array_equal(learned.rewards, data.rewards)
+    assert np.array_equal(learned.actions, data.actions)
 
 
 def test_observations_have_zero_mean_and_next_ones_use_the_same_statistics():
     data = dataset()
-    transform = Transform.fit(Preprocessing(normalise_observations=True), data, (3,))
+    transform = Transform.fit(Preprocessing(normalize_observations=True), data, (3,))
     rows = data.observations[:4].astype(np.float64)
-    learnt = transform.dataset(data)
+    learned = transform.dataset(data)
     expected = (data.next_observations - rows.mean(0)) / (rows.std(0) + 1e-3)
-    assert learnt.observations[:4].mean(0) == pytest.approx(0, abs=1e-6)
-    assert learnt.next_observations == pytest.approx(expected, abs=1e-5)
+    assert learned.observations[:4].mean(0) == pytest.approx(0, abs=1e-6)
+    assert learned.next_observations == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_hardly_moves_is_divided_by_the_least_deviation_and_the_rest_by_its_own():
     data = dataset()
     data.observations[:, 1] *= 1e-3
-    cfg = Preprocessing(normalise_observations=True, least_deviation=0.1)
+    cfg = Preprocessing(normalize_observations=True, min_std=0.1)
     found = Transform.fit(cfg, data, (3,)).parts
     own = data.observations[:4].astype(np.float64).std(0)
     assert own[1] < 0.1 < min(own[0], own[2])
@@ -56,7 +56,7 @@ def test_what_hardly_moves_is_divided_by_the_least_deviation_and_the_rest_by_its
 
 
 def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
-    cfg = Preprocessing(normalise_returns=True, reward_scale=2.0, reward_shift=-1.0)
+    cfg = Preprocessing(normalize_returns=True, reward_scale=2.0, reward_shift=-1.0)
     transform = Transform.fit(cfg, dataset(), (3,))
     expected = 2 * 1000 / (7 - 3) * np.array([1.0, 2, 3, 4]) - 1
     assert transform.dataset(dataset()).rewards == pytest.approx(expected)
@@ -65,8 +65,8 @@ def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
 
 @pytest.mark.parametrize("rewards", [[1.0, 2.0, 2.0, 1.0], [0.0] * 4])
 def test_equal_returns_have_no_range(rewards):
-    data, cfg = replace(dataset(), rewards=np.array(rewards)), Preprocessing(normalise_returns=True)
-    with pytest.raises(UserError, match=r"every episode returns .*normalise_returns=false"):
+    data, cfg = replace(dataset(), rewards=np.array(rewards)), Preprocessing(normalize_returns=True)
+    with pytest.raises(UserError, match=r"every episode returns .*normalize_returns=false"):
         Transform.fit(cfg, data, (3,))
 
 
@@ -76,7 +76,7 @@ def test_equal_returns_have_no_range(rewards):
         ("td3_bc", "alpha", -2.5),
         ("td3_bc", "alpha", float("nan")),
         ("mcq", "alpha", -0.2),
-        ("decision_transformer", "max_norm", 0.0),
+        ("decision_transformer", "max_grad_norm", 0.0),
         ("decision_transformer", "weight_decay", -1.0),
         ("decision_transformer", "target_return", float("nan")),
         ("msg", "beta", 8.0),
@@ -104,7 +104,7 @@ def test_ranges_become_minus_one_to_one_and_what_hardly_moves_is_only_shifted():
         "eye": np.full((4, 2, 2, 3), 9, np.uint8),
     }
     rows = np.zeros((4, 1)), np.zeros(4), np.zeros(4, bool), np.arange(4) == 3
-    cfg = Preprocessing(normalise_observations="min_max")
+    cfg = Preprocessing(normalize_observations="min_max")
     data = Dataset.from_arrays(seen, *rows)
     made = Transform.fit(cfg, data, {"place": (2,), "eye": (2, 2, 3)})
     made = Transform.from_json(json.loads(json.dumps(made.to_json())))
@@ -117,19 +117,19 @@ def test_ranges_become_minus_one_to_one_and_what_hardly_moves_is_only_shifted():
 
 
 def test_a_transform_of_an_older_run_is_of_z_scores():
-    told = Transform.fit(Preprocessing(normalise_observations=True), dataset(), (3,)).to_json()
+    told = Transform.fit(Preprocessing(normalize_observations=True), dataset(), (3,)).to_json()
     told.pop("kind")
-    assert Transform.from_json(told).normaliser.kind == "z-score"
+    assert Transform.from_json(told).normalizer.kind == "z-score"
 
 
 @pytest.mark.parametrize("how", [True, "min_max"])
 def test_it_survives_json_exactly(how):
-    cfg = Preprocessing(normalise_observations=how, normalise_returns=True, clip_actions=0.5)
+    cfg = Preprocessing(normalize_observations=how, normalize_returns=True, clip_actions=0.5)
     transform = Transform.fit(cfg, dataset(), (3,))
     again = Transform.from_json(json.loads(json.dumps(transform.to_json())))
-    assert np.array_equal(again.normaliser.mean, transform.normaliser.mean)
-    assert np.array_equal(again.normaliser.scale, transform.normaliser.scale)
-    assert again.normaliser.kind == transform.normaliser.kind
+    assert np.array_equal(again.normalizer.mean, transform.normalizer.mean)
+    assert np.array_equal(again.normalizer.scale, transform.normalizer.scale)
+    assert again.normalizer.kind == transform.normalizer.kind
     assert again.to_json() == transform.to_json()
     assert np.abs(again.dataset(dataset()).actions).max() <= 0.5
 
@@ -140,17 +140,17 @@ def test_values_out_of_range_are_refused_by_name(values: dict):
         Preprocessing(**values)
 
 
-def test_centred_rewards_have_mean_zero_and_are_refused_where_episodes_terminate() -> None:
+def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminate() -> None:
     """After any scale; and the same is taken off what an environment pays."""
     rewards = np.array([1.0, 2, 6, 3])
     rows = np.zeros((4, 2)), np.zeros((4, 1)), rewards
     cut = Dataset.from_arrays(*rows, np.zeros(4, bool), np.arange(4) % 2 == 1)
-    cfg = Preprocessing(centre_rewards=True, reward_scale=10.0, reward_shift=0.5)
+    cfg = Preprocessing(center_rewards=True, reward_scale=10.0, reward_shift=0.5)
     transform = Transform.fit(cfg, cut, (2,))
     np.testing.assert_allclose(transform.dataset(cut).rewards, 10 * (rewards - 3) + 0.5)
     np.testing.assert_allclose(transform.rewards(np.array([3.0])), 0.5)
     over = Dataset.from_arrays(*rows, np.arange(4) == 1)
-    with pytest.raises(UserError, match=r"1 episodes terminate.*centre_rewards=false"):
+    with pytest.raises(UserError, match=r"1 episodes terminate.*center_rewards=false"):
         Transform.fit(cfg, over, (2,))
 
 

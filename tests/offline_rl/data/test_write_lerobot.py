@@ -21,10 +21,10 @@ KEYS = ["observation.images.top", "observation.state"]
 
 def made(side: int = 16) -> Dataset:
     """Two episodes: the first reaches its goal, the second is cut."""
-    draw, grey = np.random.default_rng(0), (20 * np.arange(ROWS)).astype(np.uint8)
+    draw, gray = np.random.default_rng(0), (20 * np.arange(ROWS)).astype(np.uint8)
     shape = (ROWS, side, side + 4, 3)
     seen = {
-        "top": np.broadcast_to(grey[:, None, None, None], shape).copy(),
+        "top": np.broadcast_to(gray[:, None, None, None], shape).copy(),
         "state": draw.normal(size=(ROWS, 2)).astype(np.float32),
     }
     spec = Spec(
@@ -92,8 +92,8 @@ def test_the_metadata_say_what_lerobot_asks_for(tmp_path: Path) -> None:
     stats = json.loads((path / "meta" / "stats.json").read_text())
     data = made()
     assert stats["action"]["max"] == pytest.approx(data.actions.max(0).tolist())
-    grey = (20 * np.arange(ROWS)).mean() / 255
-    np.testing.assert_allclose(stats["observation.images.top"]["mean"], np.full((3, 1, 1), grey))
+    gray = (20 * np.arange(ROWS)).mean() / 255
+    np.testing.assert_allclose(stats["observation.images.top"]["mean"], np.full((3, 1, 1), gray))
 
 
 @pytest.mark.parametrize(

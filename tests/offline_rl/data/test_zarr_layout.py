@@ -107,12 +107,12 @@ def test_pictures_of_whole_numbers_become_bytes_beside_vectors(tmp_path: Path):
             np.testing.assert_array_equal(seen[key], arrays[f"data/{key}"].reshape(seen[key].shape))
 
 
-def test_pictures_of_parts_or_with_the_colours_first_are_refused(tmp_path: Path):
+def test_pictures_of_parts_or_with_the_colors_first_are_refused(tmp_path: Path):
     halves = pusht() | {"data/img": pusht()["data/img"] / 255}
     with pytest.raises(UserError, match="data/img has type float32; pictures are uint8"):
         read(zarr(tmp_path / "a.zarr", halves), observation_keys=["img"], **PIXELS)
     first = pusht() | {"data/img": np.moveaxis(pusht()["data/img"], 3, 1).astype(np.uint8)}
-    with pytest.raises(UserError, match=r"data/img has shape .* Move the colours"):
+    with pytest.raises(UserError, match=r"data/img has shape .* Move the colors"):
         read(zarr(tmp_path / "b.zarr", first), observation_keys=["img", "state"], **PIXELS)
 
 

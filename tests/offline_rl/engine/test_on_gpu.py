@@ -24,7 +24,7 @@ FLAGS += [(CUDNN, name) for name in ("allow_tf32", "deterministic", "benchmark")
 
 @pytest.fixture
 def flags() -> Iterator[None]:
-    """Restore torch's flags afterwards."""
+    """Restore torch's flags afterward."""
     before = [getattr(owner, name) for owner, name in FLAGS]
     yield
     for (owner, name), value in zip(FLAGS, before, strict=True):

@@ -110,7 +110,7 @@ FAULTS: dict[str, Callable[[Tensor], object]] = {
 def test_a_wrong_program_is_replaced_and_training_goes_on_as_uncompiled(
     fault: str, right: str | None, fallback: str, e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaf, said = "optimiser/critic/first/net.weights.1", list[str]()
+    leaf, said = "optimizer/critic/first/net.weights.1", list[str]()
     k, start = place(e, leaf), [e.seed_state(s) for s in range(2)]
 
     def compile(graph: Run, counts: set[int], seeds: int, code: str) -> Run:
@@ -176,7 +176,7 @@ def test_a_wrong_gradient_behind_an_output_layer_of_zeros_is_found(
     e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a residual policy begins: its gradients are zero, right or wrong."""
-    k, output = place(e, "optimiser/policy/first/trunk.weights.0"), "params/policy/trunk.weights.2"
+    k, output = place(e, "optimizer/policy/first/trunk.weights.0"), "params/policy/trunk.weights.2"
     (start := flatten(e.state)[output]).zero_()
     monkeypatch.setattr(
         engine_module,

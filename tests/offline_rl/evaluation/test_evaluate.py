@@ -18,7 +18,7 @@ from offline_rl.evaluation.evaluate import as_json, as_text
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies import BundleError, Normaliser, Player, Spec, bundle
+from policies import BundleError, Normalizer, Player, Spec, bundle
 
 ACTION = (0.5, -0.25)
 LOW, HIGH = 30.6, 849.51  # DMSD's published references, polixir/NeoRL2:neorl2/envs/info.py
@@ -33,14 +33,14 @@ def constant_policy(
         "trunk.biases.0": np.arctanh(action).astype(np.float32),
     }
     arguments = {"observations": observations, "actions": len(action), "hidden": []}
-    normaliser = Normaliser(
+    normalizer = Normalizer(
         np.full(observations, 3, np.float32), np.full(observations, 2, np.float32)
     )
     spec = Spec((observations,), len(action))
     path.parent.mkdir(parents=True, exist_ok=True)
     provenance = {} if task is None else {"task": task}
     bundle.write(
-        path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, normaliser, provenance)
+        path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, provenance)
     )
     return path
 

@@ -16,7 +16,7 @@ from offline_rl.evaluation import export as exporting
 from offline_rl.evaluation import play as playing
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies import Bundle, Normaliser, Spec, bundle
+from policies import Bundle, Normalizer, Spec, bundle
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 
@@ -59,7 +59,7 @@ def constant(path: Path, task: str, action: float = 0.5) -> Path:
     }
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     path.parent.mkdir(parents=True, exist_ok=True)
-    same, made = Normaliser.identity((1,)), {"task": task}
+    same, made = Normalizer.identity((1,)), {"task": task}
     bundle.write(path, Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, same, made))
     return path
 
@@ -166,13 +166,13 @@ def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
     np.testing.assert_allclose(ours.act(seen)[0], theirs.act(seen)[0], atol=1e-5)
 
 
-def same(size: int) -> Normaliser:
-    return Normaliser.identity((size,))
+def same(size: int) -> Normalizer:
+    return Normalizer.identity((size,))
 
 
 def test_what_remembers_is_refused_and_the_file_stays_as_it_was(tmp_path) -> None:
     pytest.importorskip("onnxscript")
-    head = DecisionTransformer(3, 2, target_return=1.0, window=2, size=8, layers=1)
+    head = DecisionTransformer(3, 2, target_return=1.0, horizon=2, size=8, layers=1)
     weights = {k: v.numpy() for k, v in head.state_dict().items()}
     path = tmp_path / "policy.bundle"
     bundle.write(

@@ -56,9 +56,9 @@ def test_an_evaluation_of_other_statistics_or_of_a_damaged_bundle_is_not_current
     offline_rl.evaluate(run=str(path), episodes=1)
     (saved,) = saved_beside(path)
     policy = bundle.read(path)
-    (key, known), *_ = policy.normalisers.items()
+    (key, known), *_ = policy.normalizers.items()
     other = replace(known, mean=known.mean + 1)
-    bundle.write(path, replace(policy, normalisers={**policy.normalisers, key: other}))
+    bundle.write(path, replace(policy, normalizers={**policy.normalizers, key: other}))
     assert not saved.is_current
     bundle.write(path, policy)
     assert saved.is_current

@@ -1,4 +1,4 @@
-"""A damaged recipe is one sentence that names the file, before anything is learnt."""
+"""A damaged recipe is one sentence that names the file, before anything is learned."""
 
 import json
 from pathlib import Path
@@ -77,15 +77,15 @@ def test_an_agent_learns_no_longer_than_the_wanted_sets_need(tmp_path: Path) -> 
         recipes.generate(**keys, qualities=list(qualities), show=False)
         return {path.name: path.read_bytes() for path in out.glob("*medium-replay*")}
 
-    def learnt(where: str) -> list[int]:
+    def learned(where: str) -> list[int]:
         rows = (tmp_path / where).rglob("evaluations.jsonl")
         return [json.loads(line)["env_steps"] for line in next(rows).read_text().splitlines()]
 
     early = make("early", "medium-replay")
-    assert learnt("early") == [0, 100, 200]
+    assert learned("early") == [0, 100, 200]
     assert len(early) == 2  # the set and its card
     assert make("early", "medium-replay", "expert") == early
-    assert learnt("early") == [0, 100, 200, 300, 400]
+    assert learned("early") == [0, 100, 200, 300, 400]
     assert make("whole", "medium-replay", "expert") == early  # to the byte
     experts = [
         (tmp_path / where / "sets" / "pendulum-expert.hdf5").read_bytes()

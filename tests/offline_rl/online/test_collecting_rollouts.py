@@ -22,11 +22,11 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training
-from policies import Normaliser, Spec
+from policies import Normalizer, Spec
 
 ENVIRONMENTS, EXECUTED = 3, 2
 MEAN, SCALE = np.array([0.5, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
-TRANSFORM = Transform(Normaliser(MEAN, SCALE), reward_scale=4.0, reward_shift=-1.0)
+TRANSFORM = Transform(Normalizer(MEAN, SCALE), reward_scale=4.0, reward_shift=-1.0)
 
 
 class Walk(gymnasium.Env):
@@ -63,8 +63,13 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
         faults: Callable[[int, int], str], kept: ReplayBuffer | None = None, **changes: Any
     ) -> tuple[RolloutCollector, list]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
-        sizes: dict[str, Any] = {"network": "mlp", "widths": (8,), "history": 1, "window": 4}
-        sizes |= {"executed": EXECUTED, "rounds": 2, "tuned": 2, "value_hidden": (8,)}
+        sizes: dict[str, Any] = {"network": "mlp", "widths": (8,), "n_obs_steps": 1, "horizon": 4}
+        sizes |= {
+            "n_action_steps": EXECUTED,
+            "num_inference_steps": 2,
+            "tuned": 2,
+            "value_hidden": (8,),
+        }
         sizes |= {"environments": ENVIRONMENTS, "decisions": 60, "batch_size": 60}
         sizes |= changes
         cfg, spec = Config(**sizes), Spec((2,), 1)
@@ -92,12 +97,12 @@ def rows(collector: RolloutCollector, first: int, last: int) -> dict[str, torch.
 def by_hand(
     chunks: np.ndarray, kept_from: int
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, np.ndarray]], list[list[int]]]:
-    """What decisions [T, E, executed, 1] lead to, by the environment alone.
+    """What decisions [T, E, n_action_steps, 1] lead to, by the environment alone.
 
     -> rows [T][E]; episodes that ended from decision `kept_from` on; each decision's seed.
     """
     worlds, begun = [Walk() for _ in range(ENVIRONMENTS)], 0
-    history, episode, rows = [[] for _ in worlds], [[] for _ in worlds], []
+    n_obs_steps, episode, rows = [[] for _ in worlds], [[] for _ in worlds], []
     seeds, kept, asked = [0] * ENVIRONMENTS, [], []
     over = [True] * ENVIRONMENTS
     for t, actions in enumerate(chunks):
@@ -105,9 +110,9 @@ def by_hand(
             if over[e]:
                 seeds[e], begun = training(0, begun), begun + 1
                 first = (world.reset(seed=seeds[e])[0] - MEAN) / SCALE
-                history[e], episode[e] = [first, first], []
+                n_obs_steps[e], episode[e] = [first, first], []
         asked.append([*seeds])
-        before = [np.stack(h[-2:]) for h in history]
+        before = [np.stack(h[-2:]) for h in n_obs_steps]
         told = [{"rewards": [], "terminated": 0.0, "truncated": 0.0} for _ in worlds]
         over = [False] * ENVIRONMENTS
         for j in range(chunks.shape[2]):
@@ -115,17 +120,17 @@ def by_hand(
                 if over[e]:
                     continue
                 seen, reward, terminated, *_ = world.step(actions[e, j])
-                history[e].append((seen - MEAN) / SCALE)
+                n_obs_steps[e].append((seen - MEAN) / SCALE)
                 truncated = world.t == 10 and not terminated
                 over[e] = terminated or truncated
                 told[e]["rewards"].append(4 * reward - 1)
                 told[e] |= {"terminated": float(terminated), "truncated": float(truncated)}
-                row = {"observations": history[e][-2], "next_observations": history[e][-1]}
+                row = {"observations": n_obs_steps[e][-2], "next_observations": n_obs_steps[e][-1]}
                 row |= {"actions": actions[e, j], "rewards": 4 * reward - 1}
                 episode[e].append(row | {"terminated": terminated, "truncated": truncated})
                 if over[e] and t >= kept_from:
                     kept.append({k: np.array([r[k] for r in episode[e]]) for k in episode[e][0]})
-        after = [np.stack(h[-2:]) for h in history]
+        after = [np.stack(h[-2:]) for h in n_obs_steps]
         own = {"observations": before, "next_observations": after}
         rows.append([told[e] | {k: v[e] for k, v in own.items()} for e in range(ENVIRONMENTS)])
     return rows, kept, asked
@@ -141,10 +146,10 @@ def test_a_rollout_holds_what_its_environments_answered_and_whole_episodes_becom
         return "end" if short.get(seed) == t else ""
 
     data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
-    one, said = collector(ends, data, executed=3, history=2, window=6)
+    one, said = collector(ends, data, n_action_steps=3, n_obs_steps=2, horizon=6)
     for t in range(9):
         one.step(adds=t >= 4)
-    chain = one.buffer.data["chain"][0, :9].numpy()  # [T, E, K' + 1, window, A]
+    chain = one.buffer.data["chain"][0, :9].numpy()  # [T, E, K' + 1, horizon, A]
     expected, kept, asked = by_hand(chain[:, :, -1, 1:4].clip(-1, 1), 4)
     found = {name: x.numpy() for name, x in rows(one, 0, 9).items()}
     decided = np.zeros(ENVIRONMENTS, int)
@@ -224,7 +229,7 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
 
 
 def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_does(collector: Any):
-    sizes: dict[str, Any] = {"executed": 3, "history": 2, "window": 6}
+    sizes: dict[str, Any] = {"n_action_steps": 3, "n_obs_steps": 2, "horizon": 6}
 
     def begun() -> tuple[RolloutCollector, ReplayBuffer]:
         data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
@@ -299,7 +304,7 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector:
 
 def test_returns_and_successes_are_told_of_each_episode_that_ended(collector: Any):
     """A step pays where the point then is, and an episode succeeds whose third is beyond 0."""
-    c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", executed=1)
+    c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", n_action_steps=1)
     for _ in range(20):
         c.step()
     found = c.buffer.data

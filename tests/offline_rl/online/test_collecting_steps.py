@@ -22,11 +22,11 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training
-from policies import Normaliser, Spec
+from policies import Normalizer, Spec
 
 SEEDS, LIMIT, WARM_UP, GAMMA = [3, 8], 6, 5, 0.5
 MEAN, SCALE = np.array([0.5, 2.0], np.float32), np.array([2.0, 4.0], np.float32)
-TRANSFORM = Transform(Normaliser(MEAN, SCALE), reward_scale=2.0, reward_shift=-1.0)
+TRANSFORM = Transform(Normalizer(MEAN, SCALE), reward_scale=2.0, reward_shift=-1.0)
 NEEDS = {"mc_returns": (), "next_actions": (1,)}
 
 
@@ -69,7 +69,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list
         faults: Callable[[int, int], str] = whole,
         needs: Mapping[str, Any] = NEEDS,
         kind: type[TD3] = TD3,
-        online: Online = Online(warm_up=WARM_UP),  # noqa: B008 (frozen)
+        online: Online = Online(warmup_steps=WARM_UP),  # noqa: B008 (frozen)
     ) -> tuple[Collector, list[str]]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
         buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=needs)
@@ -143,7 +143,7 @@ def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_
 
 
 def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts(made: Any):
-    """On what it sees, normalised; the step behind the warm-up is its first."""
+    """On what it sees, normalized; the step behind the warm-up is its first."""
     collector, _ = made()
     for _ in range(12):
         collector.step()
@@ -165,7 +165,7 @@ def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts
     ("number", "step", "kind"),
     [(1, 2, "raise"), (1, 2, "nan"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")],
 )
-def test_a_seeds_broken_episode_is_gone_and_its_neighbour_never_knew(
+def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
     number: int, step: int, kind: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """In the third step of its second episode, or where that or the first begins.
@@ -205,7 +205,7 @@ def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
     assert len(said) >= 2 * 5
 
 
-def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neighbours_are_not(
+def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neighbors_are_not(
     made: Any,
 ):
     collector, _ = made()
@@ -246,7 +246,7 @@ def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(ma
         going_on(made, collector, [together | {"episodes": [1]}] * 2)
 
 
-def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbours_step_whole(made: Any):
+def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_whole(made: Any):
     """No further episode of the first can begin. Who goes on from there ends as if undisturbed."""
     sound, _ = made()
     for _ in range(21):
@@ -322,7 +322,7 @@ class Remembers(nn.Module):
 class Plans(nn.Module):
     """A tenth, two and three tenths, added to half of the place before: a `heads.head.Planner`."""
 
-    history, horizon, executed, noise_shape = 2, 3, 3, ()
+    n_obs_steps, chunk_size, n_action_steps, noise_shape = 2, 3, 3, ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
             return super().networks() | {"policy": head()}
 
     broken = training(SEEDS[1], 1)
-    options = {"kind": Toy, "online": Online(warm_up=0), "needs": {}}
+    options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
     options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
     one, _ = made(**options)
     walk(one, 16)
@@ -393,7 +393,7 @@ def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(ma
             return super().networks() | {"policy": Remembers()}
 
     broken = [training(seed, 0) for seed in SEEDS]
-    options = {"kind": Toy, "online": Online(warm_up=0), "needs": {}}
+    options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
     collector, said = made(**options, faults=lambda seed, t: "raise" * (seed in broken and t == 1))
     walk(collector, 5)
     assert len(said) == len(SEEDS)

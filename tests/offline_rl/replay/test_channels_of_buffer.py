@@ -80,13 +80,13 @@ def test_windows_and_chunks_have_every_step_in_every_channel() -> None:
     windows = draw(Windows(buffer, 3))
     assert windows.observations["picture"].shape == (64, 3, 2, 2, 3)
     check(windows)
-    chunks = draw(Chunks(buffer, history=2, window=4, executed=2))
+    chunks = draw(Chunks(buffer, n_obs_steps=2, horizon=4, n_action_steps=2))
     assert chunks.observations["picture"].shape == (64, 2, 2, 2, 3)
     check(chunks)
 
 
 def test_a_stream_gives_the_buffers_batches() -> None:
-    stream = Stream(data(), [0], 64, normalise=lambda x: x, columns={})
+    stream = Stream(data(), [0], 64, normalize=lambda x: x, columns={})
     streamed, held = draw(stream), draw(ReplayBuffer.from_dataset(data()))
     for name in SHAPES:
         assert streamed.observations[name].dtype == held.observations[name].dtype

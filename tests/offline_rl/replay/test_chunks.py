@@ -29,7 +29,7 @@ def episodes() -> Dataset:
 
 def batch_of(beside: str = "oldest", columns: dict | None = None, **sizes):
     """500 chunks, by their present row."""
-    sizes = {"history": 3, "window": 5, "executed": 2} | sizes
+    sizes = {"n_obs_steps": 3, "horizon": 5, "n_action_steps": 2} | sizes
     buffer = ReplayBuffer.from_dataset(episodes(), columns=columns)
     source = Chunks(buffer, beside=beside, **sizes)
     data = {k: v[0] for k, v in source.tensors().items()}
@@ -58,7 +58,7 @@ def test_history_and_window_are_the_episodes_own_rows_and_its_edges_repeated(bes
 
 
 def test_a_chunk_is_paid_its_executed_steps_and_bootstraps_behind_them_unless_terminated():
-    batch, places = batch_of(executed=3)
+    batch, places = batch_of(n_action_steps=3)
     for row, place in places.items():
         _, last = first_and_last(row)
         done = range(row, min(row + 2, last) + 1)
@@ -78,7 +78,7 @@ def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
     rows = np.arange(10)
     columns = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
     columns |= {"mc_returns": 10 * rows}
-    batch, places = batch_of(executed=3, columns=columns)
+    batch, places = batch_of(n_action_steps=3, columns=columns)
     for row, place in places.items():
         last = min(row + 2, first_and_last(row)[1])
         assert batch.costs[place] == (last - row + 1) * 2**row
@@ -87,7 +87,7 @@ def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
 
 
 def test_one_step_without_history_is_a_transition():
-    batch, places = batch_of(history=1, window=1, executed=1)
+    batch, places = batch_of(n_obs_steps=1, horizon=1, n_action_steps=1)
     assert batch.next_observations.shape == (500, 1, 1)
     assert batch.rewards[places[5]].item() == 2.0**5
     assert batch.discount[places[9]].item() == GAMMA

@@ -37,7 +37,7 @@ def dataset(rows: int = 400) -> Dataset:
 
 def stream(data: Dataset, **keys: Any) -> Stream:
     mc_returns = data.monte_carlo_returns(0.9)
-    return Stream(data, SEEDS, 8, normalise=lambda x: x, columns={"mc_returns": mc_returns}, **keys)
+    return Stream(data, SEEDS, 8, normalize=lambda x: x, columns={"mc_returns": mc_returns}, **keys)
 
 
 @pytest.mark.parametrize("period", [1, 3])

@@ -55,8 +55,8 @@ def seed_folder(
             "success": None,
             "mean_return": mean,
             "score": last if scored else None,
-            "behaviour_return": 130.0,
-            "behaviour_score": 15.0 if scored else None,
+            "behavior_return": 130.0,
+            "behavior_score": 15.0 if scored else None,
             "score_reference": REFERENCE if scored else None,
             "diverged_at": None,
         }

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from offline_rl.reporting.curves import GAP, HEIGHT, picture, spread
-from offline_rl.reporting.runs import behaviour, collect
+from offline_rl.reporting.runs import behavior, collect
 
 
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])
@@ -50,12 +50,12 @@ def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
     assert len(few.lines) == 3
 
 
-def test_one_behaviour_by_several_names_is_drawn_and_told_once(tmp_path: Path) -> None:
+def test_one_behavior_by_several_names_is_drawn_and_told_once(tmp_path: Path) -> None:
     for k, value in enumerate((130.0, 130.0, 150.0)):
-        told = {"dataset": f"{k}.npz", "behaviour_return": value, "behaviour_score": value / 2 - 50}
+        told = {"dataset": f"{k}.npz", "behavior_return": value, "behavior_score": value / 2 - 50}
         seed_folder(tmp_path, 0, {0: 1.0, 4000: 5.0}, name=f"run-{k}", **told)
     (seeds,) = collect([tmp_path]).values()
-    assert behaviour(seeds) == {"0.npz, 1.npz": (15, 130), "2.npz": (25, 150)}
+    assert behavior(seeds) == {"0.npz, 1.npz": (15, 130), "2.npz": (25, 150)}
     (axes,) = picture({"toy/line": seeds}).axes
     assert [text.get_text() for text in axes.texts].count("behavior policy") == 2
 

@@ -13,7 +13,7 @@ from offline_rl.evaluation.saved import digest
 from offline_rl.reporting.numbers import escaped
 from offline_rl.reporting.published import rows_of
 from offline_rl.utils.text import fitted
-from policies import Normaliser, Spec, bundle
+from policies import Normalizer, Spec, bundle
 
 
 def test_a_tables_least_needed_columns_go_until_it_fits(
@@ -109,8 +109,8 @@ def test_a_saved_evaluation_is_shown_while_its_policy_is_the_bundles(tmp_path: P
             "trunk.weights.0": np.zeros((1, 1), np.float32),
             "trunk.biases.0": np.array([bias], np.float32),
         }
-        normaliser = Normaliser.identity((1,))
-        made = bundle.Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, normaliser)
+        normalizer = Normalizer.identity((1,))
+        made = bundle.Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, normalizer)
         bundle.write(folder.bundle, made)
         return digest(made)
 

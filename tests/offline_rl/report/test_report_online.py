@@ -12,10 +12,10 @@ from offline_rl.training.run_folder import SeedFolder
 
 
 def acting(
-    out: Path, seed: int, shares: dict[int, float], *, told: bool = True, warm_up: int = 0
+    out: Path, seed: int, shares: dict[int, float], *, told: bool = True, warmup_steps: int = 0
 ) -> SeedFolder:
     """Evaluated at environment steps in ten episodes, of which a share succeeds."""
-    how = {"num_env_steps": 10_000, "online": {"warm_up": warm_up}}
+    how = {"num_env_steps": 10_000, "online": {"warmup_steps": warmup_steps}}
     folder = seed_folder(out, seed, {}, algorithm="wsrl", config=how, num_env_steps=10_000)
     first = {"updates": 7, "env_steps": 0, "eval/return": 0.0, "eval/score": 0.0}
     rows = {"returns": [0.0], "lengths": [1], "success": [False] * 10 if told else None}
@@ -60,8 +60,8 @@ def test_scores_are_means_where_success_is_not_told(tmp_path: Path) -> None:
 def test_the_dip_is_the_lowest_of_a_tenth_of_all_steps_and_of_as_many_after_a_warm_up() -> None:
     values = {0: 80, 500: 70, 1000: 30, 1500: 20, 5000: 10, 10_000: 90}
     points = [Point(steps, value, value, value) for steps, value in values.items()]
-    for warm_up, worst in ((500, 20), (1000, 20), (4000, 10)):
-        found = Course(points, "score", warm_up)
+    for warmup_steps, worst in ((500, 20), (1000, 20), (4000, 10)):
+        found = Course(points, "score", warmup_steps)
         assert found.worst_early == points[2]
         assert found.worst_after_warm_up is not None
         assert found.worst_after_warm_up.value == worst

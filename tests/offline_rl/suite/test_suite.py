@@ -93,14 +93,14 @@ def test_what_its_data_do_not_allow_is_refused_before_anything_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And data that are not there are told; they may be when the cell's turn comes."""
-    centred = {**CELL, "name": "centred", "algorithm.centre_rewards": True}
-    path = suite(CELL, {**centred, "dataset": "later.npz"})
+    centered = {**CELL, "name": "centered", "algorithm.center_rewards": True}
+    path = suite(CELL, {**centered, "dataset": "later.npz"})
     assert "2 of 2 cells left" in benchmark(suite=str(path), dry_run=True)
     assert "not there yet: later.npz: no such file" in capsys.readouterr().out
     with np.load("small.npz") as file:
         np.savez("ends.npz", **{**file, "done": file["truncated"], "truncated": file["done"]})
-    path = suite(CELL, {**centred, "dataset": "ends.npz"})
-    with pytest.raises(UserError, match=r"td3_bc on none/ends \(centred\): .*centre_rewards"):
+    path = suite(CELL, {**centered, "dataset": "ends.npz"})
+    with pytest.raises(UserError, match=r"td3_bc on none/ends \(centered\): .*center_rewards"):
         benchmark(suite=str(path), show=False)
     assert not (folder / "runs").exists()
 
@@ -342,7 +342,12 @@ ONLINE |= {"seeds": 2, "out": "runs", "dataset": "small.npz"}
         (ONLINE, {"utd": 2}, {}, {"utd": (2.0, None), "online.utd": (2.0, 20.0)}),
         (ONLINE, {}, {"online.tau": 0.5}, {"online.tau": (0.005, 0.5)}),
         (ONLINE, {"online.tau": 0.5}, {}, {"online.tau": (0.5, 0.005)}),
-        (ONLINE, {"online.warm_up": 7}, {"online.warm_up": 8}, {"online.warm_up": (7, 8)}),
+        (
+            ONLINE,
+            {"online.warmup_steps": 7},
+            {"online.warmup_steps": 8},
+            {"online.warmup_steps": (7, 8)},
+        ),
     ],
 )
 def test_settings_are_compared_as_they_are_meant(

@@ -23,7 +23,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.online.with_base import differs
 from offline_rl.training.plan import prepare, specification
 from offline_rl.training.train import begun_with, range_note
-from policies import Channel, Normaliser, Spec, bundle
+from policies import Channel, Normalizer, Spec, bundle
 
 STEPS = 5
 QUICK: dict[str, Any] = {"algorithm": "bc", "num_updates": 4, "compile": "never", "device": "cpu"}
@@ -79,7 +79,7 @@ def constant(path: Path, action: float, low: float, high: float) -> Path:
     weights |= {"trunk.biases.0": np.arctanh(np.float32([action]))}
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     spec = Spec((1,), 1, action_low=(low,), action_high=(high,))
-    same = Normaliser.identity((1,))
+    same = Normalizer.identity((1,))
     bundle.write(path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, same))
     return path
 
@@ -216,13 +216,13 @@ def test_a_normalized_policy_that_is_trained_on_in_another_range_is_said_to_take
 ) -> None:
     note = "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]\n"
     keys = {**QUICK, "num_env_steps": 12, "num_updates": 0, "batch_size": 4, "out": str(tmp_path)}
-    keys |= {"algorithm": "sac", "online.warm_up": 4}
+    keys |= {"algorithm": "sac", "online.warmup_steps": 4}
     own = train(**keys, task="unit")
     assert note not in capsys.readouterr().out
-    less = {k: v for k, v in keys.items() if k not in ("algorithm", "online.warm_up")}
+    less = {k: v for k, v in keys.items() if k not in ("algorithm", "online.warmup_steps")}
     finetune(run=own.path, **less, task="gauge")
     assert capsys.readouterr().out.count(note) == 1
-    keys = {"task": "gauge", "num_env_steps": 12, "online.mixing": 0}
+    keys = {"task": "gauge", "num_env_steps": 12, "online.offline_fraction": 0}
     keys |= {"base": str(constant(tmp_path / "b", 0.5, -1, 1))}
     plan = prepare({**QUICK, "num_updates": 0, **keys, "algorithm": "resfit"})
     assert f"{range_note(plan)}\n" == note

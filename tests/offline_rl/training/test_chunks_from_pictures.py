@@ -71,9 +71,22 @@ def data() -> Dataset:
     return Dataset.from_arrays(seen, actions, np.zeros(len(rows)), over & False, over)
 
 
-SEES = {"keypoints": 4, "history": 2, "window": 4, "warm_up_updates": 1}
-DENOISES = {"network": "mlp", "widths": [16], "time_size": 8, "process": "edm", "rounds": 3}
-ACT = {"size": 8, "heads": 2, "hidden_units": 8, "layers": 1, "style_layers": 1, "style": 3}
+SEES = {"num_keypoints": 4, "n_obs_steps": 2, "horizon": 4, "num_warmup_updates": 1}
+DENOISES = {
+    "network": "mlp",
+    "widths": [16],
+    "time_size": 8,
+    "process": "edm",
+    "num_inference_steps": 3,
+}
+ACT = {
+    "dim_model": 8,
+    "num_heads": 2,
+    "dim_feedforward": 8,
+    "num_layers": 1,
+    "num_vae_encoder_layers": 1,
+    "latent_dim": 3,
+}
 
 
 def learn(out: Path, task: str, data: Dataset, algorithm: str, own: dict[str, Any]) -> Any:
@@ -93,15 +106,15 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
     tmp_path: Path, spot: str, data: Dataset
 ) -> None:
     pytest.importorskip("PIL")
-    own = SEES | DENOISES | {"executed": 2, "normalise_observations": "min_max"}
+    own = SEES | DENOISES | {"n_action_steps": 2, "normalize_observations": "min_max"}
     result = learn(tmp_path, spot, data, "diffusion_policy", own)
     file = result.path / "seed_0" / "policy.bundle"
     played = returns(file)
     np.testing.assert_allclose(played, result.results[0]["returns"])
     policy = policies.load(file)
     assert policy.spec.seen == {"picture": (SIDE, SIDE, 3), "row": (1,)}
-    assert policy.bundle.normalisers.keys() == {"row"}
-    assert policy.bundle.normalisers["row"].kind == "min-max"
+    assert policy.bundle.normalizers.keys() == {"row"}
+    assert policy.bundle.normalizers["row"].kind == "min-max"
     lines = playing.play(run=str(file), out=str(tmp_path / "x.gif"))
     assert lines[0].endswith(f"return {played[0]:.1f}, {STEPS} steps")
 
@@ -114,7 +127,7 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
         taught = policies.load(student.path / "seed_0" / "policy.bundle")
         for name, weight in eyes.items():
             np.testing.assert_array_equal(taught.bundle.weights[name], weight)
-        assert taught.bundle.normalisers["row"].kind == "min-max"
+        assert taught.bundle.normalizers["row"].kind == "min-max"
         assert taught.noise_shape == (1, *policy.noise_shape[1:])
     part = channels.take(data.observations, slice(data.num_rows))
     for other in ({"picture": part["picture"][:, ::2]}, {"front": part["picture"]}):
@@ -128,13 +141,13 @@ def test_what_blends_its_chunks_scores_by_itself_what_it_scored_in_training(
     tmp_path: Path, spot: str, data: Dataset
 ) -> None:
     """Three episodes side by side, in the training's own queue and then in a player's."""
-    own = SEES | ACT | {"executed": 1, "blending": 0.1, "history": 1}
+    own = SEES | ACT | {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1, "n_obs_steps": 1}
     result = learn(tmp_path, spot, data, "act", own)
     file = result.path / "seed_0" / "policy.bundle"
-    assert policies.load(file).spec.blending == 0.1
+    assert policies.load(file).spec.temporal_ensemble_coeff == 0.1
     blended = returns(file)
     np.testing.assert_allclose(blended, result.results[0]["returns"])
     whole = bundle.read(file)
-    newest = replace(whole, spec=replace(whole.spec, blending=None))
+    newest = replace(whole, spec=replace(whole.spec, temporal_ensemble_coeff=None))
     bundle.write(tmp_path / "newest.bundle", newest)
     assert (returns(tmp_path / "newest.bundle") != blended).all()

@@ -88,7 +88,7 @@ def test_seeds_killed_between_their_first_checkpoints_begin_again_together(whole
     assert read_json(run / "seed_0" / "result.json")["seeds_stacked"] == 2
 
 
-def test_without_a_whole_checkpoint_nothing_is_learnt_or_written(begun, capsys):
+def test_without_a_whole_checkpoint_nothing_is_learned_or_written(begun, capsys):
     keys, run = begun
     for path in SeedFolder(run, 0).checkpoints().values():
         path.write_bytes(path.read_bytes()[:-1])

@@ -31,7 +31,7 @@ def keys(tmp_path: Path) -> dict[str, Any]:
     return KEYS | {"dataset": str(data), "out": str(tmp_path / "runs")}
 
 
-def learnt(run: Path, seed: int = 0) -> dict[str, Any]:
+def learned(run: Path, seed: int = 0) -> dict[str, Any]:
     """What the newest checkpoint holds, as bytes."""
     files = SeedFolder(run, seed).checkpoints()
     return {name: x.numpy().tobytes() for name, x in load_file(files[max(files)]).items()}
@@ -43,7 +43,7 @@ def test_more_updates_go_on_and_end_as_if_they_had_been_asked_for_at_once(keys) 
     before = read_json(first.path / "seed_0" / "config.json")
     result = train(**keys | {"num_updates": 60}, seeds=2)
     assert result.path == first.path
-    assert learnt(result.path) == learnt(whole.path)
+    assert learned(result.path) == learned(whole.path)
     assert [r["num_updates"] for r in result.results] == [60, 60]
     assert read_json(first.path / "seed_0" / "config.json") == before | {"num_updates": 60}
     with pytest.raises(UserError, match="was begun with num_updates=60, now it is 20"):
@@ -103,7 +103,7 @@ def test_seeds_that_were_cut_at_different_points_go_on_each_from_its_own(
 ) -> None:
     """Alone, and so to the bit; none begins again."""
     keys |= {"num_updates": 40}
-    whole = [learnt(train(**keys | {"seeds": [s]}, name="whole").path, s) for s in (0, 1)]
+    whole = [learned(train(**keys | {"seeds": [s]}, name="whole").path, s) for s in (0, 1)]
     path = train(**keys | {"seeds": [0]}).path  # checkpoints 30 and 40
     train(**keys | {"seeds": [1]})
     begun = []
@@ -123,7 +123,7 @@ def test_seeds_that_were_cut_at_different_points_go_on_each_from_its_own(
     monkeypatch.setattr(Engine, "run", watched)
     train(**keys | {"seeds": [0, 1]})
     assert min(begun) == 30
-    assert [learnt(path, seed) for seed in (0, 1)] == whole
+    assert [learned(path, seed) for seed in (0, 1)] == whole
 
 
 def test_a_schedule_that_ended_is_asked_about(keys) -> None:
@@ -180,7 +180,7 @@ def test_who_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_there(
     folder = SeedFolder(whole.with_name("default"), 0)
     assert [done.updates for done in folder.checkpoints()] == at
     assert folder.state == "interrupted"
-    assert learnt(train(**keys).path) == learnt(whole)
+    assert learned(train(**keys).path) == learned(whole)
 
 
 def test_a_second_time_ends_it_at_once(keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None) -> None:

@@ -60,7 +60,7 @@ def test_a_run_that_is_resumed_within_an_episode_acts_as_an_undisturbed_one(
     monkeypatch.setattr(plan, "kinds", lambda: SimpleNamespace(values=Everything))
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "remembers.py"), "task": "env:Pendulum-v1"}
-    keys |= {"num_updates": 0, "num_env_steps": 30, "online.warm_up": 0, "batch_size": 8}
+    keys |= {"num_updates": 0, "num_env_steps": 30, "online.warmup_steps": 0, "batch_size": 8}
     keys |= {"algorithm.hidden": [8], "compile": "never", "eval_episodes": 1, "tracker": "none"}
     keys |= {"max_episode_steps": 7, "eval_every": 10, "checkpoint_every": 5, "show": False}
 

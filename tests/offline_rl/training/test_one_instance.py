@@ -20,7 +20,7 @@ from offline_rl.training.plan import limit_of, prepare
 
 QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
 QUICK |= {"eval_every": 25, "eval_episodes": 2, "batch_size": 8, "algorithm.hidden": [8]}
-QUICK |= {"compile": "never", "device": "cpu", "tracker": "none", "online.warm_up": 20}
+QUICK |= {"compile": "never", "device": "cpu", "tracker": "none", "online.warmup_steps": 20}
 
 
 class Walk(gymnasium.Env):

@@ -20,7 +20,7 @@ from torch import nn
 import envs
 from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
-from offline_rl.algorithms.common.base import Algorithm, minimise
+from offline_rl.algorithms.common.base import Algorithm, minimize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.schedule import Interact, Learn, Online, at
@@ -41,7 +41,7 @@ from policies.networks.mlp import Scalar
 
 QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
 QUICK |= {"algorithm.hidden": [8], "eval_episodes": 1, "tracker": "none", "show": False}
-QUICK |= {"online.warm_up": 10, "checkpoint_every": 20, "eval_every": 1000}
+QUICK |= {"online.warmup_steps": 10, "checkpoint_every": 20, "eval_every": 1000}
 TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.samples": 2}
 VAE = {"algorithm.hidden": [8], "algorithm.vae_hidden": [8], "algorithm.vae_updates": 6}
 SIZES: dict[str, dict[str, Any]] = {"cal_ql": TWO, "cql": TWO, "spot": VAE}
@@ -123,7 +123,7 @@ def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     return load_file(files[max(files)])
 
 
-def learnt(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+def learned(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     """Of these, what the learner holds."""
     return {k: v for k, v in tensors(run, seed).items() if not k.startswith("buffer/")}
 
@@ -151,7 +151,7 @@ def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> 
     return path
 
 
-def test_experience_is_kept_apart_from_the_data_and_learnt_from_after_it(
+def test_experience_is_kept_apart_from_the_data_and_learned_from_after_it(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """The data's rewards are above 100 and stay out of the buffer; both kinds of work are done."""
@@ -191,12 +191,16 @@ def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
     """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
     means = {}
-    for mixing in (0.0, 0.5, "rows"):
+    for offline_fraction in (0.0, 0.5, "rows"):
         keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data)}
-        keys |= {"out": str(tmp_path), "name": f"mixing-{mixing}", "online.mixing": mixing}
+        keys |= {
+            "out": str(tmp_path),
+            "name": f"mixing-{offline_fraction}",
+            "online.offline_fraction": offline_fraction,
+        }
         path = train(**keys, num_updates=0, num_env_steps=30).path
         lines = (path / "seed_0" / "metrics.jsonl").read_text().splitlines()
-        means[mixing] = json.loads(lines[-1])["train/target"]
+        means[offline_fraction] = json.loads(lines[-1])["train/target"]
     assert abs(means[0.0]) < 15
     assert means[0.5] == pytest.approx(50, abs=15)
     assert means["rows"] > means[0.5]  # 60 rows of data beside at most 30
@@ -212,7 +216,7 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     whole = train(**keys, name="whole").path
     first = train(**offline, num_updates=20, name="first").path
     more = {k: v for k, v in QUICK.items() if k != "seeds"} | {"out": str(tmp_path), "run": first}
-    more |= {"online.warm_up_by": "random", "num_env_steps": 40}
+    more |= {"online.warmup_policy": "random", "num_env_steps": 40}
     second = finetune(**more, name="second").path
     early, late = ({"eval_every": e, "checkpoint_every": c} for e, c in ((12, 8), (20, 15)))
     resumed = killed_and_resumed(train, 12, **{**keys, **early, "name": "early"})
@@ -235,7 +239,7 @@ def test_a_run_killed_in_an_episode_acts_on_by_what_it_remembers_of_it(
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {**OFFLINE, "algorithm": str(tmp_path / "remembers.py"), "seeds": 1}
     keys |= {"task": line, "out": str(tmp_path), "num_updates": 0, "num_env_steps": 27}
-    keys |= {"online.warm_up": 0, "online.warm_up_by": "policy"}
+    keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}
     whole = train(**keys, name="whole").path
     keys |= {"checkpoint_every": 25, "eval_every": 26}
     cut = killed_and_resumed(train, 26, **keys, name="cut")
@@ -386,7 +390,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     run = train(**keys).path
     more = {"run": run, "out": str(tmp_path), "tracker": "none", "num_env_steps": 5}
     for task, match in {
-        "env:Pendulum-v1": r"learnt from observations \[2\], the task has \[3\]: give its own task",
+        "env:Pendulum-v1": r"learned from observations \[2\], the task has \[3\]: give its own task",
         "plane": r"cannot go on with this .* action_dim: the policy has 1, here it is 2; give it",
     }.items():
         before = [*tmp_path.rglob("*")]
@@ -397,7 +401,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     for task, times in ((line, 0), ("other line", 1)):
         finetune(**more, task=task)
         told = capsys.readouterr().out
-        assert told.count(f"{run} learnt in line, and goes on in {task}") == times
+        assert told.count(f"{run} learned in line, and goes on in {task}") == times
 
 
 def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: str) -> None:
@@ -414,7 +418,7 @@ def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: s
 def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
     """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
-    for key, value in (("warm_up", 7), ("discount", 0.5)):
+    for key, value in (("warmup_steps", 7), ("discount", 0.5)):
         said = description(prepare({**keys, f"online.{key}": value}), "default", 0)
         assert said["online"][key] == value
         assert "discount" not in description(prepare(keys), "default", 0)["online"]
@@ -442,7 +446,7 @@ def test_a_value_that_is_added_to_a_sweep_holds_online_as_it_does_alone(
     train(**keys | {"algorithm.tau": [0.005]})
     path = train(**keys | {"algorithm.tau": [0.005, 0.5]}).path
     one, two, other = (
-        learnt(run) for run in (alone, path / "default-tau_0.5", path / "default-tau_0.005")
+        learned(run) for run in (alone, path / "default-tau_0.5", path / "default-tau_0.005")
     )
     assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-6) for name in one)
     target = next(name for name in one if name.startswith("params/critic_target"))
@@ -478,9 +482,9 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
     keys = keys_of(config, {}, start)
-    assert (keys["online.warm_up"], keys["online.warm_up_by"]) == (0, "policy")
+    assert (keys["online.warmup_steps"], keys["online.warmup_policy"]) == (0, "policy")
     assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
-    assert keys_of(config, {"online.warm_up": 3}, start)["online.warm_up"] == 3
+    assert keys_of(config, {"online.warmup_steps": 3}, start)["online.warmup_steps"] == 3
     assert keys_of(config, {"algorithm.reward_scale": 1}, start)["algorithm.reward_scale"] == 1
     other = keys_of(config, {"algorithm": "td3"}, start)
     assert not [key for key in other if "." in key]
@@ -513,9 +517,9 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
     run = train(**keys, algorithm="td3_bc").path
     own = {"show": False, "tracker": "none", "algorithm": "td3"}
-    own |= {"online.warm_up": 10, "online.warm_up_by": "policy"}
+    own |= {"online.warmup_steps": 10, "online.warmup_policy": "policy"}
     path = finetune(run=run, num_env_steps=10, **own).path
-    assert same(learnt(path), learnt(run))
+    assert same(learned(path), learned(run))
     told = read_json(path / "seed_0" / "config.json")
     assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
     assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
@@ -530,21 +534,25 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
         ("iql", "squashed"),
     ],
 )
-def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
+def test_wsrl_takes_a_normalized_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
     algorithm: str, ensemble: str, line: str, data: Path, tmp_path: Path
 ) -> None:
     """The run's sizes, transform and temperature come along; then it learns from the line alone.
 
     IQL has no temperature. The first evaluation is the run's last.
     """
-    made = {"algorithm.critics": 3, "algorithm.subset": 2, f"algorithm.{ensemble}": True}
+    made = {
+        "algorithm.num_critics": 3,
+        "algorithm.num_min_critics": 2,
+        f"algorithm.{ensemble}": True,
+    }
     made |= {"algorithm.reward_scale": 0.5, "eval_episodes": 3}
     keys = small(algorithm, task=line, dataset=str(data), out=str(tmp_path), **made)
     run = train(**keys, num_updates=4).path
-    before = learnt(run)
+    before = learned(run)
     own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "wsrl"}
     own |= {"compile": "never", "checkpoint_every": 10, "batch_size": 8}
-    path = finetune(run=run, num_env_steps=14, **own, **{"online.warm_up": 10}).path
+    path = finetune(run=run, num_env_steps=14, **own, **{"online.warmup_steps": 10}).path
     assert returns(path)[0] == returns(run)[-1]
     warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
     kept = {k: v for k, v in warm.items() if algorithm != "iql" or "/log_alpha/" not in k}
@@ -559,7 +567,7 @@ def test_wsrl_takes_a_normalised_ensemble_over_unchanged_through_its_warm_up_and
     assert len(after["buffer/rewards"]) == 14
     assert after["buffer/rewards"].abs().max() < 5  # half of the line's; the data's are 50 and more
     hyper = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
-    assert (hyper["critics"], hyper["reward_scale"]) == (3, 0.5)
+    assert (hyper["num_critics"], hyper["reward_scale"]) == (3, 0.5)
 
 
 def checkpoint_after(run: Path, env_steps: int) -> Path:
@@ -590,7 +598,11 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
 def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
     """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
-    keys |= {"online.warm_up": 100, "algorithm.reward_scale": 4.0, "algorithm.reward_shift": -1.0}
+    keys |= {
+        "online.warmup_steps": 100,
+        "algorithm.reward_scale": 4.0,
+        "algorithm.reward_shift": -1.0,
+    }
     path = train(**keys, num_env_steps=25, keep_data=True).path
     found = [read(path / f"seed_{seed}" / "experience.hdf5") for seed in range(2)]
     for data in found:
@@ -607,10 +619,10 @@ def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_
 
 
 def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Path) -> None:
-    """The first evaluation online is the last one offline, normalised as the data were."""
+    """The first evaluation online is the last one offline, normalized as the data were."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
     keys |= {"algorithm": "awac", "task": line, "dataset": str(data), "out": str(tmp_path)}
-    keys |= {"algorithm.normalise_observations": True, "eval_episodes": 3}
+    keys |= {"algorithm.normalize_observations": True, "eval_episodes": 3}
     run = train(**keys, num_updates=10).path
     kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
     path = finetune(run=run, num_env_steps=20, **{k: keys[k] for k in kept}).path
@@ -647,7 +659,7 @@ def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
     path = finetune(run=first, num_env_steps=25, **told).path
     assert same(tensors(path), tensors(whole))
     name = "params/policy/trunk.weights.0"
-    assert (learnt(path)[name] - learnt(first)[name]).abs().max() > 1e-4
+    assert (learned(path)[name] - learned(first)[name]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -658,7 +670,7 @@ def test_a_broken_episode_is_dropped_and_the_next_begins(
     """One seed; the 25th step breaks, the fifth of its third episode: 4 rows are lost, and it."""
     Line.breaks = {kind: lambda number, steps: number == 1 and steps == 25}
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
-    keys |= {"num_updates": 0, "online.warm_up": 10, "overlap": overlap}
+    keys |= {"num_updates": 0, "online.warmup_steps": 10, "overlap": overlap}
     path = train(**keys, num_env_steps=40).path
     kept = tensors(path)
     steps = kept["buffer/observations"][: len(kept["buffer/rewards"]), 1]
@@ -692,7 +704,7 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(
 ) -> None:
     Line.breaks = {"raise": lambda number, steps: number != 2 and steps == 4}
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
-    keys |= {"num_updates": 0, "online.warm_up": 100}
+    keys |= {"num_updates": 0, "online.warmup_steps": 100}
     with pytest.raises(UserError, match=r"the cable is out.*5th time"):
         train(**keys, num_env_steps=100)
 
@@ -719,7 +731,7 @@ def test_every_environment_is_closed_once_whatever_fails(
     """Two are compared with each other. Two seeds are evaluated in one each and act in one each."""
     Line.breaks = breaks
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
-    keys |= {"online.warm_up": 100, "num_env_steps": 21, **more}
+    keys |= {"online.warmup_steps": 100, "num_env_steps": 21, **more}
     with pytest.raises((UserError, OSError), match=error) if error else nullcontext():
         train(**keys)
     assert sorted(Line.closed) == [*range(-1, Line.made)]
@@ -746,17 +758,17 @@ class Count(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         return {"policy": Scalar(1.0), "other": Scalar(0.0)}
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"other": Adam(0.1)}
 
     def update(self, state, batch, i):
         value = state.params["policy"]["value"]
         last = i == self.period - 1
         new = {"value": 2 * value if last else value + 1}
-        state, loss = minimise(state, "other", lambda net: (net() - state.done).square())
+        state, loss = minimize(state, "other", lambda net: (net() - state.done).square())
         params = {**state.params, "policy": new}
         metrics = {"value": value, "done": state.done.float(), "loss": loss}
-        return type(state)(self, params, state.optimiser, state.random, state.done), (
+        return type(state)(self, params, state.optimizer, state.random, state.done), (
             metrics | {"last": value} if last else metrics
         )
 
@@ -800,7 +812,7 @@ def test_a_schedule_says_what_is_under_way() -> None:
 )
 def test_updates_come_after_the_warm_up_in_whole_cycles(steps: int, due: int) -> None:
     """utd 2, cycles of 4: an update pair a step after the 100th, four at a time."""
-    assert Online(warm_up=100, utd=2.0).due(steps, 8, 4) == due
+    assert Online(warmup_steps=100, utd=2.0).due(steps, 8, 4) == due
 
 
 def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
@@ -811,14 +823,16 @@ def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
     assert Done.of("x.safetensors") is None
 
 
-@pytest.mark.parametrize(("warm_up", "said"), [(30, True), (10, False)])
+@pytest.mark.parametrize(("warmup_steps", "said"), [(30, True), (10, False)])
 def test_steps_that_bring_no_update_are_told(
-    warm_up: int, said: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    warmup_steps: int, said: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "show": True}
-    result = train(**keys | {"num_updates": 0, "num_env_steps": 30, "online.warm_up": warm_up})
+    result = train(
+        **keys | {"num_updates": 0, "num_env_steps": 30, "online.warmup_steps": warmup_steps}
+    )
     assert (
-        "ends before learning starts (online.warm_up=30). Raise" in capsys.readouterr().out
+        "ends before learning starts (online.warmup_steps=30). Raise" in capsys.readouterr().out
     ) == said
     assert (result.results[0]["online_updates"] == 0) == said
 
@@ -835,7 +849,7 @@ def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
         assert (result.results[0]["online_updates"] == 0) == (steps == 9)
 
 
-def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(
+def test_a_run_that_learned_from_memory_asks_for_its_data_again_where_it_mixes(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
@@ -843,7 +857,7 @@ def test_a_run_that_learnt_from_memory_asks_for_its_data_again_where_it_mixes(
     arrays = read(data)
     run = train(**keys, dataset=arrays, num_updates=4).path
     more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
-    more |= {"online.mixing": 0.5}
+    more |= {"online.offline_fraction": 0.5}
     with pytest.raises(UserError, match="in memory: give it again from Python, as dataset="):
         finetune(run=run, **more)
     assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
@@ -914,7 +928,7 @@ def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Pat
     return keys, tmp_path / "line" / "sac" / "default"
 
 
-def test_what_was_learnt_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
+def test_what_was_learned_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
     """Its cable is out from the 25th step on; three episodes' rows were there, and stay."""
     Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 1 and steps >= 25)}
     keys, run = given_up(line, tmp_path, 100)
@@ -984,10 +998,10 @@ def test_no_seed_waits_for_anothers_rows(
     """The rows of ReBRAC come when an episode ends; one seed's first is broken, its second not."""
     Line.breaks = {"raise": lambda number, steps: number == 2 and steps == 4}
     keys = {**QUICK, "algorithm": algorithm, "task": line, "out": str(tmp_path), "batch_size": 16}
-    keys |= {"online.warm_up": 0, "num_updates": 0, "num_env_steps": 30}
+    keys |= {"online.warmup_steps": 0, "num_updates": 0, "num_env_steps": 30}
     keys |= {"dataset": str(data)} if algorithm == "rebrac" else {}
     both = train(**keys).path
     Line.breaks, Line.made = {}, 0
     alone = train(**{**keys, "seeds": [0]}, name="alone").path
-    one, two = learnt(alone), learnt(both)
+    one, two = learned(alone), learned(both)
     assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)

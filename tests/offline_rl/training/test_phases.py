@@ -62,7 +62,12 @@ def test_a_phase_counts_its_own_updates_alone_however_often_it_comes(
     (tmp_path / "phased.py").write_text(PHASED)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "phased.py"), "task": "env:Pendulum-v1"}
     keys |= {"dataset": str(save_small(tmp_path / "small.npz", obs=3, act=1)), "num_updates": 2}
-    keys |= {"num_env_steps": 30, "online.warm_up": 0, "batch_size": 8, "algorithm.hidden": [8]}
+    keys |= {
+        "num_env_steps": 30,
+        "online.warmup_steps": 0,
+        "batch_size": 8,
+        "algorithm.hidden": [8],
+    }
     keys |= {"algorithm.policy_delay": 1, "compile": "never", "eval_episodes": 1, "show": False}
     keys |= {"eval_every": 1000, "tracker": "none", "out": str(tmp_path), "max_episode_steps": 7}
     if resumed != "never":

@@ -20,7 +20,7 @@ from offline_rl.utils.errors import UserError
 from policies import channels
 
 TASK = "push/standard-pixels"
-SMALL: dict[str, Any] = {"algorithm.hidden": [16], "algorithm.keypoints": 4, "batch_size": 8}
+SMALL: dict[str, Any] = {"algorithm.hidden": [16], "algorithm.num_keypoints": 4, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_policy_is_cloned_from_pictures_evaluated_and_leaves_as_a_bundle(
     file = result.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
     assert policy.spec.seen == {"picture": (96, 96, 3), "state": (8,)}
-    assert policy.bundle.normalisers.keys() == {"state"}
+    assert policy.bundle.normalizers.keys() == {"state"}
     seen = channels.take(data.observations, slice(3))
     chunk, _ = policy.act(seen)
     assert chunk.shape == (3, 1, 2)
@@ -90,7 +90,7 @@ def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data:
 def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data: Dataset) -> None:
     part = channels.take(data.observations, slice(data.num_rows))
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
-    renamed, squeezed = "it lacks picture, and has front, state", "is to be 96 x 96 of 3 colours"
+    renamed, squeezed = "it lacks picture, and has front, state", "is to be 96 x 96 of 3 colors"
     for seen, told in (
         ({"front": part["picture"], "state": part["state"]}, renamed),
         ({**part, "picture": part["picture"][:, ::2]}, squeezed),
@@ -110,10 +110,14 @@ def test_a_camera_that_was_not_asked_for_is_named(tmp_path: Path, data: Dataset)
 
 
 def test_chunks_are_cloned_from_a_history_of_pictures(tmp_path: Path, data: Dataset) -> None:
-    chunks = {"algorithm.history": 2, "algorithm.window": 4, "algorithm.executed": 3}
+    chunks = {"algorithm.n_obs_steps": 2, "algorithm.horizon": 4, "algorithm.n_action_steps": 3}
     result = learn(tmp_path, data, **chunks)
     file = result.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
-    assert (policy.spec.history, policy.spec.horizon, policy.spec.executed) == (2, 4, 3)
+    assert (policy.spec.n_obs_steps, policy.spec.chunk_size, policy.spec.n_action_steps) == (
+        2,
+        4,
+        3,
+    )
     told = json.loads(evaluate(run=str(file), episodes=2, json=True))
     assert told["bundles"][0]["returns"] == result.results[0]["returns"]

@@ -1,4 +1,4 @@
-"""A run killed at any moment after it has learnt something ends as if nothing had happened."""
+"""A run killed at any moment after it has learned something ends as if nothing had happened."""
 
 import random
 import re
@@ -30,7 +30,7 @@ ONLINE = {
     "num_env_steps": 600,
     "checkpoint_every": 110,  # in the middle of episodes of 200 steps
     "eval_every": 300,
-    "online.warm_up": 200,
+    "online.warmup_steps": 200,
 }
 COMMON = {
     "seeds": [0, 5],
@@ -68,7 +68,9 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
     keys["out"] = str(tmp_path / "killed")
     code = f"from offline_rl import train; train(show=False, **{keys!r})"
     killed = False
-    for _ in range(5):  # until one is killed before it ends, at a random moment after it has learnt
+    for _ in range(
+        5
+    ):  # until one is killed before it ends, at a random moment after it has learned
         shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         process = subprocess.Popen([sys.executable, "-c", code])
         if not wait_for_checkpoint(process, tmp_path / "killed", random.randint(1, 120)):

@@ -113,7 +113,7 @@ def test_evaluations_in_a_warm_up_have_places_of_their_own(
 ) -> None:
     """No update is done there, and yet every evaluation stands at its own step."""
     keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0, "seeds": 1}
-    keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warm_up": 20}
+    keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warmup_steps": 20}
     train(**keys, batch_size=8, out=str(tmp_path), wandb__mode="offline")
     (run,) = begun
     assert [v["clock"] for v in run.logged if "eval/return" in v] == [0, 10, 20, 30]

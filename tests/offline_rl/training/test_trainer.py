@@ -22,7 +22,7 @@ from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer, next_piece
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies.normaliser import Normaliser
+from policies.normalizer import Normalizer
 
 SMALL = {
     "compile": "never",
@@ -55,8 +55,8 @@ def test_a_rollout_equals_a_loop_over_single_environments():
 
     vector = envs.make_vector("neorl2/DMSD", 3)
     seeds = np.array([5, 6, 7])
-    normaliser = Normaliser(np.full(6, 0.1, np.float32), np.full(6, 2, np.float32))
-    episodes = rollout(vector, act, normaliser, seeds)
+    normalizer = Normalizer(np.full(6, 0.1, np.float32), np.full(6, 2, np.float32))
+    episodes = rollout(vector, act, normalizer, seeds)
     for k, seed in enumerate(seeds):
         env = envs.make("neorl2/DMSD")
         observation, _ = env.reset(seed=int(seed))
@@ -70,7 +70,7 @@ def test_a_rollout_equals_a_loop_over_single_environments():
 
 
 def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
-    """The score is that of the policy that leaves, on raw rewards, whatever was learnt from."""
+    """The score is that of the policy that leaves, on raw rewards, whatever was learned from."""
     result = small_run(tmp_path, algorithm="iql", **{"algorithm.reward_scale": 100.0})
     policy = policies.load(result.path / "seed_0" / "policy.bundle")
     env = envs.make_vector("neorl2/DMSD", 2)
@@ -79,7 +79,7 @@ def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
         return policy.act(observations)[0][:, 0]
 
     seeds = EVALUATION_SEED + np.arange(2)
-    raw = Normaliser.identity((6,))
+    raw = Normalizer.identity((6,))
     again = rollout(env, act, raw, seeds)
     assert again.returns == pytest.approx(result.results[0]["returns"], rel=1e-4)
     expected = (np.mean(again.returns) - 30.6) / (849.51 - 30.6) * 100
@@ -92,7 +92,7 @@ def poison_second(trainer: Trainer, when: int) -> None:
             leaf[1] = float("nan")
 
 
-def test_a_diverged_seed_is_named_and_its_neighbours_go_on(tmp_path: Path, capsys):
+def test_a_diverged_seed_is_named_and_its_neighbors_go_on(tmp_path: Path, capsys):
     keys = {"algorithm": "bc", "eval_every": 10}
     poison = partial(poison_second, when=10)
     result = small_run(tmp_path, seeds=3, watch=poison, **keys)
@@ -136,10 +136,10 @@ def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, mon
     assert [(result.path / f"seed_{s}" / "policy.bundle").exists() for s in (0, 1)] == [True, False]
 
 
-def test_a_seed_that_diverges_online_does_not_stop_its_neighbours(tmp_path: Path, capsys):
+def test_a_seed_that_diverges_online_does_not_stop_its_neighbors(tmp_path: Path, capsys):
     options = SMALL | {"seeds": 2, "eval_every": 100, "eval_episodes": 1, "num_env_steps": 300}
     options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
-    options |= {"out": str(tmp_path), "online.warm_up": 50}
+    options |= {"out": str(tmp_path), "online.warmup_steps": 50}
     healthy = train(**options, name="healthy")
     result = train(**options, watch=partial(poison_second, when=200))
     assert [r["diverged_at"] is None for r in result.results] == [True, False]

@@ -35,7 +35,7 @@ def test_a_cards_settings_hold_without_its_environment(given):
     card = given | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
     assert prepare(card).pattern == prepare(card | {"task": "gym/hopper-medium-replay"}).pattern
     card |= {"algorithm": "iql"}
-    assert prepare(card).cfg.normalise_returns
+    assert prepare(card).cfg.normalize_returns
     assert prepare({**given, "algorithm": "iql"}).pattern is None
 
 
@@ -108,7 +108,7 @@ def test_data_without_rewards_has_no_behavior_policy_to_compare_with(tmp_path: P
     keys |= {"format": "plain", "algorithm": "bc", "batch_size": 4, "algorithm.hidden": [4]}
     keys |= {"compile": "never", "tracker": "none", "out": str(tmp_path)}
     result = train(**keys)
-    assert result.results[0]["behaviour_return"] is None
+    assert result.results[0]["behavior_return"] is None
     assert "behavior policy" not in str(report(result.path))
 
 
@@ -140,7 +140,11 @@ def test_spot_is_refused_without_the_updates_that_fit_its_density(given) -> None
 
 
 def test_a_run_that_ends_while_the_learning_rate_rises_says_so(given) -> None:
-    small = {"algorithm.network": "mlp", "algorithm.widths": [8], "algorithm.warm_up_updates": 10}
+    small = {
+        "algorithm.network": "mlp",
+        "algorithm.widths": [8],
+        "algorithm.num_warmup_updates": 10,
+    }
     for updates, said in ((9, True), (10, False)):
         plan = prepare({**given, "algorithm": "diffusion_policy", **small, "num_updates": updates})
         assert ("does not reach its full value" in headline(plan)) == said
@@ -198,14 +202,14 @@ def test_a_time_limit_is_given_where_the_advice_names_it(given, tmp_path):
 
 
 def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(given, tmp_path):
-    """Centred rewards where episodes end or an environment pays; a part of the actions' range."""
+    """Centered rewards where episodes end or an environment pays; a part of the actions' range."""
     over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
-    centred = {**given, "algorithm": "sac", "algorithm.centre_rewards": True}
+    centered = {**given, "algorithm": "sac", "algorithm.center_rewards": True}
     with pytest.raises(UserError, match="episodes terminate"):
-        prepare({**centred, "dataset": over})
-    prepare(centred)  # whose episodes are cut
+        prepare({**centered, "dataset": over})
+    prepare(centered)  # whose episodes are cut
     with pytest.raises(UserError, match="num_env_steps="):
-        prepare({**centred, "task": "neorl2/DMSD", "num_env_steps": 5})
+        prepare({**centered, "task": "neorl2/DMSD", "num_env_steps": 5})
     whole = {**given, "algorithm": "bc", "action_range": "data"}
     assert prepare(whole).dataset.actions.max() == 1
     with pytest.raises(UserError, match="action_range=data: neorl2/DMSD"):

@@ -85,7 +85,7 @@ def test_integers_reach_the_last_row_of_the_largest_buffer():
     ("a", "b"),
     [((0, 0), (1, 0)), ((0, 0), (0, 1)), ((1, 0), (0, 1)), ((7, 3), (3, 7)), ((0, 0), (2**32, 0))],
 )
-def test_neighbouring_seeds_and_updates_are_independent(a, b):
+def test_neighboring_seeds_and_updates_are_independent(a, b):
     x, y = (random(*key).uniform((N,)) for key in (a, b))
     assert abs(correlation(x, y)) < FIVE_SIGMA
     assert abs(correlation(x[1:], y[:-1])) < FIVE_SIGMA  # nor are they the same ones shifted

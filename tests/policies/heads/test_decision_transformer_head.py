@@ -8,8 +8,14 @@ from torch import nn
 
 from policies.heads.decision_transformer import DecisionTransformer
 
-OPTIONS = {"target_return": 6.0, "return_scale": 2.0, "window": 4, "size": 8, "heads": 2}
-OPTIONS |= {"layers": 2, "episode_steps": 10}
+OPTIONS = {
+    "target_return": 6.0,
+    "return_scale": 2.0,
+    "context_length": 4,
+    "dim_model": 8,
+    "num_heads": 2,
+}
+OPTIONS |= {"num_layers": 2, "episode_steps": 10}
 
 
 class Numbers:
@@ -48,7 +54,7 @@ def windows(batch: int = 5, steps: int = 4) -> dict[str, torch.Tensor]:
 
 
 def torchs(net: DecisionTransformer, x: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The same by torch's linear, embedding, normalisation and encoder layers."""
+    """The same by torch's linear, embedding, normalization and encoder layers."""
 
     def linear(mlp, x, layer=0):
         return nn.functional.linear(x, mlp.weights[layer].T, mlp.biases[layer])
@@ -186,4 +192,4 @@ def test_dropout_is_where_gpt2_has_it():
 
 def test_heads_must_divide_the_size():
     with pytest.raises(ValueError, match="3 heads do not divide a size of 8"):
-        made(heads=3)
+        made(num_heads=3)

@@ -8,7 +8,7 @@ from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Round, cosine_alphas, ddim
 
 SIZES = {"network": "mlp", "options": {"hidden": [16], "time_size": 8}}
-SIZES |= {"history": 3, "window": 8, "executed": 4}
+SIZES |= {"n_obs_steps": 3, "horizon": 8, "n_action_steps": 4}
 ECHO = [Round(0, 1, 0, 0, 1, 0, 0, 0)]  # the noise itself is the chunk
 
 
@@ -21,7 +21,7 @@ def test_the_answer_begins_with_the_present_action():
     """Of a window beside the oldest of three observations two actions are over."""
     head, noise = made(), torch.rand(4, 1, 8, 2)
     chunk = head.plan(torch.randn(4, 3, 5), noise)
-    assert head.horizon == 6
+    assert head.chunk_size == 6
     assert torch.equal(chunk, noise[:, 0, 2:])
 
 
@@ -73,7 +73,7 @@ def test_hidden_units_are_dropped_while_it_learns_and_none_when_it_acts():
 
 
 def test_what_a_bundle_holds_builds_it_again():
-    head = made(ddim(cosine_alphas(100), 5, "noise"), action_low=[-0.5, 0.0])
+    head = made(ddim(cosine_alphas(100), 5, "epsilon"), action_low=[-0.5, 0.0])
     again = DiffusionActor(**head.arguments)
     again.load_state_dict(head.state_dict())
     seen, noise = torch.randn(4, 3, 5), torch.randn(4, *head.noise_shape)
@@ -81,5 +81,5 @@ def test_what_a_bundle_holds_builds_it_again():
 
 
 def test_more_actions_cannot_be_executed_than_are_answered():
-    with pytest.raises(ValueError, match=r"executed=7: .* 6 lie ahead"):
-        made(executed=7)
+    with pytest.raises(ValueError, match=r"n_action_steps=7: .* 6 lie ahead"):
+        made(n_action_steps=7)

@@ -10,7 +10,7 @@ from diffusers import DDIMScheduler, DDPMScheduler
 from policies.heads.schedules import cosine_alphas, ddim, ddpm, draws, euler, sample
 
 LEVELS = 100
-KINDS = {"noise": "epsilon", "action": "sample"}
+KINDS = ("epsilon", "sample")
 
 
 def network(x, time: float):
@@ -18,9 +18,11 @@ def network(x, time: float):
     return 0.7 * x - 0.3 + math.sin(time)
 
 
-def by_diffusers(scheduler, rounds: int, noise: torch.Tensor, **options) -> torch.Tensor:
+def by_diffusers(
+    scheduler, num_inference_steps: int, noise: torch.Tensor, **options
+) -> torch.Tensor:
     """The loop of its documentation, with the noise handed in draw by draw."""
-    scheduler.set_timesteps(rounds)
+    scheduler.set_timesteps(num_inference_steps)
     x, later = noise[:, 0], iter(noise[:, 1:].unbind(1))
     certain = isinstance(scheduler, DDIMScheduler) and not options["eta"]
     for k in scheduler.timesteps.tolist():
@@ -43,28 +45,30 @@ def some_noise(count: int) -> torch.Tensor:
     return torch.randn((6, count, 5, 2), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize("rounds", [100, 10, 7])
-def test_ddpm_is_that_of_diffusers(rounds: int, predicts: str):
-    table = ddpm(cosine_alphas(LEVELS), rounds, predicts)
+@pytest.mark.parametrize("prediction_type", KINDS)
+@pytest.mark.parametrize("num_inference_steps", [100, 10, 7])
+def test_ddpm_is_that_of_diffusers(num_inference_steps: int, prediction_type: str):
+    table = ddpm(cosine_alphas(LEVELS), num_inference_steps, prediction_type)
     noise = some_noise(draws(table))
     scheduler = DDPMScheduler(
-        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=KINDS[predicts]
+        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=prediction_type
     )
-    expected = by_diffusers(scheduler, rounds, noise)
+    expected = by_diffusers(scheduler, num_inference_steps, noise)
     assert (sample(table, network, noise) - expected).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize(("rounds", "eta"), [(10, 0.0), (16, 0.0), (10, 1.0), (5, 0.4)])
-def test_ddim_is_that_of_diffusers(rounds: int, eta: float, predicts: str):
-    table = ddim(cosine_alphas(LEVELS), rounds, predicts, eta)
-    assert draws(table) == (rounds if eta else 1)
+@pytest.mark.parametrize("prediction_type", KINDS)
+@pytest.mark.parametrize(
+    ("num_inference_steps", "eta"), [(10, 0.0), (16, 0.0), (10, 1.0), (5, 0.4)]
+)
+def test_ddim_is_that_of_diffusers(num_inference_steps: int, eta: float, prediction_type: str):
+    table = ddim(cosine_alphas(LEVELS), num_inference_steps, prediction_type, eta)
+    assert draws(table) == (num_inference_steps if eta else 1)
     noise = some_noise(draws(table))
     scheduler = DDIMScheduler(
-        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=KINDS[predicts]
+        LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=prediction_type
     )
-    expected = by_diffusers(scheduler, rounds, noise, eta=eta)
+    expected = by_diffusers(scheduler, num_inference_steps, noise, eta=eta)
     assert (sample(table, network, noise) - expected).abs().max() < 2e-5
 
 
@@ -76,13 +80,17 @@ def test_a_network_that_knows_the_chunk_leads_every_sampler_to_it():
     def knows(x, k):
         return (x - alphas[int(k)] ** 0.5 * chunk) / (1 - alphas[int(k)]) ** 0.5
 
-    for table in (ddpm(alphas, 10, "noise"), ddim(alphas, 10, "noise"), ddim(alphas, 4, "noise")):
+    for table in (
+        ddpm(alphas, 10, "epsilon"),
+        ddim(alphas, 10, "epsilon"),
+        ddim(alphas, 4, "epsilon"),
+    ):
         found = sample(table, knows, some_noise(draws(table)))
         assert (found - chunk).abs().max() < 1e-5
 
 
 def test_euler_steps_along_the_true_velocity_end_in_the_chunk():
-    """x_t = t a + (1 - t) noise, so that dx/dt = a - noise: from the noise, forwards."""
+    """x_t = t a + (1 - t) noise, so that dx/dt = a - noise: from the noise, forward."""
     noise = some_noise(1)
     a = torch.linspace(-1, 1, 10).reshape(1, 5, 2)
     found = sample(euler(7), lambda x, t: a - noise[:, 0], noise)
@@ -90,7 +98,7 @@ def test_euler_steps_along_the_true_velocity_end_in_the_chunk():
 
 
 def test_the_loop_runs_on_numpys_arrays_as_on_tensors():
-    table = ddpm(cosine_alphas(LEVELS), 10, "noise")
+    table = ddpm(cosine_alphas(LEVELS), 10, "epsilon")
     noise = some_noise(draws(table))
     by_torch = sample(table, network, noise).numpy()
     np.testing.assert_allclose(sample(table, network, noise.numpy()), by_torch, atol=1e-5)

@@ -13,20 +13,27 @@ from policies.heads.schedules import cosine_alphas, ddim
 from policies.networks.encoders import PictureEncoder
 
 CHANNELS = {"picture": (12, 12, 3), "state": (2,)}
-ENCODER = {"keypoints": 4, "crop": 0.5}
+ENCODER = {"num_keypoints": 4, "crop": 0.5}
 
 
 def denoiser() -> DiffusionActor:
     torch.manual_seed(0)
-    sizes = {"network": "mlp", "options": {"hidden": [16], "time_size": 8}, "window": 4}
-    table = ddim(cosine_alphas(20), 5, "noise")
-    return DiffusionActor(CHANNELS, 2, table=table, executed=2, encoder=ENCODER, **sizes)
+    sizes = {"network": "mlp", "options": {"hidden": [16], "time_size": 8}, "horizon": 4}
+    table = ddim(cosine_alphas(20), 5, "epsilon")
+    return DiffusionActor(CHANNELS, 2, table=table, n_action_steps=2, encoder=ENCODER, **sizes)
 
 
 def transformer() -> ActionChunkingTransformer:
     torch.manual_seed(0)
-    small = {"size": 8, "heads": 2, "hidden": 8, "layers": 1, "style_layers": 1, "style": 3}
-    small |= {"history": 2, "window": 4, "executed": 2}
+    small = {
+        "size": 8,
+        "heads": 2,
+        "hidden": 8,
+        "layers": 1,
+        "num_vae_encoder_layers": 1,
+        "latent_dim": 3,
+    }
+    small |= {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2}
     return ActionChunkingTransformer(CHANNELS, 2, encoder=ENCODER, **small)
 
 
@@ -87,13 +94,13 @@ def test_acting_sees_the_middle_and_learning_pieces_that_an_update_draws(make: A
     noise = torch.randn(3, *(head.noise_shape or (0,)))
     torch.testing.assert_close(head.plan(plain, noise), head.plan(rim, noise))
 
-    def learnt(given: dict[str, Tensor], update: int) -> Tensor:
+    def learned(given: dict[str, Tensor], update: int) -> Tensor:
         return head.encode(given, random(update))
 
-    assert torch.equal(learnt(plain, 0), learnt(plain, 0))
-    assert not torch.equal(learnt(plain, 0), learnt(plain, 1))
-    assert not torch.equal(learnt(plain, 0), learnt(rim, 0))
-    assert not torch.equal(learnt(plain, 0), head.encode(plain))
+    assert torch.equal(learned(plain, 0), learned(plain, 0))
+    assert not torch.equal(learned(plain, 0), learned(plain, 1))
+    assert not torch.equal(learned(plain, 0), learned(rim, 0))
+    assert not torch.equal(learned(plain, 0), head.encode(plain))
 
 
 @pytest.mark.parametrize("make", [denoiser, transformer])

@@ -23,17 +23,17 @@ def same(values):
     return values
 
 
-def made(kind: str, window: int = 8, **options):
+def made(kind: str, horizon: int = 8, **options):
     torch.manual_seed(0)
-    net = denoiser(kind, 3, window, 2, 5, **(OPTIONS[kind] | options))
+    net = denoiser(kind, 3, horizon, 2, 5, **(OPTIONS[kind] | options))
     for p in net.parameters():
         p.data += 0.1 * torch.randn_like(p)
     return net
 
 
-def inputs(rows: int = 4, window: int = 8):
+def inputs(rows: int = 4, horizon: int = 8):
     torch.manual_seed(1)
-    return torch.randn(rows, window, 3), 10 * torch.rand(rows, 1), torch.randn(rows, 2, 5)
+    return torch.randn(rows, horizon, 3), 10 * torch.rand(rows, 1), torch.randn(rows, 2, 5)
 
 
 def test_a_convolution_is_torchs():
@@ -55,7 +55,7 @@ def test_upsampling_is_torchs_transposed_convolution():
     assert (ours(x) - theirs(x.mT).mT).abs().max() < 1e-6
 
 
-def test_group_normalisation_is_torchs():
+def test_group_normalization_is_torchs():
     ours, x = GroupNorm(12, 4), 5 + 3 * torch.randn(2, 8, 12)
     ours.weight.data, ours.bias.data = torch.randn(12), torch.randn(12)
     theirs = F.group_norm(x.mT, 4, ours.weight, ours.bias)
@@ -72,7 +72,7 @@ def test_film_scales_by_its_first_half_and_shifts_by_its_second():
 
 def test_a_unets_window_halves_as_often_as_it_has_levels():
     assert UNet(3, 8, 10, widths=[8, 8, 8, 8], time_size=8).widen is not None
-    with pytest.raises(ValueError, match=r"window=12 is no multiple of 8"):
+    with pytest.raises(ValueError, match=r"horizon=12 is no multiple of 8"):
         UNet(3, 12, 10, widths=[8, 8, 8, 8], time_size=8)
 
 

@@ -14,7 +14,7 @@ from policies.networks.encoders import (
     Sees,
     SmallConv,
     cut,
-    keypoints,
+    num_keypoints,
 )
 from policies.networks.precision import set_compute_dtype
 
@@ -80,7 +80,7 @@ def test_a_keypoint_is_where_its_map_is_strong() -> None:
     maps = torch.zeros(1, 3, 5, 9)
     maps[0, 0, 0, 8] = 100.0  # above, right
     maps[0, 1, 4, 2] = 100.0  # below, half way to the left
-    found = keypoints(maps).reshape(3, 2)
+    found = num_keypoints(maps).reshape(3, 2)
     expected = torch.tensor([[1.0, -1.0], [-0.5, 1.0], [0.0, 0.0]])
     torch.testing.assert_close(found, expected)
 
@@ -105,17 +105,17 @@ def test_acting_looks_at_the_middle_and_learning_at_pieces_all_over() -> None:
     rim[:, :, 12:] ^= 255
     torch.testing.assert_close(encoder(plain), encoder(rim))
     many = plain.expand(64, -1, -1, -1), rim.expand(64, -1, -1, -1)
-    learnt, others = (encoder(x, random()) for x in many)
-    assert len(learnt.unique(dim=0)) > 32
-    assert ((learnt - others).abs().amax(1) > 1e-4).float().mean() > 0.9
-    torch.testing.assert_close(encoder(many[0], random()), learnt, rtol=0, atol=0)
-    assert (encoder(many[0], random(update=1)) != learnt).any()
+    learned, others = (encoder(x, random()) for x in many)
+    assert len(learned.unique(dim=0)) > 32
+    assert ((learned - others).abs().amax(1) > 1e-4).float().mean() > 0.9
+    torch.testing.assert_close(encoder(many[0], random()), learned, rtol=0, atol=0)
+    assert (encoder(many[0], random(update=1)) != learned).any()
 
 
 def test_every_camera_has_an_encoder_of_its_own_and_vectors_pass() -> None:
     torch.manual_seed(0)
     shapes = {"left": (12, 12, 3), "state": (2,), "right": (8, 10, 1), "pose": (2, 3)}
-    eyes = Sees(shapes, keypoints=4)
+    eyes = Sees(shapes, num_keypoints=4)
     seen = {
         "left": pictures(5, 12, 12, 3),
         "right": pictures(5, 8, 10, 1),
@@ -172,7 +172,7 @@ def test_products_take_the_precision_that_is_asked_for() -> None:
 @pytest.mark.parametrize("kind", ["conv", "resnet18"])
 def test_every_weight_of_an_encoder_is_taught(kind: str) -> None:
     torch.manual_seed(0)
-    encoder = PictureEncoder((64, 64, 3), kind=kind, keypoints=4)
+    encoder = PictureEncoder((64, 64, 3), kind=kind, num_keypoints=4)
     (encoder(pictures(2, 64, 64, 3)) * torch.randn(8)).sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None

@@ -16,7 +16,7 @@ from envs.experts.arm import ArmExpert, inverse
 from envs.suites.arm import CLOSE_M, STILL_RAD_S, Reach
 from offline_rl import Dataset, train
 from offline_rl.data.meaning import spec_of
-from policies import Bundle, Normaliser, bundle
+from policies import Bundle, Normalizer, bundle
 from real_robot.check import check
 from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
@@ -65,7 +65,7 @@ def cloned(task: str, folder: Any, updates: int, **data: int) -> Any:
         tracker="none",
         show=False,
         batch_size=8,
-        **{"algorithm.hidden": [8], "algorithm.normalise_observations": True},
+        **{"algorithm.hidden": [8], "algorithm.normalize_observations": True},
     )
     return result.path / "seed_0" / "policy.bundle"
 
@@ -124,7 +124,7 @@ class Inputs:
         return False
 
 
-def towards(target: np.ndarray, path: Path) -> Path:
+def toward(target: np.ndarray, path: Path) -> Path:
     """A quarter of the way to the angles of the target at each step: a network of one layer."""
     env = Reach(1)
     half, goal = (env.action_high - env.action_low) / 2, inverse(target[None])[0]  # about 0
@@ -133,7 +133,7 @@ def towards(target: np.ndarray, path: Path) -> Path:
     bias = (0.25 * goal / half).astype(np.float32)
     weights = {"trunk.weights.0": weight, "trunk.biases.0": bias, "log_std": np.zeros(5, "f4")}
     arguments = {"observations": 13, "actions": 5, "hidden": [], "tanh_mean": False}
-    same = Normaliser.identity((13,))
+    same = Normalizer.identity((13,))
     bundle.write(path, Bundle(spec_of(env), "GaussianActor", arguments, weights, same))
     return path
 
@@ -141,7 +141,7 @@ def towards(target: np.ndarray, path: Path) -> Path:
 def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     """Success as the task has it: within 2 cm, and still."""
     target = np.array([0.25, 0.1, 0.1])
-    path = towards(target, tmp_path / "policy.bundle")
+    path = toward(target, tmp_path / "policy.bundle")
     policy = policies.load(path, runtime="numpy")
     assert check(rig.robot, path, connect=False, runtime="numpy")
     robot, port = Tracked(rig.robot, target), rig.port
@@ -154,9 +154,9 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     spec = robot.spec
     guard = Guard(robot, envelope(spec, spec.limits, RATE_HZ, None, forward(spec)))
     ticks = Ring.create(tmp_path / "ticks", row_type(spec), 64)
-    chunks = Ring.create(tmp_path / "chunks", chunk_type(policy.spec.horizon, 5), 16)
+    chunks = Ring.create(tmp_path / "chunks", chunk_type(policy.spec.chunk_size, 5), 16)
     words = Words(tmp_path / "words", create=True)
-    schedule = Schedule(Timing(policy.spec.rate_hz or 0, policy.spec.horizon), 5)
+    schedule = Schedule(Timing(policy.spec.rate_hz or 0, policy.spec.chunk_size), 5)
     loop = Loop(guard, clock, schedule, Inputs(clock, chunks), ticks)
     inference = Inference(policy, spec, ticks, chunks, words, clock.now_ns)
     guard.connect(clock.now_ns())

@@ -102,7 +102,7 @@ def test_a_joint_that_passed_tick_0_backwards_is_calibrated_like_any_other(
 ) -> None:
     """Turned aside, servo 1 shows a negative tick; at its zero it is back in its turn."""
     servo = new_arm.line.servos[0]
-    servo.mounting_ticks = 1030 - table.CENTRE
+    servo.mounting_ticks = 1030 - table.CENTER
     person = Person(new_arm)
 
     def ask(sentence: str, meanwhile: Callable[[], Any]) -> None:
@@ -119,7 +119,7 @@ def test_a_joint_that_passed_tick_0_backwards_is_calibrated_like_any_other(
 def test_a_servo_that_was_turned_past_its_turn_is_not_said_to_be_silent(
     tmp_path: Any, new_arm: Any
 ) -> None:
-    new_arm.line.servos[0].mounting_ticks = -10 - table.CENTRE
+    new_arm.line.servos[0].mounting_ticks = -10 - table.CENTER
     with pytest.raises(UserError, match=r"servo 1 shows tick -10 .*past its tick 0.*power off"):
         calibrating.calibrate("desk", ask=Person(new_arm), calibration=str(tmp_path / "c.json"))
 

@@ -1,6 +1,6 @@
 """An arm of X servos as a robot: what it refuses, how it arms, what its readings say of faults.
 
-The simulated servos are screwed on at odd angles and every other one counts backwards: angles come
+The simulated servos are screwed on at odd angles and every other one counts backward: angles come
 out right only if calibration and signs do.
 """
 
@@ -290,7 +290,7 @@ def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
     rig.line.physics.pose(np.array([0.1, -0.2, 0.3, 0.0, 0.0]))
     bus = rig.bus
     calibration.zero_here(bus, 2)
-    assert rig.line.servo(2).position() == table.CENTRE
+    assert rig.line.servo(2).position() == table.CENTER
     ranges = calibration.Ranges(bus, (2,))
     for angle in (0.0, 0.5, -0.4):
         rig.line.physics.pose(np.array([0.1, -0.2 + angle, 0.3, 0.0, 0.0]))

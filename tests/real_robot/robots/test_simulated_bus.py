@@ -53,7 +53,7 @@ def test_goals_outside_the_servos_own_limits_are_refused(rig: Any) -> None:
 
 
 def test_the_homing_offset_is_added_and_not_turned_round(rig: Any) -> None:
-    for id_ in (1, 2):  # the second counts backwards
+    for id_ in (1, 2):  # the second counts backward
         before = get(rig, id_, t.PRESENT_POSITION)
         put(rig, id_, t.HOMING_OFFSET, get(rig, id_, t.HOMING_OFFSET) + 100)
         assert get(rig, id_, t.PRESENT_POSITION) == before + 100

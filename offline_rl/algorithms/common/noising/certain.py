@@ -10,10 +10,12 @@ from policies.heads.schedules import Round, Table, cosine_alphas, ddim, euler, k
 def certain(cfg: Any) -> Table:
     """The rounds of a config's policy, whose `process` is ddpm, edm or flow, without noise."""
     if cfg.process == "flow":
-        return euler(cfg.rounds)
+        return euler(cfg.num_inference_steps)
     if cfg.process == "edm":
-        return karras(cfg.rounds)
-    return ddim(cosine_alphas(cfg.noise_levels), cfg.rounds, cfg.predicts)
+        return karras(cfg.num_inference_steps)
+    return ddim(
+        cosine_alphas(cfg.num_train_timesteps), cfg.num_inference_steps, cfg.prediction_type
+    )
 
 
 def at_once(table: Table) -> Table:

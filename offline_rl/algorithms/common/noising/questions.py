@@ -19,14 +19,14 @@ class Question(NamedTuple):
 
 
 def of_diffusion(
-    random: Random, chunks: Tensor, levels: int, noise_levels: int, predicts: str
+    random: Random, chunks: Tensor, levels: int, num_train_timesteps: int, prediction_type: str
 ) -> Question:
     """Which noise was added (Ho et al., arXiv:2006.11239, eq. 14), or to which chunk."""
     noise = random.normal((levels, *chunks.shape))
-    k = random.integers(noise_levels, noise.shape[:2])  # [K, B]
-    alpha = chunks.new_tensor(cosine_alphas(noise_levels))[k][..., None, None]
+    k = random.integers(num_train_timesteps, noise.shape[:2])  # [K, B]
+    alpha = chunks.new_tensor(cosine_alphas(num_train_timesteps))[k][..., None, None]
     noised = alpha.sqrt() * chunks + (1 - alpha).sqrt() * noise
-    return Question(noised, k.float(), noise if predicts == "noise" else chunks)
+    return Question(noised, k.float(), noise if prediction_type == "epsilon" else chunks)
 
 
 def of_flow(

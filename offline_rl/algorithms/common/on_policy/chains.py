@@ -21,8 +21,8 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise,
-    minimise_with,
+    minimize,
+    minimize_with,
     wanted,
 )
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
@@ -60,10 +60,12 @@ class ChainConfig(DenoiserShape):
     """Defaults: DPPO's for gym (irom-princeton/dppo:cfg/gym/finetune)."""
 
     process: Annotated[Literal["ddpm", "flow"], BUILT] = "ddpm"  # the run's: how it was taught
-    noise_levels: Built = 100  # the run's, of ddpm
-    predicts: Annotated[Literal["noise", "action"], BUILT] = "noise"  # the run's, of ddpm
+    num_train_timesteps: Built = 100  # the run's, of ddpm
+    prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
+        "epsilon"  # the run's, of ddpm
+    )
     sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # of ddpm
-    rounds: Built = 20  # from noise to a chunk
+    num_inference_steps: Built = 20  # from noise to a chunk
     tuned: Built = 10  # of these, the last that are fine-tuned
     eta: Fraction = 1.0  # noise of ddim and flows while exploring; acting has none
     sampling_floor: Positive = 0.1  # least deviation of a round, while exploring
@@ -73,19 +75,23 @@ class ChainConfig(DenoiserShape):
     decisions: Built = 20_000  # of an iteration, in all environments together
     batch_size: Count = 50_000  # denoising steps
     discount: Discount = 0.9975  # gamma, of an environment step
-    trace: Share = 0.95  # lambda of generalised advantages
+    trace: Share = 0.95  # lambda of generalized advantages
     scale_rewards: bool = True  # by the deviation of their running sums
 
     epochs: Built = 5  # visits to all of an iteration's denoising steps
-    value_warm_up: Amount = 0  # iterations in which the critic alone learns
+    value_warmup: Amount = 0  # iterations in which the critic alone learns
     value_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the critic
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tuned > self.rounds:
-            raise ValueError(f"tuned={self.tuned} steps are more than the sampler's {self.rounds}")
-        if self.process == "ddpm" and self.rounds > self.noise_levels:
-            raise ValueError(f"rounds={self.rounds} are more than noise_levels={self.noise_levels}")
+        if self.tuned > self.num_inference_steps:
+            raise ValueError(
+                f"tuned={self.tuned} steps are more than the sampler's {self.num_inference_steps}"
+            )
+        if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
+            raise ValueError(
+                f"num_inference_steps={self.num_inference_steps} are more than num_train_timesteps={self.num_train_timesteps}"
+            )
         if self.decisions % self.environments:
             raise ValueError(
                 f"environments={self.environments} do not divide decisions={self.decisions}"
@@ -100,7 +106,7 @@ class ChainConfig(DenoiserShape):
 
 
 class DenoisingRL(Algorithm):
-    """A subclass gives `optimisers` and `update`, which ends in `acting`."""
+    """A subclass gives `optimizers` and `update`, which ends in `acting`."""
 
     Online: ClassVar[type[schedule.Online]] = schedule.OnPolicy
     continues = "a run of diffusion_policy with process=ddpm, or of flow_policy"
@@ -116,7 +122,7 @@ class DenoisingRL(Algorithm):
         if found in ("ddpm", "flow"):
             return {"process": found}
         reason = "it does not denoise"
-        if "window" in hyper and "rounds" in hyper:
+        if "horizon" in hyper and "num_inference_steps" in hyper:
             reason = "its steps are certain and have no density"
         if "tuned" in hyper:
             reason = "it reinforces a clone's steps itself"
@@ -133,18 +139,18 @@ class DenoisingRL(Algorithm):
         self, num_updates: int, num_env_steps: int, pretrain: int | None
     ) -> list[schedule.Piece]:
         cfg, phase = self.cfg, schedule.ONLINE
-        size = cfg.decisions * cfg.executed
+        size = cfg.decisions * cfg.n_action_steps
         if num_updates:
             raise UserError(
-                f"num_updates={num_updates}: all is learnt from its own rollouts; leave it out"
+                f"num_updates={num_updates}: all is learned from its own rollouts; leave it out"
             )
         if num_env_steps % size:
             raise UserError(
                 f"num_env_steps={num_env_steps}: One iteration takes {size:,} steps "
-                f"({cfg.decisions:,} decisions × {cfg.executed} actions). Set num_env_steps to a "
+                f"({cfg.decisions:,} decisions × {cfg.n_action_steps} actions). Set num_env_steps to a "
                 f"multiple of {size}, or lower algorithm.decisions"
             )
-        collect = schedule.Collect(phase, cfg.decisions, cfg.executed)
+        collect = schedule.Collect(phase, cfg.decisions, cfg.n_action_steps)
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
 
     def source(self, phase: str, sources: Sources) -> Source:
@@ -152,36 +158,38 @@ class DenoisingRL(Algorithm):
 
     def columns(self) -> tuple[Shapes, Shapes]:
         """Of a decision; and what goes on from one rollout to the next."""
-        cfg, chunk = self.cfg, (self.cfg.window, self.spec.action_dim)
-        seen, numbers = (cfg.history, *self.spec.observation_shape), ("terminated", "truncated")
+        cfg, chunk = self.cfg, (self.cfg.horizon, self.spec.action_dim)
+        seen, numbers = (cfg.n_obs_steps, *self.spec.observation_shape), ("terminated", "truncated")
         own: dict[str, tuple[int, ...]] = dict.fromkeys((*numbers, "advantages", "returns"), ())
         own |= {"observations": seen, "next_observations": seen, "log_probs": (cfg.tuned,)}
         own |= {"chain": (cfg.tuned + 1, *chunk)}
-        own |= dict.fromkeys(("rewards", "executed"), (cfg.executed,))
+        own |= dict.fromkeys(("rewards", "executed"), (cfg.n_action_steps,))
         return own, {"moments": (3,), "so_far": (cfg.environments,)}
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
         """Standard normal numbers that an exploring decision takes."""
-        return self.cfg.rounds + 1, self.cfg.window, self.spec.action_dim
+        return self.cfg.num_inference_steps + 1, self.cfg.horizon, self.spec.action_dim
 
     def table(self, eta: float) -> Table:
         """The sampler's."""
         cfg = self.cfg
         if cfg.process == "flow":
-            return euler(cfg.rounds, eta)
-        alphas = cosine_alphas(cfg.noise_levels)
+            return euler(cfg.num_inference_steps, eta)
+        alphas = cosine_alphas(cfg.num_train_timesteps)
         if cfg.sampler == "ddpm":
-            return ddpm(alphas, cfg.rounds, cfg.predicts)
-        return ddim(alphas, cfg.rounds, cfg.predicts, eta)
+            return ddpm(alphas, cfg.num_inference_steps, cfg.prediction_type)
+        return ddim(alphas, cfg.num_inference_steps, cfg.prediction_type, eta)
 
     def networks(self) -> dict[str, nn.Module]:
         """`model` learns and is a part of `policy`, which acts."""
         cfg = self.cfg
         options = cfg.actor(self.spec) | {"table": self.table(0.0)}
-        tuned = {} if cfg.tuned == cfg.rounds else {"tuned": cfg.tuned}
+        tuned = {} if cfg.tuned == cfg.num_inference_steps else {"tuned": cfg.tuned}
         policy = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
-        value = Value(cfg.history * self.spec.observation_dim, cfg.value_hidden, activation="mish")
+        value = Value(
+            cfg.n_obs_steps * self.spec.observation_dim, cfg.value_hidden, activation="mish"
+        )
         model = DiffusionActor(**options)
         for part in (policy.network, *([policy.base] if isinstance(policy, TunedActor) else [])):
             part.load_state_dict(model.network.state_dict())
@@ -201,7 +209,7 @@ class DenoisingRL(Algorithm):
         return taken
 
     def decide(self, state: State, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Observations [E, history, O] and noise -> chains, actions [E, executed, A]."""
+        """Observations [E, n_obs_steps, O] and noise -> chains, actions [E, n_action_steps, A]."""
         chain = self.chain(state, state.model, given["observations"], given["noise"])
         return {"chain": chain, "actions": self.taken(chain)}
 
@@ -221,10 +229,10 @@ class DenoisingRL(Algorithm):
         return sampled(self.table(cfg.eta), base, model, noise, tuned=cfg.tuned, **options)
 
     def taken(self, chain: Tensor) -> Tensor:
-        """The actions at chains' ends that are executed, [E, executed, A]."""
+        """The actions at chains' ends that are executed, [E, n_action_steps, A]."""
         head: Any = self.modules["model"]
-        first = self.cfg.history - 1
-        chunk = chain[:, -1, first : first + self.cfg.executed].clip(-1, 1)
+        first = self.cfg.n_obs_steps - 1
+        chunk = chain[:, -1, first : first + self.cfg.n_action_steps].clip(-1, 1)
         return head.raw(chunk).clip(-1, 1)
 
     def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -232,7 +240,7 @@ class DenoisingRL(Algorithm):
         cfg, moments, n = self.cfg, data["moments"], data["executed"].sum(-1)  # [T, E]
         gamma = torch.ones_like(n) * cfg.discount
         rewards = (
-            data["rewards"] * gamma[..., None] ** torch.arange(cfg.executed, device=n.device)
+            data["rewards"] * gamma[..., None] ** torch.arange(cfg.n_action_steps, device=n.device)
         ).sum(-1)
         ended = data["terminated"] + data["truncated"]
         so_far = running_returns(rewards, ended, data["so_far"], gamma**n)
@@ -265,7 +273,7 @@ class DenoisingRL(Algorithm):
 
     def told(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the mean over the actions that were taken."""
-        return mean_of_executed(densities.clamp(*DENSITIES), executed, self.cfg.history - 1)
+        return mean_of_executed(densities.clamp(*DENSITIES), executed, self.cfg.n_obs_steps - 1)
 
     def numbers(self, batch: Decisions) -> Tensor:
         """Those of each step's round, [B, 8]; made outside of losses, where no tensor may be."""
@@ -295,7 +303,7 @@ class DenoisingRL(Algorithm):
             found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
             return found.loss, (found.divergence, found.share)
 
-        state, value, (divergence, share) = minimise_with(state, "model", policy_loss)
+        state, value, (divergence, share) = minimize_with(state, "model", policy_loss)
         return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
 
     def valued(self, state: State, batch: Decisions, weight: float = 1.0) -> tuple[State, Metrics]:
@@ -304,12 +312,12 @@ class DenoisingRL(Algorithm):
         def value_loss(value: Network) -> Tensor:
             return weight * (value(batch.observations.flatten(1)) - batch.returns).square().mean()
 
-        state, loss = minimise(state, "value", value_loss)
+        state, loss = minimize(state, "value", value_loss)
         return state, {"value_loss": loss, "returns": batch.returns.mean()}
 
     def policy_begins(self, phase: str) -> tuple[int, str]:
-        iterations = self.cfg.value_warm_up if phase == schedule.ONLINE else 0
-        return iterations * self.updates, "algorithm.value_warm_up"
+        iterations = self.cfg.value_warmup if phase == schedule.ONLINE else 0
+        return iterations * self.updates, "algorithm.value_warmup"
 
     def warming_up(self, state: State) -> Tensor:
         """Whether what the policy learns is not kept yet; 0-d."""

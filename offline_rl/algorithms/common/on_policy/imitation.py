@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimise, wanted
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize, wanted
 from offline_rl.algorithms.common.chunk_cloning import completed
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.noising.certain import at_once, certain
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 FLOW_TIMES = 1.5, 0.999  # as flow_policy draws them: `power` and `latest` of `of_flow`
-Learns = Literal["none", "joint", "afterwards"]
+Learns = Literal["none", "joint", "afterward"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class ImitationConfig(ChainConfig):
     imitation_lr: Rate = 1.4e-4  # of the policy, and of the one-step head throughout
     average: Annotated[float, Range(0, 1)] = 0.005  # share of imitation that enters the policy
     one_step: Annotated[Learns, BUILT] = "joint"  # when a one-step head learns
-    student_updates: Count = 10_000  # of one that learns afterwards
+    student_updates: Count = 10_000  # of one that learns afterward
 
 
 class Imitating(DenoisingRL):
     """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
 
-    clones = ("model", "policy", "behaviour", "student", "student_before")
+    clones = ("model", "policy", "behavior", "student", "student_before")
     imitation_phases = ("imitate", "settle", "compare", "distil")
 
     @classmethod
@@ -70,7 +70,7 @@ class Imitating(DenoisingRL):
         if phase in ("improve", "update", ONLINE):
             return wanted(sources.rollouts)
         cfg, both = self.cfg, (self.offline_source(phase, sources), sources.online)
-        sizes = {name: getattr(cfg, name) for name in ("history", "window", "executed")}
+        sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
         parts: list[Any] = [Chunks(x, **sizes) for x in both if x is not None]
         return Mixture(parts[0], parts[1], None) if len(parts) == 2 else parts[0]
 
@@ -82,13 +82,13 @@ class Imitating(DenoisingRL):
         if cfg.process == "flow":
             x, times, answer = of_flow(*noised, *FLOW_TIMES)
         else:
-            x, times, answer = of_diffusion(*noised, cfg.noise_levels, cfg.predicts)
+            x, times, answer = of_diffusion(*noised, cfg.num_train_timesteps, cfg.prediction_type)
 
         def loss(model: Network) -> Tensor:
             error: Tensor = model(batch.observations, x, times) - answer
             return error.square().mean()
 
-        state, value = minimise(state, "model", loss)
+        state, value = minimize(state, "model", loss)
         old, new = state.params["policy"], state.params["model"]
         moved = {k: torch.lerp(old[k], new[own(k)], cfg.average) for k in old}
         state = replace(state, params={**state.params, "policy": moved})
@@ -96,16 +96,16 @@ class Imitating(DenoisingRL):
         return state, metrics | {"imitation_loss": value}
 
     def settle(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """What acted is what goes on, in all its rounds; its optimiser begins anew."""
+        """What acted is what goes on, in all its rounds; its optimizer begins anew."""
         before, policy = state.params["model"], state.params["policy"]
         found = {k: policy[k] for k in before}
-        params = {**state.params, "model": found, "behaviour": found}
+        params = {**state.params, "model": found, "behavior": found}
         params["policy"] = {k: policy[own(k)] for k in policy}
         if "student_before" in params:
             params["student_before"] = params["student"]
-        fresh = tree_map(torch.zeros_like, state.optimiser["model"])
+        fresh = tree_map(torch.zeros_like, state.optimizer["model"])
         moved = torch.stack([(before[k] - found[k]).square().mean() for k in found]).mean()
-        state = replace(state, params=params, optimiser={**state.optimiser, "model": fresh})
+        state = replace(state, params=params, optimizer={**state.optimizer, "model": fresh})
         return state, {"settled_by": moved.sqrt()}
 
     def distil(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -123,13 +123,13 @@ def own(name: str) -> str:
 
 
 def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
-    """One step of `student` towards the chunks of `policy` in what is executed of them.
+    """One step of `student` toward the chunks of `policy` in what is executed of them.
 
-    seen: [B, history, O].
+    seen: [B, n_obs_steps, O].
     """
     head: Any = state.algorithm.modules["student"]
     noise = state.random.normal((len(seen), *head.noise_shape))  # [B, 1, T, A]
-    own = slice(cfg.history - 1, cfg.history - 1 + cfg.executed)
+    own = slice(cfg.n_obs_steps - 1, cfg.n_obs_steps - 1 + cfg.n_action_steps)
 
     def policy(x: Tensor, time: float) -> Tensor:
         told: Tensor = state.policy(seen, x, x.new_full(x.shape[:1], time))
@@ -142,5 +142,5 @@ def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
         told: Tensor = model(seen, x, time)
         return (told - target)[:, own].square().mean()
 
-    state, value = minimise(state, "student", loss)
+    state, value = minimize(state, "student", loss)
     return state, {"student_loss": value}

@@ -2,7 +2,7 @@
 
 Critics learn what the data's chunks are worth (IQL). Chains of a frozen policy are valued by them,
 and reinforced with the clipped loss. The weights that come of it are kept where, from the same
-starts in a learnt model, they do better than those before by a margin, and else put back.
+starts in a learned model, they do better than those before by a margin, and else put back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
     State,
-    minimise,
+    minimize,
     soft_update,
 )
 from offline_rl.algorithms.common.chunk_cloning import Built
@@ -29,12 +29,12 @@ from offline_rl.algorithms.common.config import Ensemble, Expectile, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import standardised
+from offline_rl.algorithms.common.on_policy.ppo import standardized
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative
 
-BEFORE = {"model": "behaviour", "student": "student_before"}  # what learns, and what was accepted
+BEFORE = {"model": "behavior", "student": "student_before"}  # what learns, and what was accepted
 HELD_OUT = 0.9  # a model with a larger error, of 1 for the mean change, tells nothing
 
 
@@ -62,12 +62,12 @@ class JudgeConfig(ChainConfig):
 
 
 class Judged(DenoisingRL):
-    """With `critic`, `dynamics` and `behaviour`, the policy whose chains are reinforced."""
+    """With `critic`, `dynamics` and `behavior`, the policy whose chains are reinforced."""
 
     def networks(self) -> dict[str, nn.Module]:
         """Those that judge are `critic`, `value` and `dynamics`; `fit` says how well the latter."""
-        cfg, actions = self.cfg, self.cfg.executed * self.spec.action_dim
-        seen = cfg.history * self.spec.observation_dim
+        cfg, actions = self.cfg, self.cfg.n_action_steps * self.spec.action_dim
+        seen = cfg.n_obs_steps * self.spec.observation_dim
         model = dynamics.Ensemble(seen + actions, seen, cfg.dynamics_hidden, cfg.members)
         critic = Critic(seen, actions, cfg.critic_hidden)
         judges = {"critic": critic, "dynamics": model, "fit": dynamics.Fit(cfg.members)}
@@ -76,20 +76,20 @@ class Judged(DenoisingRL):
     def judge(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of V and critics (IQL, arXiv:2110.06169, eq. 5 and 6), and of the model."""
         cfg, s = self.cfg, batch.observations.flatten(1)
-        first = cfg.history - 1
-        a = batch.actions[:, first : first + cfg.executed].flatten(1)
+        first = cfg.n_obs_steps - 1
+        a = batch.actions[:, first : first + cfg.n_action_steps].flatten(1)
         q = state.critic_target(s, a).amin(0)  # [B]
 
         def value_loss(value: Network) -> Tensor:
             return expectile_loss(q - value(s), cfg.expectile).mean()
 
-        state, v_loss = minimise(state, "value", value_loss)
+        state, v_loss = minimize(state, "value", value_loss)
         y = batch.rewards + batch.discount * state.value(batch.next_observations.flatten(1))
 
         def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
             return (critic(s, a) - y).square().sum(0).mean()
 
-        state, q_loss = minimise(state, "critic", critic_loss)
+        state, q_loss = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         change = batch.next_observations.flatten(1) - s
         assert batch.held_out is not None
@@ -97,23 +97,23 @@ class Judged(DenoisingRL):
         return state, told | {"value_loss": v_loss, "critic_loss": q_loss, "target": y.mean()}
 
     def fill(self, state: State, batch: Batch) -> dict[str, Tensor]:
-        """Columns of `Rollouts`: chains of `behaviour` on a batch's states, and their worth."""
+        """Columns of `Rollouts`: chains of `behavior` on a batch's states, and their worth."""
         cfg, seen, count = self.cfg, batch.observations, len(batch.observations)
         noise = state.random.normal((count, *self.noise_shape))
-        chain = self.chain(state, state.behaviour, seen, noise)
-        executed = torch.ones_like(noise[:, 0, : cfg.executed, 0])
-        log_probs = self.recalled(state.behaviour, seen, chain, executed)
+        chain = self.chain(state, state.behavior, seen, noise)
+        executed = torch.ones_like(noise[:, 0, : cfg.n_action_steps, 0])
+        log_probs = self.recalled(state.behavior, seen, chain, executed)
         s, a = seen.flatten(1), self.taken(chain).flatten(1)
-        gained = standardised(state.critic(s, a).amin(0) - state.value(s))
+        gained = standardized(state.critic(s, a).amin(0) - state.value(s))
         made = {"observations": seen, "chain": chain, "executed": executed}
         made |= {"log_probs": log_probs, "advantages": gained}
         size = cfg.decisions // cfg.environments, cfg.environments
         return {name: column.unflatten(0, size) for name, column in made.items()}
 
     def compare(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The gate: the model's weights stay where they are better than `behaviour`'s.
+        """The gate: the model's weights stay where they are better than `behavior`'s.
 
-        Those of a one-step head that learns beside it share its fate. Optimisers begin anew.
+        Those of a one-step head that learns beside it share its fate. Optimizers begin anew.
         """
         cfg, random = self.cfg, state.random
         head: Any = self.modules["policy"]
@@ -125,14 +125,14 @@ class Judged(DenoisingRL):
                 best[random.integers(cfg.elites, (count,))],
                 random.normal((count, batch.observations[0].numel())),
             )
-            for _ in range(max(1, cfg.imagined // cfg.executed))
+            for _ in range(max(1, cfg.imagined // cfg.n_action_steps))
         ]
         before, after = (
-            self.score(state, name, batch.observations, rounds) for name in ("behaviour", "model")
+            self.score(state, name, batch.observations, rounds) for name in ("behavior", "model")
         )
         better = after - before >= cfg.margin * before.abs()
         stays = better | torch.tensor(not cfg.gate, device=better.device)
-        params, optimiser = {**state.params}, {**state.optimiser}
+        params, optimizer = {**state.params}, {**state.optimizer}
         for name, before_it in BEFORE.items():
             if before_it not in params:
                 continue
@@ -140,20 +140,23 @@ class Judged(DenoisingRL):
             was = {k: torch.where(stays, found[k], was[k]) for k in was}
             params[before_it] = was
             params[name] = was if cfg.rollback else found
-            optimiser[name] = tree_map(torch.zeros_like, optimiser[name])  # next is another loss
+            optimizer[name] = tree_map(torch.zeros_like, optimizer[name])  # next is another loss
         metrics = {"score_before": before, "score_after": after, "accepted": stays.float()}
         metrics |= {"model_error": state.fit()[best].mean()}
-        return self.acting(replace(state, params=params, optimiser=optimiser)), metrics
+        return self.acting(replace(state, params=params, optimizer=optimizer)), metrics
 
     def score(self, state: State, name: str, seen: Tensor, rounds: list[Any]) -> Tensor:
         """The least critic's values along imagined decisions, summed: the mean over starts, 0-d.
 
-        seen: [B, history, O].  rounds: of each decision the noise, the elite and its noise.
+        seen: [B, n_obs_steps, O].  rounds: of each decision the noise, the elite and its noise.
         """
         weights = {**state.params["policy"], **state.params[name]}
         policy, total = Network(self.modules["policy"], weights), seen.new_zeros(())
         for noise, member, drawn in rounds:
-            s, a = seen.flatten(1), policy.plan(seen, noise)[:, : self.cfg.executed].flatten(1)
+            s, a = (
+                seen.flatten(1),
+                policy.plan(seen, noise)[:, : self.cfg.n_action_steps].flatten(1),
+            )
             total = total + state.critic(s, a).amin(0).mean()
             change = dynamics.imagined(state, torch.cat([s, a], -1), member, drawn)
             seen = (s + change).unflatten(1, seen.shape[1:])

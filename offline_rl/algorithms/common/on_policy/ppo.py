@@ -1,4 +1,4 @@
-"""Proximal policy optimisation: advantages of rollouts, a clipped step, a scale for rewards.
+"""Proximal policy optimization: advantages of rollouts, a clipped step, a scale for rewards.
 
 Schulman et al., arXiv:1707.06347 and arXiv:1506.02438. Rollouts are [T, E]: decisions of E
 environments side by side, in the order in which they were made.
@@ -24,7 +24,7 @@ def advantages(
     ended: Tensor,
     trace: float | Tensor,
 ) -> Tensor:
-    """Generalised advantages, all [T, E].
+    """Generalized advantages, all [T, E].
 
     next_values: of what was seen behind each decision, also where the episode ended there.
     discount: gamma**n after n steps, 0 where it terminated; so a time-out bootstraps. ended: either
@@ -75,7 +75,7 @@ def clipped_loss(log_ratio: Tensor, advantages: Tensor, clip: float | Tensor) ->
     return Clipped(loss, (ratio - 1 - log_ratio).mean(), beyond)
 
 
-def standardised(values: Tensor) -> Tensor:
+def standardized(values: Tensor) -> Tensor:
     """Mean 0, deviation 1."""
     return (values - values.mean()) / (values.std() + 1e-8)
 

@@ -20,8 +20,8 @@ from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler, sa
 
 ALPHAS = cosine_alphas(20)
 TABLES = {
-    "ddpm": ddpm(ALPHAS, 20, "noise"),
-    "ddim": ddim(ALPHAS, 5, "noise", eta=1.0),
+    "ddpm": ddpm(ALPHAS, 20, "epsilon"),
+    "ddim": ddim(ALPHAS, 5, "epsilon", eta=1.0),
     "flow": euler(6, eta=0.7),
 }
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

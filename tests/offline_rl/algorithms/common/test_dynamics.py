@@ -24,7 +24,7 @@ class Learner:
         ensemble = dynamics.Ensemble(3, 2, (8,), MEMBERS)
         self.modules = {"dynamics": ensemble, "fit": dynamics.Fit(MEMBERS)}
 
-    def optimisers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Adam]:
         return {"dynamics": Adam(1e-2)}
 
 
@@ -33,8 +33,8 @@ def begun() -> State:
     params = {
         k: {n: p.detach() for n, p in m.named_parameters()} for k, m in learner.modules.items()
     }
-    optimiser = {"dynamics": learner.optimisers()["dynamics"].init(params["dynamics"])}
-    return State(learner, params, optimiser, Random(torch.tensor(0), torch.tensor(0)))
+    optimizer = {"dynamics": learner.optimizers()["dynamics"].init(params["dynamics"])}
+    return State(learner, params, optimizer, Random(torch.tensor(0), torch.tensor(0)))
 
 
 def rows(count: int = 20) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,16 +15,16 @@ def problem() -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
     return params, [{k: size * torch.randn_like(v) for k, v in params.items()} for size in sizes]
 
 
-def theirs(optimiser, params, gradients, *, max_norm=None, schedule=None):
-    """The parameters after torch's optimiser has taken the steps, in float64."""
+def theirs(optimizer, params, gradients, *, max_grad_norm=None, schedule=None):
+    """The parameters after torch's optimizer has taken the steps, in float64."""
     leaves = {k: v.double().requires_grad_() for k, v in params.items()}
-    adam = optimiser(leaves.values())
+    adam = optimizer(leaves.values())
     scheduler = schedule and schedule(adam)
     for gradient in gradients:
         for name, leaf in leaves.items():
             leaf.grad = gradient[name].double()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(leaves.values(), max_norm)
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(leaves.values(), max_grad_norm)
         adam.step()
         if scheduler:
             scheduler.step()
@@ -39,7 +39,7 @@ def ours(adam, params, gradients):
 
 
 @pytest.mark.parametrize(
-    ("adam", "optimiser", "extras"),
+    ("adam", "optimizer", "extras"),
     [
         (Adam(1e-2), lambda p: torch.optim.Adam(p, 1e-2), {}),
         (
@@ -48,7 +48,11 @@ def ours(adam, params, gradients):
             {},
         ),
         (Adam(1e-2, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1), {}),
-        (Adam(1e-2, max_norm=0.5), lambda p: torch.optim.Adam(p, 1e-2), {"max_norm": 0.5}),
+        (
+            Adam(1e-2, max_grad_norm=0.5),
+            lambda p: torch.optim.Adam(p, 1e-2),
+            {"max_grad_norm": 0.5},
+        ),
         (
             Adam(1e-2, schedule=cosine(20)),
             lambda p: torch.optim.Adam(p, 1e-2),
@@ -66,9 +70,9 @@ def ours(adam, params, gradients):
     ],
 )
 @pytest.mark.parametrize("steps", [1, 20])
-def test_equals_torchs(adam, optimiser, extras, steps):
+def test_equals_torchs(adam, optimizer, extras, steps):
     params, gradients = problem()
-    expected = theirs(optimiser, params, gradients[:steps], **extras)
+    expected = theirs(optimizer, params, gradients[:steps], **extras)
     stepped, state = ours(adam, params, gradients[:steps])
     assert state["count"]["steps"].item() == steps
     for name, value in expected.items():

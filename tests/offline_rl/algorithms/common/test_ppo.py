@@ -15,7 +15,7 @@ from offline_rl.algorithms.common.on_policy.ppo import (
     moments_with,
     running_returns,
     scaled,
-    standardised,
+    standardized,
 )
 
 
@@ -65,7 +65,7 @@ def test_sums_in_log_passes_are_those_of_a_loop():
         assert torch.allclose(accumulated(values, factors), told)
 
 
-def test_the_clip_widens_towards_the_last_step_and_one_step_has_all_of_it():
+def test_the_clip_widens_toward_the_last_step_and_one_step_has_all_of_it():
     clips = clip_range(torch.arange(10), 10, 0.1, 0.01, 3.0)
     assert clips[0].item() == pytest.approx(0.01)
     assert clips[-1].item() == pytest.approx(0.1)
@@ -120,7 +120,7 @@ def test_moments_of_parts_are_those_of_the_whole():
     assert scaled(apart, moments).tolist() == pytest.approx(told, rel=1e-3)
 
 
-def test_standardised_advantages_do_not_blow_up_where_all_are_alike():
-    assert standardised(torch.ones(5)).tolist() == [0] * 5
-    values = standardised(torch.tensor([1.0, 2.0, 3.0]))
+def test_standardized_advantages_do_not_blow_up_where_all_are_alike():
+    assert standardized(torch.ones(5)).tolist() == [0] * 5
+    values = standardized(torch.tensor([1.0, 2.0, 3.0]))
     assert values.tolist() == pytest.approx([-1, 0, 1])

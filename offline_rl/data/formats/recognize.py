@@ -31,7 +31,7 @@ FORMATS = layouts()
 
 def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
     """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
-    layout = recognise(raw, options.format)
+    layout = recognize(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
             alone = name == "observation_keys" and not below(raw, "observations")
@@ -76,7 +76,7 @@ def foreign(raw: Raw) -> str | None:
     )
 
 
-def recognise(raw: Raw, format: str | None = None) -> ModuleType:
+def recognize(raw: Raw, format: str | None = None) -> ModuleType:
     """The first layout that fits, or that of `format`.
 
     Raises UserError that says what each one missed, or what the one of `format` misses.

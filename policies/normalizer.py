@@ -13,7 +13,7 @@ Kind = Literal["identity", "z-score", "min-max"]
 
 
 @dataclass(frozen=True)
-class Normaliser:
+class Normalizer:
     """(x - mean) / scale, elementwise; `inverse` undoes it. The identity for mean 0 and scale 1."""
 
     mean: np.ndarray  # [*shape] float32
@@ -22,23 +22,23 @@ class Normaliser:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.mean.shape != self.scale.shape:
-            raise ValueError(f"no normaliser {self.kind} of {self.mean.shape}, {self.scale.shape}")
+            raise ValueError(f"no normalizer {self.kind} of {self.mean.shape}, {self.scale.shape}")
         if not (np.isfinite(self.mean).all() and np.isfinite(self.scale).all()):
-            raise ValueError("the normaliser holds NaN or infinite numbers")
+            raise ValueError("the normalizer holds NaN or infinite numbers")
         if not (self.scale > 0).all():
-            raise ValueError("the normaliser's scale is not above 0")
+            raise ValueError("the normalizer's scale is not above 0")
         if self.kind == "identity" and not self.is_identity:
-            raise ValueError("the normaliser called identity changes something")
+            raise ValueError("the normalizer called identity changes something")
 
     @classmethod
-    def identity(cls, shape: tuple[int, ...]) -> Normaliser:
+    def identity(cls, shape: tuple[int, ...]) -> Normalizer:
         """Leaves numbers of `shape` as they are."""
         return cls(np.zeros(shape, np.float32), np.ones(shape, np.float32), "identity")
 
     @classmethod
     def fit(
         cls, observations: np.ndarray, epsilon: float = 1e-3, least: float | None = None
-    ) -> Normaliser:
+    ) -> Normalizer:
         """observations: [N, *obs]. z-score, `epsilon` added to the deviation (TD3+BC, eq. 6).
 
         least: of the deviation, to which nothing is added then.
@@ -49,7 +49,7 @@ class Normaliser:
         return cls(mean.astype(np.float32), scale.astype(np.float32))
 
     @classmethod
-    def fit_range(cls, values: np.ndarray, least: float = 1e-4) -> Normaliser:
+    def fit_range(cls, values: np.ndarray, least: float = 1e-4) -> Normalizer:
         """values: [N, *shape]; the smallest becomes -1, the largest 1.
 
         What moves by less than `least` is shifted to 0 and not blown up (Chi et al.,
@@ -60,11 +60,11 @@ class Normaliser:
         return cls(((low + high) / 2).astype(np.float32), scale.astype(np.float32), "min-max")
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """values: [..., *shape] -> the same, normalised, float32."""
+        """values: [..., *shape] -> the same, normalized, float32."""
         return ((as_array(values, np.float32) - self.mean) / self.scale).astype(np.float32)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """values: [..., *shape], normalised -> the same as they were, float32."""
+        """values: [..., *shape], normalized -> the same as they were, float32."""
         return (as_array(values, np.float32) * self.scale + self.mean).astype(np.float32)
 
     @property
@@ -73,7 +73,7 @@ class Normaliser:
         return bool((self.mean == 0).all() and (self.scale == 1).all())
 
 
-def centre_and_extent(low: float, high: float) -> tuple[float, float]:
+def center_and_extent(low: float, high: float) -> tuple[float, float]:
     """Of a number's range; one that hardly moves is shifted alone, and not scaled up."""
     half = (high - low) / 2
     return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0
