@@ -19,8 +19,8 @@ from policies import BundleError, Spec, load
 from policies.policy import BundlePolicy, refuse_rewards
 from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, offset, places
-from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
+from real_robot.rows import row_type
 from real_robot.safety.answers import call, reading_fault, spec_fault, stamp_fault
 from real_robot.safety.limits import FURTHEST_RAD, faults, limits_from, tightest
 

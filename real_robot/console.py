@@ -25,7 +25,7 @@ import numpy as np
 from real_robot.control.loop import Wish
 from real_robot.control.rings import Ring, Words
 from real_robot.control.session import put_wish
-from real_robot.recording.rows import Mode
+from real_robot.rows import Mode
 from real_robot.safety.states import CONFIRM, RE_ARM, Reason, State
 
 ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # and Escape, Ctrl-C, Ctrl-\, Ctrl-Z

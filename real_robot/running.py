@@ -24,7 +24,7 @@ from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import NO_PLAN, Processes, Session, new_folder, put_wish, wish_type
 from real_robot.recording.files import read
-from real_robot.robots.config import make
+from real_robot.robots.make import make
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 

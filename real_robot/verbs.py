@@ -79,7 +79,7 @@ def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, An
 
 def _check(values: dict[str, Any]) -> None:
     from real_robot.check import check
-    from real_robot.robots.config import make
+    from real_robot.robots.make import make
     from real_robot.running import RunOptions, own_limits
 
     values = _typed(RunOptions, values)

@@ -14,7 +14,7 @@ from benchmarks.robot.processes import follower
 from offline_rl.utils.errors import UserError
 from policies import Spec, bundle
 from real_robot.check import check
-from real_robot.robots.config import make
+from real_robot.robots.make import make
 
 Edit = Callable[[Spec, np.random.Generator], Spec]
 

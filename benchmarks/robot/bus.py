@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.simulated_bus import arm
+from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
+from benchmarks.robot.simulated_bus.line import Faults
+from benchmarks.robot.simulated_bus.port import SteppedPort
 from offline_rl.utils.hardware import description
 from real_robot.robot import Code, Command, Reading, Status
 from real_robot.robots.config import describe
 from real_robot.robots.dynamixel import table as registers
 from real_robot.robots.dynamixel.bus import Bus, SerialPort
 from real_robot.robots.dynamixel.robot import SIZE, DynamixelRobot
-from real_robot.robots.simulated_bus import arm
-from real_robot.robots.simulated_bus.hardware import SimulatedHardware
-from real_robot.robots.simulated_bus.line import Faults
-from real_robot.robots.simulated_bus.port import SteppedPort
 
 PERIOD_S, WATCHDOG_S = 0.01, 0.1
 

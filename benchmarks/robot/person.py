@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.safety.states import State
 
 MAIN = "import sys; from offline_rl.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.robot.logic import STOP_S, summary
 from benchmarks.robot.person import Run, RunEnded
+from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from benchmarks.robot.stepped import PERIOD_S, outside
 from envs.experts.arm import inverse
 from envs.suites.arm import Reach
@@ -26,7 +27,6 @@ from policies.bundle import write
 from real_robot.control.rings import Reader
 from real_robot.recording.files import read
 from real_robot.robots.config import describe
-from real_robot.robots.simulated_bus.hardware import SimulatedHardware
 from real_robot.safety.states import State
 
 MIDDLE_M, RADIUS_M, TURN_S = np.array([0.2, 0.0, 0.12]), 0.04, 2.0  # of the target's circle

@@ -25,8 +25,8 @@ from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
-from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 from real_robot.safety.states import RE_ARM, Reason, State

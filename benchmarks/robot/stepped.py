@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.simulated_bus import arm
+from benchmarks.robot.simulated_bus.line import Faults
+from benchmarks.robot.simulated_bus.port import SteppedPort
 from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Inputs, Loop, Wish
@@ -20,14 +23,11 @@ from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type
-from real_robot.recording.rows import row_type
 from real_robot.robots import tracker
 from real_robot.robots.config import describe
 from real_robot.robots.dynamixel import table as registers
 from real_robot.robots.dynamixel.robot import DynamixelRobot
-from real_robot.robots.simulated_bus import arm
-from real_robot.robots.simulated_bus.line import Faults
-from real_robot.robots.simulated_bus.port import SteppedPort
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 

@@ -26,6 +26,7 @@ import envs
 import policies
 from benchmarks.robot import RESULTS
 from benchmarks.robot.person import Run, RunEnded, command
+from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.evaluation.evaluate import play
 from offline_rl.reporting.statistics import wilson
@@ -33,8 +34,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import description
 from offline_rl.utils.seeds import EVALUATION_SEED
 from real_robot.recording.files import Recording, read
-from real_robot.recording.rows import Mode
-from real_robot.robots.simulated_bus.hardware import SimulatedHardware
+from real_robot.rows import Mode
 from real_robot.safety.states import Reason, State
 
 TASK, RATE_HZ, SEED = "arm/reach", 25.0, "seed_0"

@@ -38,8 +38,8 @@ from real_robot.control.loop import Loop, Wish
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type, pin
-from real_robot.recording.rows import row_type
 from real_robot.robot import Command, Reading, Sent
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 

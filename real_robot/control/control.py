@@ -33,8 +33,8 @@ from real_robot.control.session import (
     why_no_plan,
 )
 from real_robot.control.unconfirmed import Unconfirmed
-from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Robot
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
 from real_robot.safety.states import MOVING, Reason, Refused, State

@@ -18,8 +18,8 @@ from offline_rl.utils.errors import UserError
 from real_robot.control.clock import Clock, is_current
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule
-from real_robot.recording.rows import Mode
 from real_robot.robot import Code, Reading
+from real_robot.rows import Mode
 from real_robot.safety.guard import Guard
 from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, State
 

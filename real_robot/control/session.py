@@ -87,7 +87,7 @@ class Session:
 
     def make_robot(self) -> Robot:
         """Each process its own. Raises UserError."""
-        from real_robot.robots.config import make
+        from real_robot.robots.make import make
 
         return make(self.robot, adapter=self.adapter, **self.changes)
 

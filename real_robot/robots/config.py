@@ -18,10 +18,9 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.modules import named
 from offline_rl.utils.options import Checked, Range, build, unknown
 from offline_rl.utils.paths import share
-from real_robot.robot import Channel, Grip, Limits, Robot, RobotSpec, Workspace
+from real_robot.robot import Channel, Grip, Limits, RobotSpec, Workspace
 from real_robot.safety.limits import FURTHEST_M, SMALLEST
 
 ADAPTERS = ("dynamixel", "simulated")
@@ -219,26 +218,6 @@ def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
         raise ValueError(unknown("unusual", wrong[0], known))
 
 
-def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Robot:
-    """The robot `name`, disconnected. Raises UserError.
-
-    adapter: another one than the file's. changes: of the adapter's own table, such as port=….
-    """
-    described = describe(name, **({"adapter": adapter} if adapter else {}))
-    config = described.config
-    if config.adapter == "simulated":
-        from real_robot.robots.simulated import SimulatedRobot
-
-        how = build(Simulation, config.simulated | changes, "simulated.")
-        return SimulatedRobot(described, how)
-    if config.adapter not in ADAPTERS:
-        return _own(described, config.options | changes)
-    from real_robot.robots.dynamixel.robot import DynamixelRobot
-
-    line = build(Line, config.dynamixel | changes, "dynamixel.")
-    return DynamixelRobot.by_config(described, line)
-
-
 def unconfirmed_file(
     name: str | Path, *, adapter: str | None = None, **changes: Any
 ) -> Path | None:
@@ -283,24 +262,6 @@ def settings() -> Path:
     """The user's folder for settings."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "offline_rl"
-
-
-def _own(described: Described, options: dict[str, Any]) -> Robot:
-    """The user's class, given the file and its options. Raises UserError."""
-    adapter = described.config.adapter
-    beside = described.path.resolve().parent / adapter
-    is_beside = Path(str(beside).rpartition(":")[0]).is_file()
-    kind, _ = named("adapter", str(beside) if is_beside else adapter)
-    try:
-        robot: Robot = kind(described, **options)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"adapter={adapter}: {type(error).__name__}: {error}") from error
-    wanted = (name for name in vars(Robot) if not name.startswith("_"))
-    if missing := [name for name in wanted if not hasattr(robot, name)]:
-        raise UserError(f"adapter={adapter}: it has no {', '.join(missing)}; see real_robot.Robot")
-    return robot
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from policies import Bundle, BundleError, Channel, Normalizer, Spec, bundle
 from real_robot.check import limits_of
 from real_robot.recording.files import RecordingWriter
 from real_robot.recording.files import read as read_recording
-from real_robot.robots.config import make
+from real_robot.robots.make import make
 
 ROOT = Path(__file__).parents[2]
 OTHERS = (None, True, -1, 0, 7, 1.5, float("nan"), "x", "", [], [1, "x"], {}, {"x": 1})

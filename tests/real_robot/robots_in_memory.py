@@ -10,8 +10,8 @@ from real_robot.control.kinematics import forward
 from real_robot.control.loop import Inputs, Loop, Wish
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
-from real_robot.recording.rows import row_type
 from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 

@@ -18,8 +18,8 @@ from real_robot.check import check
 from real_robot.control.control import guard_of
 from real_robot.control.observing import goals, observer
 from real_robot.control.session import Session
-from real_robot.recording.rows import row_type
 from real_robot.robot import Channel, Code
+from real_robot.rows import row_type
 from real_robot.running import own_limits
 
 NAMES = ("elbow.q", "shoulder.q", "shoulder.dq", "puck.x", "puck.y", "force")

@@ -19,10 +19,10 @@ from real_robot.control.inference import Inference
 from real_robot.control.observing import goals, observer
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.session import chunk_of, chunk_type
-from real_robot.recording.rows import row_type
 from real_robot.robot import Channel as RobotChannel
 from real_robot.robot import Code
 from real_robot.robots.config import describe
+from real_robot.rows import row_type
 from real_robot.safety.states import State
 
 PERIOD_NS = 50_000_000  # of a policy at 20 Hz

@@ -15,8 +15,8 @@ from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring, Words
 from real_robot.control.session import Session
 from real_robot.recording.files import RecordingWriter, read
-from real_robot.recording.rows import row_type
 from real_robot.recording.writer import Writer, main
+from real_robot.rows import row_type
 
 ABOUT = {"robot": "two links", "rate_hz": 200.0}
 

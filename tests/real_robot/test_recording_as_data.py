@@ -17,9 +17,9 @@ from offline_rl.replay.sequences import windows
 from offline_rl.training.sources import rows_for
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring
-from real_robot.recording.rows import Mode, row_type
 from real_robot.recording.writer import Writer, about_of
 from real_robot.robot import Channel, RobotSpec
+from real_robot.rows import Mode, row_type
 
 ROBOT: RobotSpec = replace(spec(), channels={"puck": Channel((2,), "m")})
 NAMES = ("shoulder.q", "elbow.q", "shoulder.dq", "elbow.dq", "puck.x", "puck.y")

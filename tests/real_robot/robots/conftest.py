@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.robot.simulated_bus import arm
+from benchmarks.robot.simulated_bus.line import Faults, Line
+from benchmarks.robot.simulated_bus.port import SteppedPort
 from real_robot.robot import Command, Reading, Sent
 from real_robot.robots.config import Described, describe
 from real_robot.robots.dynamixel.bus import Bus
 from real_robot.robots.dynamixel.robot import DynamixelRobot
-from real_robot.robots.simulated_bus import arm
-from real_robot.robots.simulated_bus.line import Faults, Line
-from real_robot.robots.simulated_bus.port import SteppedPort
 
 START_NS = 1_000_000_000_000
 

@@ -24,8 +24,8 @@ from real_robot.control.loop import Loop, Wish
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type
-from real_robot.recording.rows import row_type
 from real_robot.robot import Reading
+from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 from real_robot.safety.states import State

@@ -8,8 +8,9 @@ import pytest
 
 from offline_rl.utils.errors import UserError
 from real_robot import calibrating
-from real_robot.robots.config import Described, make
+from real_robot.robots.config import Described
 from real_robot.robots.dynamixel import bus, table
+from real_robot.robots.make import make
 
 ZERO, ASIDE = np.zeros(5), np.full(5, 0.3)
 LOW, HIGH = np.array([-2.3, -1.5, -2.4, -1.8, -2.7]), np.array([2.2, 1.4, 2.3, 1.7, 2.6])

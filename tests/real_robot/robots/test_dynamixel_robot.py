@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.robot.simulated_bus import arm
+from benchmarks.robot.simulated_bus.servo import SimulatedServo
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring
 from real_robot.robot import Code, Status
@@ -19,8 +21,6 @@ from real_robot.robots import tracker
 from real_robot.robots.dynamixel import calibration, table
 from real_robot.robots.dynamixel.bus import Answer, Bus
 from real_robot.robots.dynamixel.robot import Clock, DynamixelRobot
-from real_robot.robots.simulated_bus import arm
-from real_robot.robots.simulated_bus.servo import SimulatedServo
 
 TICK = 2 * np.pi / 4096
 

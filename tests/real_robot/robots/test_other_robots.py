@@ -1,77 +1,19 @@
-"""Robots that are no bus: a Gymnasium environment, a simulation in a process of its own."""
+"""The simulated robot: MuJoCo in a separate process, and its tracker."""
 
 import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import yaml
 
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Channel, Code, Command, Robot
-from real_robot.robots.config import Described, describe, find, make
-from real_robot.robots.gymnasium import GymnasiumRobot
+from real_robot.robots.config import Described, describe, find
+from real_robot.robots.make import make
 from real_robot.robots.physics import Physics
 from real_robot.robots.simulated import tracked
-
-
-class Turntable(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Joints that are where the last action put them; the third step terminates."""
-
-    def __init__(self, joints: int = 5) -> None:
-        self.action_space = gymnasium.spaces.Box(-1, 1, (joints,), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (joints,), np.float64)
-        self.steps, self.joints = 0, joints
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        self.steps = 0
-        return np.zeros(self.joints), {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.steps += 1
-        return action.astype(np.float64), 1.0, self.steps == 3, False, {}
-
-
-@pytest.fixture
-def turntable(desk: Described) -> GymnasiumRobot:
-    low, high = desk.spec.limits.position_low, desk.spec.limits.position_high
-
-    def joints(observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return low + (observation + 1) / 2 * (high - low), np.zeros(5)
-
-    clock = iter(range(0, 10**9, 1000))
-    return GymnasiumRobot(Turntable(), desk.spec, joints, now_ns=lambda: next(clock))
-
-
-def test_a_command_is_a_step_in_the_joints_own_units(turntable: Robot) -> None:
-    turntable.connect()
-    before = turntable.arm()
-    goal = np.array([0.5, -0.25, 1.0, 0.0, -1.0])
-    sent = turntable.command(Command(1, 0, goal))
-    reading = turntable.read()
-    assert sent.code is reading.code is Code.OK
-    np.testing.assert_allclose(reading.q, goal, atol=1e-6)
-    assert reading.seq == before.seq + 1
-    assert turntable.read().seq == reading.seq  # nothing new without a step
-
-
-def test_an_ended_episode_holds_until_it_is_armed_again(turntable: GymnasiumRobot) -> None:
-    turntable.connect()
-    turntable.arm()
-    for k in range(3):
-        assert turntable.command(Command(k, 0, np.zeros(5))).code is Code.OK
-    assert turntable.read().code is Code.REFUSED
-    assert turntable.command(Command(4, 0, np.ones(5))).code is Code.REFUSED
-    assert turntable.env.steps == 3
-    assert turntable.arm().code is Code.OK
-    assert turntable.env.steps == 0
-
-
-def test_an_environment_of_other_joints_is_refused(desk: Described) -> None:
-    with pytest.raises(UserError, match="5 joints"):
-        GymnasiumRobot(Turntable(joints=3), desk.spec, lambda o: (o, o))
 
 
 def test_a_simulated_tracker_sees_the_goal_that_a_push_has_and_nothing_of_what_is_not_there(

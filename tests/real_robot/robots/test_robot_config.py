@@ -13,8 +13,9 @@ from envs.experts.arm import ArmExpert
 from envs.suites.arm import Push, Reach
 from offline_rl.utils.errors import UserError
 from real_robot.control.kinematics import forward
-from real_robot.robots.config import describe, find, make, names
+from real_robot.robots.config import describe, find, names
 from real_robot.robots.dynamixel import calibration
+from real_robot.robots.make import make
 from real_robot.safety.limits import envelope, faults
 
 MINIMAL = {

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
+from benchmarks.robot.simulated_bus.line import Faults
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Code, Command
-from real_robot.robots.config import make
 from real_robot.robots.dynamixel import table as t
-from real_robot.robots.simulated_bus.hardware import SimulatedHardware
-from real_robot.robots.simulated_bus.line import Faults
+from real_robot.robots.make import make
 
 
 def put(rig: Any, id_: int, item: t.Item, value: int) -> int:

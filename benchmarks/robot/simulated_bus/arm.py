@@ -4,12 +4,12 @@ import random
 
 import numpy as np
 
+from benchmarks.robot.simulated_bus.line import Line, Log
+from benchmarks.robot.simulated_bus.servo import SimulatedServo
 from real_robot.robots.config import Described
 from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.calibration import MAX_HOMING, Servo, ticks
 from real_robot.robots.physics import Physics
-from real_robot.robots.simulated_bus.line import Line, Log
-from real_robot.robots.simulated_bus.servo import SimulatedServo
 
 MARGIN = 30  # ticks that the servos' own position limits lie outside the robot's
 

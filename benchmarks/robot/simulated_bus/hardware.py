@@ -60,7 +60,7 @@ class SimulatedHardware:
         self._faults: dict[str, Any] = {}
         self._events: list[tuple[int, str, dict[str, Any]]] = []
         given = {"robot": robot, "folder": self.folder, **options}
-        command = [sys.executable, "-m", "real_robot.robots.simulated_bus.server"]
+        command = [sys.executable, "-m", "benchmarks.robot.simulated_bus.server"]
         self._process = subprocess.Popen(
             [*command, *(f"{k}={v}" for k, v in given.items())], stderr=subprocess.PIPE, text=True
         )
@@ -80,7 +80,7 @@ class SimulatedHardware:
 
     @property
     def line(self) -> dict[str, Any]:
-        """What `config.make` takes to reach it."""
+        """What `robots.make.make` takes to reach it."""
         names = {"port": "port", "calibration": "calibration.json", "tracker": "tracker"}
         return {key: str(self.folder / name) for key, name in names.items()}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from benchmarks.robot.simulated_bus.servo import SimulatedServo
 from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.packets import (
     BROADCAST,
@@ -21,7 +22,6 @@ from real_robot.robots.dynamixel.packets import (
     status,
 )
 from real_robot.robots.physics import Physics
-from real_robot.robots.simulated_bus.servo import SimulatedServo
 
 PROTECT_NS = 20_000_000  # between a servo's looks at itself
 Log = Callable[[int, str, dict[str, Any]], None]  # time in ns, kind of event, what it was

@@ -1,6 +1,6 @@
 """The simulated line behind a pseudo-terminal, on the wall clock, in a process of its own.
 
-    python -m real_robot.robots.simulated_bus.server robot=desk folder=/tmp/desk
+    python -m benchmarks.robot.simulated_bus.server robot=desk folder=/tmp/desk
 
 makes in the folder: `port`, a link to the terminal; `calibration.json`, what this arm's calibration
 says; `tracker`, a ring with the robot's channels; `truth`, a ring with what really is;
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.robot.simulated_bus import arm
+from benchmarks.robot.simulated_bus.hardware import CHANNELS, Options, truth
+from benchmarks.robot.simulated_bus.line import Faults
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, parse
 from real_robot.control.rings import Ring
 from real_robot.robots import tracker
 from real_robot.robots.config import Described, describe
 from real_robot.robots.dynamixel import calibration
-from real_robot.robots.simulated_bus import arm
-from real_robot.robots.simulated_bus.hardware import CHANNELS, Options, truth
-from real_robot.robots.simulated_bus.line import Faults
 
 CONTROL_NS = 10_000_000  # between looks at the control file
 PUBLISH_NS = 10_000_000  # between the tracker's measurements
