@@ -9,8 +9,15 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 
-from envs.faults import USER_ERRORS, Broken, line, numbers, reason, told
-from envs.instances import Instances, View, same
+from envs.faults import (
+    USER_ERRORS,
+    Broken,
+    check_finite,
+    describe_briefly,
+    describe_error,
+    user_line,
+)
+from envs.instances import Instances, View, observations_equal
 from envs.vector import Step, Threads, VectorEnv
 
 
@@ -79,7 +86,7 @@ class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._bounds: Any = env.action_space
-        self.observation_space, own = vectors(env.observation_space), env.observation_space
+        self.observation_space, own = at_least_1d(env.observation_space), env.observation_space
         parts = own.spaces if isinstance(own, Dict) else {}
         self._scalars = {name for name, part in parts.items() if part.shape == ()}
         self._scalar = own.shape == ()
@@ -88,16 +95,16 @@ class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._observed(observation), info
+        return self._convert(observation), info
 
     def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         space = self._bounds
         action = np.asarray(action).astype(space.dtype).clip(space.low, space.high)
         observation, reward, terminated, truncated, info = self.env.step(action)
-        flags = bool(single(terminated)), bool(single(truncated))
-        return self._observed(observation), single(reward), *flags, info
+        flags = bool(to_scalar(terminated)), bool(to_scalar(truncated))
+        return self._convert(observation), to_scalar(reward), *flags, info
 
-    def _observed(self, observation: Any) -> Any:
+    def _convert(self, observation: Any) -> Any:
         if self._scalar:
             return np.reshape(observation, 1)
         if not self._scalars:
@@ -105,16 +112,16 @@ class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
         return {k: np.reshape(v, 1) if k in self._scalars else v for k, v in observation.items()}
 
 
-def vectors(space: Space) -> Space:
+def at_least_1d(space: Space) -> Space:
     """Return the space with every Box of shape () as one of shape (1,)."""
     if isinstance(space, Dict):
-        return Dict({name: vectors(part) for name, part in space.items()})
+        return Dict({name: at_least_1d(part) for name, part in space.items()})
     if isinstance(space, Box) and space.shape == ():
         return Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype.type)
     return space
 
 
-def single(value: Any) -> Any:
+def to_scalar(value: Any) -> Any:
     """Return the number in an array or tensor of one."""
     return value.item() if hasattr(value, "item") else value
 
@@ -150,11 +157,11 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # infos: did it reach its goal
-ANSWERS = {  # by Gymnasium's interface
+RETURNED = {  # by Gymnasium's interface
     "reset": "observation, info",
     "step": "observation, reward, terminated, truncated, info",
 }
-HANDED_ON = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
+PASSED_INFOS = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
 
 
 TRIAL_STEPS = 8  # of an episode that is compared with itself
@@ -188,7 +195,7 @@ class LoopVectorEnv(VectorEnv):
         self.max_episode_steps = max_steps
         self._instances = instances or Instances(make, name)
         self._single = single and f"Only one instance of {name} is allowed ({single})"
-        self._envs = self._opened(num_envs, fewer)
+        self._envs = self._open_views(num_envs, fewer)
         super().__init__(len(self._envs))
         self._threads = Threads(min(num_threads, self.num_envs))
         first = self._envs[0].instance.env
@@ -199,9 +206,9 @@ class LoopVectorEnv(VectorEnv):
             if isinstance(observation_space, Dict)
             else observation_space.shape
         )
-        self.observes_parts = observes_parts(first)
+        self.observes_dict = observes_dict(first)
         self.action_dim = action_space.shape[0]
-        low, high = own_bounds(first)
+        low, high = action_bounds(first)
         if np.isfinite(low).all() and np.isfinite(high).all():
             self.action_low, self.action_high = low, high
         period_s = getattr(first.unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
@@ -211,7 +218,7 @@ class LoopVectorEnv(VectorEnv):
             self._compare_instances(num_envs)
         self.limit = self._instances.limit or self._single or self.limit
 
-    def _opened(self, count: int, fewer: bool) -> list[View]:
+    def _open_views(self, count: int, fewer: bool) -> list[View]:
         """Return the views of `count` environments, or of as many as can be opened."""
         views = list[View]()
         try:
@@ -219,7 +226,7 @@ class LoopVectorEnv(VectorEnv):
                 views.append(view)
         except USER_ERRORS as error:
             count_open = len(self._instances.open)
-            limit = f"Only {count_open} instances of {self.name} can be open ({reason(error)})"
+            limit = f"Only {count_open} instances of {self.name} can be open ({describe_briefly(error)})"
             if fewer and count_open:
                 self.limit = limit
                 return views or [self._instances.shared()]
@@ -253,7 +260,13 @@ class LoopVectorEnv(VectorEnv):
         """Tell whether first observations follow the seed, ignore it or are all the same."""
         one = np.arange(1)
         some, again, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
-        return "random" if not same(some, again) else "alike" if same(some, other) else "seeded"
+        return (
+            "random"
+            if not observations_equal(some, again)
+            else "alike"
+            if observations_equal(some, other)
+            else "seeded"
+        )
 
     def _compare_instances(self, count: int) -> None:
         """Use one environment only if another one changes or breaks its episode.
@@ -278,7 +291,7 @@ class LoopVectorEnv(VectorEnv):
             return seen
 
         def equal(some: list[Any], others: list[Any]) -> bool:
-            return all(same(a, b) for a, b in zip(some, others, strict=False))
+            return all(observations_equal(a, b) for a, b in zip(some, others, strict=False))
 
         def works(alone: list[Any]) -> bool:
             """True if the first environment still answers as it did in `alone`."""
@@ -298,18 +311,18 @@ class LoopVectorEnv(VectorEnv):
             try:
                 episode(one)
             except Exception:  # it is broken by itself, which `attempt` reports
-                self._envs += self._opened(count - 1, True) if instances.limit is None else []
+                self._envs += self._open_views(count - 1, True) if instances.limit is None else []
                 VectorEnv.__init__(self, len(self._envs))
                 return
             if instances.limit is None:
-                instances.limit_to_one(f"a second one breaks the first, {reason(error)}")
+                instances.limit_to_one(f"a second one breaks the first, {describe_briefly(error)}")
             return
         try:
             if equal(alone, episode(rows)):
                 return
             instances.limit = f"Instances of {self.name} share state"
         except Exception as error:
-            instances.limit_to_one(reason(error))
+            instances.limit_to_one(describe_briefly(error))
         self._use_one()
         if not works(alone):
             self._reopen_one()
@@ -331,18 +344,18 @@ class LoopVectorEnv(VectorEnv):
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         pairs = zip(seeds, indices, strict=True)
         return self._side_by_side(
-            [self._asked("reset", index, seed=seed)[0] for seed, index in pairs]
+            [self._call("reset", index, seed=seed)[0] for seed, index in pairs]
         )
 
-    def _asked(self, what: str, index: int, *given: Any, **how: Any) -> tuple[Any, ...]:
+    def _call(self, what: str, index: int, *given: Any, **how: Any) -> tuple[Any, ...]:
         """What one environment answers."""
         try:
             answer = getattr(self._envs[index], what)(*given, **how)
         except USER_ERRORS as error:
-            hint = "" if line(error) else f". It must return {ANSWERS[what]}"
+            hint = "" if user_line(error) else f". It must return {RETURNED[what]}"
             if hint and "tensor" in str(error).lower():  # on a GPU, or one that requires grad
                 hint = ". Return a detached CPU tensor or a NumPy array"
-            words = told(error).rstrip(".") if hint else told(error)
+            words = describe_error(error).rstrip(".") if hint else describe_error(error)
             raise Broken(f"{self.name}: {what} failed: {words}{hint}") from error
         return tuple(answer)
 
@@ -356,7 +369,9 @@ class LoopVectorEnv(VectorEnv):
         except Broken:
             raise
         except Exception as error:  # of answers that are no numbers, or lack a member
-            raise Broken(f"{self.name}: {told(error)}; it answers other than its spaces") from error
+            raise Broken(
+                f"{self.name}: {describe_error(error)}; it answers other than its spaces"
+            ) from error
         answers = (("reset", seen, None), ("step", step.observations, step.rewards))
         for what, observations, rewards in answers:
             parts = [(observations, shapes)]
@@ -368,7 +383,7 @@ class LoopVectorEnv(VectorEnv):
                         f"{self.name}: {what} answers an observation of shape {found.shape[1:]}, "
                         f"its observation_space has {tuple(shape)}"
                     )
-            numbers(f"{self.name}: {what}", observations, rewards)
+            check_finite(f"{self.name}: {what}", observations, rewards)
 
     def _side_by_side(self, observations: Sequence[Any]) -> Any:
         """B observations as one."""
@@ -380,18 +395,18 @@ class LoopVectorEnv(VectorEnv):
         shares = self._threads(self._step_some, actions, indices)
         steps = [step for share in shares for step in share]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
-        told = HANDED_ON.keys() & set[str]().union(*infos)
+        reported = PASSED_INFOS.keys() & set[str]().union(*infos)
         return Step(
             self._side_by_side(observations),
             np.array(rewards, np.float64),
             np.array(terminated, bool),
             np.array(truncated, bool),
-            {k: np.array([info.get(k, 0) for info in infos], HANDED_ON[k]) for k in told},
+            {k: np.array([info.get(k, 0) for info in infos], PASSED_INFOS[k]) for k in reported},
         )
 
     def _step_some(self, actions: np.ndarray, indices: np.ndarray) -> list[tuple[Any, ...]]:
         pairs = zip(actions, indices, strict=True)
-        return [self._asked("step", index, action) for action, index in pairs]
+        return [self._call("step", index, action) for action, index in pairs]
 
     def render(self, index: int = 0) -> np.ndarray:
         picture = self._envs[index].render()
@@ -406,8 +421,8 @@ class LoopVectorEnv(VectorEnv):
                 stack.callback(env.close)
 
 
-def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
-    """The limits [A] of the actions that `unit_box` mapped from [-1, 1], in their own units."""
+def action_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
+    """The limits [A] of the actions that `rescale_actions` mapped from [-1, 1], in their own units."""
     space: Any = env.action_space
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.RescaleAction):
@@ -417,7 +432,7 @@ def own_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
     return space.low.astype(np.float64), space.high.astype(np.float64)
 
 
-def unit_box(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
+def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
     """`env` with its actions mapped affinely from [-1, 1], by Gymnasium's RescaleAction.
 
     name: what errors call it, if not by its id. Raises ValueError if its actions are no bounded
@@ -440,7 +455,7 @@ def unit_box(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
         )
     if isinstance(observations, Dict):
         for channel, part in observations.items():
-            if (problem := unfit(channel, part)) is not None:
+            if (problem := channel_problem(channel, part)) is not None:
                 raise ValueError(
                     f"{name} observes {channel}: {part}; {problem}: wrap it, or choose others, "
                     "observation_keys=[…]."
@@ -454,7 +469,7 @@ def unit_box(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
     return gymnasium.wrappers.RescaleAction(env, -one, one)
 
 
-def part_of(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env:
+def select_keys(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env:
     """`env`, of whose Dict these members are seen: vectors side by side as one, in this order.
 
     Where a picture is among them, as channels by name. Raises ValueError for one that is not there.
@@ -480,7 +495,7 @@ def part_of(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env
     return gymnasium.wrappers.TransformObservation(env, side_by_side, Box(low, high))
 
 
-def observes_parts(env: gymnasium.Env) -> bool:
+def observes_dict(env: gymnasium.Env) -> bool:
     """True if `env`, or an environment that it wraps, observes a Dict."""
     while not isinstance(env.observation_space, Dict):
         if not isinstance(env, gymnasium.Wrapper):
@@ -489,7 +504,7 @@ def observes_parts(env: gymnasium.Env) -> bool:
     return True
 
 
-def unfit(channel: str, part: Space) -> str | None:
+def channel_problem(channel: str, part: Space) -> str | None:
     """Why a member of a Dict is no channel; None where it is."""
     if not isinstance(part, Box) or "/" in channel:
         return "a Box is needed, and a name without a slash"
@@ -498,7 +513,7 @@ def unfit(channel: str, part: Space) -> str | None:
     return None
 
 
-def imported(
+def make_registered(
     num_envs: int,
     *,
     module: str,
@@ -520,6 +535,6 @@ def imported(
         ) from error
 
     def make() -> gymnasium.Env:
-        return unit_box(gymnasium.make(env_id, **how))
+        return rescale_actions(gymnasium.make(env_id, **how))
 
     return LoopVectorEnv(make, num_envs, max_episode_steps)

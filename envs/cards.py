@@ -124,11 +124,11 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
         fields["environment"] = fields["environment"].format(
             mujoco=mujoco_version(), env=entry.get("env")
         )
-        reference = checked(Reference(**fields))
+        reference = check_types(Reference(**fields))
     shared = {key: suite[key] for key in ("layout", "source", "license")}
     own = {key: value for key, value in entry.items() if key not in ("files", "reference")}
     made = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
-    return checked(made)
+    return check_types(made)
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
@@ -142,10 +142,10 @@ def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, 
             if any(fnmatchcase(name, pattern) for pattern in host.get("only", ["*"]))
         ]
     urls = tuple(fields.get("urls", ()))
-    return checked(File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls})))
+    return check_types(File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls})))
 
 
-def checked(made: Any) -> Any:
+def check_types(made: Any) -> Any:
     """`made`, of a class above. Raises TypeError for a field of another type than it says."""
     for each in fields(made):
         if not _is(value := getattr(made, each.name), each.type):

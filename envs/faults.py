@@ -24,7 +24,7 @@ class Broken(ValueError):
     """An environment raised, or answered what is no observation or reward."""
 
 
-def numbers(what: str, observations: Any, rewards: np.ndarray | None = None) -> None:
+def check_finite(what: str, observations: Any, rewards: np.ndarray | None = None) -> None:
     """Raises Broken where `what` answers what is no number, of which no policy can make anything.
 
     observations: an array, or one of each channel.
@@ -36,20 +36,20 @@ def numbers(what: str, observations: Any, rewards: np.ndarray | None = None) -> 
         raise Broken(f"{what} answers a reward that is no number")
 
 
-def line(error: BaseException) -> str | None:
+def user_line(error: BaseException) -> str | None:
     """The innermost line of the user's that led to it; None where a library alone raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
 
 
-def reason(error: BaseException) -> str:
+def describe_briefly(error: BaseException) -> str:
     """Return the kind and the text of what the user's code raised, on one line, without a place."""
     error = error.__cause__ or error
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """In one line: where, which kind, what."""
-    where, words = line(error), " ".join(str(error).split())
+    where, words = user_line(error), " ".join(str(error).split())
     return f"{f'{where}: ' if where else ''}{type(error).__name__}: {words}".rstrip(": ")

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envs.faults import USER_ERRORS, reason
+from envs.faults import USER_ERRORS, describe_briefly
 
 
 class Instance:
@@ -45,7 +45,7 @@ class View:
         with self.instance.lock:
             self.instance.user = self._mark
             answer: tuple[Any, dict[str, Any]] = self.instance.env.reset(seed=seed)
-            self._seed, self._actions, self._last = seed, [], copied(answer[0])
+            self._seed, self._actions, self._last = seed, [], copy_observation(answer[0])
             return answer
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ class View:
                 self._repeat()
             answer = self.instance.env.step(action)
             self._actions.append(np.array(action))
-            self._last = copied(answer[0])
+            self._last = copy_observation(answer[0])
             return answer
 
     def _repeat(self) -> None:
@@ -62,7 +62,7 @@ class View:
         observation = self.instance.env.reset(seed=self._seed)[0]
         for action in self._actions:
             observation = self.instance.env.step(action)[0]
-        if not same(observation, self._last):
+        if not observations_equal(observation, self._last):
             raise RuntimeError(
                 "its only instance was used for another episode, and this one cannot be repeated: "
                 "the same seed and actions lead to another observation"
@@ -108,7 +108,7 @@ class Instances:
         except USER_ERRORS as error:
             if len(self.open) != 1 or self.several:
                 raise
-            self.limit_to_one(reason(error))
+            self.limit_to_one(describe_briefly(error))
             return None
         instance = Instance(env)
         self._open.add(instance)
@@ -133,14 +133,14 @@ def instances_of(key: Hashable, make: Callable[[], gymnasium.Env], name: str) ->
     return _known.setdefault(key, Instances(make, name))
 
 
-def copied(observation: Any) -> Any:
+def copy_observation(observation: Any) -> Any:
     """Return the observation, which environments may change in place, as new arrays."""
     if isinstance(observation, Mapping):
         return {name: np.array(part) for name, part in observation.items()}
     return np.array(observation)
 
 
-def same(one: Any, other: Any) -> bool:
+def observations_equal(one: Any, other: Any) -> bool:
     """True if two observations are equal to the bit."""
     if isinstance(one, Mapping):
         return all(np.array_equal(one[name], other[name]) for name in other)

@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envs import suites
-from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, part_of, unit_box
+from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, rescale_actions, select_keys
 from envs.cards import Card, Reference, UnknownName, cards
-from envs.faults import USER_ERRORS, told
+from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
 from envs.vector import VectorEnv
 
@@ -83,9 +83,9 @@ def task(name: str) -> Task:
     if name.startswith("env:"):
         return Task(name, name, max_episode_steps=_gymnasium_spec(name).max_episode_steps)
     if name.startswith("d4rl:"):
-        return _packaged(name)
+        return _d4rl_task(name)
     if name in NATIVE and name not in cards():
-        return Task(name, name, max_episode_steps=limit(NATIVE[name]))
+        return Task(name, name, max_episode_steps=episode_limit(NATIVE[name]))
     if name not in cards():
         remedy = "Any Gymnasium environment is env:<id>; data alone is task=none."
         raise UnknownName("task", name, names(), remedy=remedy)
@@ -93,7 +93,7 @@ def task(name: str) -> Task:
     return Task(name, card.env, card, card.reference, card.max_episode_steps)
 
 
-def limit(environment: Callable[..., VectorEnv]) -> int | None:
+def episode_limit(environment: Callable[..., VectorEnv]) -> int | None:
     """Steps in an episode, where it is known without building it."""
     given = environment.keywords if isinstance(environment, partial) else {}
     kind = environment.func if isinstance(environment, partial) else environment
@@ -125,18 +125,20 @@ def make(
 
     kwargs: of the constructor of a Gymnasium environment; our own take none.
     """
-    found = _simulated(task_or_name)
+    found = _task_with_env(task_or_name)
     env_id = str(found.env_id)
     if env_id in NATIVE:
         return SingleEnv(NATIVE[env_id](1, **kwargs), render_mode=render_mode)
     if env_id.startswith("d4rl:"):
-        return unit_box(OldGym(_old_gym().make(env_id.removeprefix("d4rl:"))))
+        return rescale_actions(OldGym(_import_old_gym().make(env_id.removeprefix("d4rl:"))))
     kwargs |= {"render_mode": render_mode} if render_mode else {}
     if env_id in _registered:
         own = _registered[env_id]
-        return gymnasium.wrappers.TimeLimit(unit_box(own.make(**kwargs)), own.max_episode_steps)
-    env = _built(env_id, _gymnasium_spec(env_id), found.max_episode_steps, **kwargs)
-    return unit_box(part_of(env, found.observation_keys, env_id), env_id)
+        return gymnasium.wrappers.TimeLimit(
+            rescale_actions(own.make(**kwargs)), own.max_episode_steps
+        )
+    env = _make_gymnasium(env_id, _gymnasium_spec(env_id), found.max_episode_steps, **kwargs)
+    return rescale_actions(select_keys(env, found.observation_keys, env_id), env_id)
 
 
 def make_vector(
@@ -151,12 +153,12 @@ def make_vector(
 
     num_threads: of the MuJoCo environments of our own; it never changes a result.
     fewer: accept fewer environments where a simulator opens no more, or where its instances share
-    state. That is tried once, on two of them; `limit` says so. Otherwise a ValueError is raised.
+    state. That is tried once, on two of them; `VectorEnv.limit` says so. Otherwise a ValueError is raised.
     One environment always shares the open instance of the same task.
     single: why never more than one instance may be open, such as a setting; shared with all
     environments of the task. Environments of our own ignore it.
     """
-    found = _simulated(task_or_name)
+    found = _task_with_env(task_or_name)
     env_id = str(found.env_id)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
@@ -181,7 +183,7 @@ def make_vector(
     return vector
 
 
-def _simulated(task_or_name: Task | str) -> Task:
+def _task_with_env(task_or_name: Task | str) -> Task:
     """The task. Raises ValueError if it has no environment."""
     found = task(task_or_name) if isinstance(task_or_name, str) else task_or_name
     if found.env_id is None:
@@ -193,7 +195,7 @@ def _simulated(task_or_name: Task | str) -> Task:
     return found
 
 
-def _built(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnasium.Env:
+def _make_gymnasium(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnasium.Env:
     """By Gymnasium. Raises ValueError, whatever a constructor raises."""
     if "mujoco" in str(spec.entry_point) and find_spec("mujoco"):
         # which else leaves MUJOCO_LOG.TXT in the working folder for a model's old attribute
@@ -209,10 +211,10 @@ def _built(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnas
             remedy = "; to be drawn, its __init__ takes render_mode=None and keeps it"
         elif isinstance(why, TypeError):
             remedy = "; it is made without arguments, so each needs a default"
-        raise ValueError(f"{name} cannot be made: {told(why)}{remedy}.") from error
+        raise ValueError(f"{name} cannot be made: {describe_error(why)}{remedy}.") from error
 
 
-def _packaged(name: str) -> Task:
+def _d4rl_task(name: str) -> Task:
     """The task of a `d4rl:<id>`."""
     env_id = name.removeprefix("d4rl:")
     card = cards().get(env_id)
@@ -225,7 +227,7 @@ def _packaged(name: str) -> Task:
     return Task(name, name, card, reference, card.max_episode_steps)
 
 
-def _old_gym() -> Any:
+def _import_old_gym() -> Any:
     """gym with D4RL's environments. Raises ValueError where the package is missing."""
     try:
         importlib.import_module("d4rl")
@@ -238,7 +240,7 @@ def _old_gym() -> Any:
 def _gymnasium_spec(name: str) -> Any:
     module, _, env_id = name.removeprefix("env:").rpartition(":")
     try:
-        own = _imported(module) if module else None
+        own = _import_module(module) if module else None
         kind = getattr(own, env_id, None)
         if isinstance(kind, type) and env_id not in gymnasium.registry:
             if not issubclass(kind, gymnasium.Env):
@@ -262,7 +264,7 @@ def _is_own(value: object, module: ModuleType) -> bool:
     return kind and getattr(value, "__module__", None) == module.__name__
 
 
-def _imported(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     """A module, of the working folder too; or that of a file. Raises ValueError naming its line."""
     path = Path(name).expanduser().resolve()
     folder, module = str(path.parent), path.stem
@@ -279,7 +281,7 @@ def _imported(name: str) -> ModuleType:
     except SyntaxError as error:  # of which no line was run
         raise ValueError(f"{error.filename}: SyntaxError: {error}.") from error
     except USER_ERRORS as error:
-        raise ValueError(f"{told(error)}.") from error
+        raise ValueError(f"{describe_error(error)}.") from error
     if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
         raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")
     return found

@@ -63,7 +63,7 @@ class VectorEnv(ABC):
             raise ValueError(f"reset: {len(seeds)} seeds for {len(indices)} environments.")
         self._num_steps[indices] = 0
         self._running[indices] = True
-        return typed(self._reset([int(seed) for seed in seeds], indices))
+        return as_float32(self._reset([int(seed) for seed in seeds], indices))
 
     def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
         """One action in each environment of `indices` (all by default).
@@ -88,7 +88,7 @@ class VectorEnv(ABC):
         )
         truncated = (truncated | (self._num_steps[indices] >= self.max_episode_steps)) & ~terminated
         self._running[indices] = ~(terminated | truncated)
-        return Step(typed(observations), rewards, terminated, truncated, infos)
+        return Step(as_float32(observations), rewards, terminated, truncated, infos)
 
     def every_start(self, first: int) -> list[int] | None:
         """Seeds from `first` on that meet every start once; None where starts are too many."""
@@ -110,7 +110,7 @@ class VectorEnv(ABC):
         """As `step`, but the time limit is the caller's."""
 
 
-def typed(observations: Any) -> Any:
+def as_float32(observations: Any) -> Any:
     """Vectors as float32, of channels pictures as they are."""
     if not isinstance(observations, Mapping):
         return observations.astype(np.float32)

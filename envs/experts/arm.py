@@ -56,7 +56,7 @@ class ArmExpert(Skilled):
             goal = np.column_stack([tip[:, :2] + 0.15 * way, np.full(len(tip), LOW_M)])
         else:
             goal = rest + np.column_stack([astray, 0 * astray[:, :1]])
-        targets = led(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
+        targets = next_targets(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
         targets += SHAKE_RAD * self._rng.standard_normal(targets.shape)
         actions = self.env.action(targets)
         return self.noisy(actions, 20)
@@ -85,7 +85,9 @@ def inverse(tip: np.ndarray) -> np.ndarray:
     return np.column_stack([waist, shoulder, elbow, np.pi - shoulder - elbow, 0 * waist])
 
 
-def led(goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: float) -> np.ndarray:
+def next_targets(
+    goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: float
+) -> np.ndarray:
     """The next joint targets on the way to `goal`, all joints alike; [B, 5] rad.
 
     As far ahead of the joints as they lag behind targets that move at the speed that is wanted.

@@ -46,7 +46,7 @@ class PushExpert(Skilled):
         joints = len(self.arm.links)
         if isinstance(observations, Mapping):
             every = np.arange(self.env.num_envs) if indices is None else indices
-            observations = self.env.everything(every).astype(np.float32)
+            observations = self.env.full_state(every).astype(np.float32)
         angles = np.arctan2(observations[:, joints : 2 * joints], observations[:, :joints])
         pairs = observations[:, 3 * joints :].astype(np.float64).reshape(-1, 4, 2)
         indices = np.arange(len(angles)) if indices is None else indices

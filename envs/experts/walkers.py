@@ -44,11 +44,11 @@ class Walk(ABC):
         while not way:
             goal = self._free[self._rng.integers(len(self._free))]
             through = self.path(self.env.cell(place), goal)[1:]
-            way += [np.array(self.env.place(*c)) + self.beside(c == goal) for c in through]
+            way += [np.array(self.env.place(*c)) + self.offset(c == goal) for c in through]
         return way[0]
 
     @abstractmethod
-    def beside(self, last: bool) -> np.ndarray | float:
+    def offset(self, last: bool) -> np.ndarray | float:
         """Where a waypoint lies from the middle of its cell, [2] m; last: the goal."""
 
     def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ class Waypoints(Walk):
     pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
     """
 
-    def beside(self, last: bool) -> np.ndarray | float:
+    def offset(self, last: bool) -> np.ndarray | float:
         return 0.0 if last else -0.2 * self._rng.uniform(size=2)
 
     def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class AntWalk(Walk):
         super().__init__(env, noise, seed)
         self.policy = policy
 
-    def beside(self, last: bool) -> np.ndarray | float:
+    def offset(self, last: bool) -> np.ndarray | float:
         return 1.5 * self._rng.uniform(size=2) if last else 0.0
 
     def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:

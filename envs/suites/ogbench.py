@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from envs.adapters import imported
+from envs.adapters import make_registered
 
 ENVS = {
     "ogbench/cube-single": partial(
-        imported,
+        make_registered,
         module="ogbench",
         extra="ogbench",
         env_id="cube-single-singletask-v0",

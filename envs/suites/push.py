@@ -129,19 +129,19 @@ class Push(MujocoVectorEnv):
         done = apart < CLOSE
         return done.astype(np.float64), done, {"success": done, "distance": apart}
 
-    def everything(self, indices: np.ndarray) -> np.ndarray:
+    def full_state(self, indices: np.ndarray) -> np.ndarray:
         """What there is to know, the observation of one who sees it all; [B, 3 J + 8]."""
         puck, velocity = self._qpos[indices, -2:], self._qvel[indices, -2:]
-        return np.concatenate([self.of_arm(indices), puck, velocity, self._goals[indices]], 1)
+        return np.concatenate([self.arm_state(indices), puck, velocity, self._goals[indices]], 1)
 
-    def of_arm(self, indices: np.ndarray) -> np.ndarray:
+    def arm_state(self, indices: np.ndarray) -> np.ndarray:
         """Cos and sin of the angles, the joints' speeds, the tip; [B, 3 J + 2]."""
         angles, speeds = self._qpos[indices, :-2], self._qvel[indices, :-2]
         tip = points(self.arm, angles)[:, -1]
         return np.concatenate([np.cos(angles), np.sin(angles), speeds, tip], 1)
 
     def _observations(self, indices: np.ndarray) -> Any:
-        return self.everything(indices)
+        return self.full_state(indices)
 
     def render(self, index: int = 0, frame: Frame | None = None) -> np.ndarray:
         """Return the image of `frame`, [size, size, 3] uint8; no graphics driver is needed.
@@ -170,7 +170,7 @@ def points(arm: Arm, angles: np.ndarray) -> np.ndarray:
 
 def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> np.ndarray:
     """Return the image; arm: [J + 1, 2] m."""
-    x, y = places(frame)
+    x, y = pixel_positions(frame)
     size, pixel = frame.size, frame.width / frame.size
     picture = np.full((size, size, 3), BACKGROUND, np.uint8)
 
@@ -202,7 +202,7 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> n
 
 
 @cache
-def places(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+def pixel_positions(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
     """Return the middles of an image's columns, from the left, and rows, from above, in m."""
     middles = (np.arange(frame.size) + 0.5) * (frame.width / frame.size)
     return middles - frame.left, frame.width / 2 - middles
@@ -223,7 +223,7 @@ class PushPixels(Push):
 
     def _observations(self, indices: np.ndarray) -> Any:
         pictures = np.stack([self.render(index, self.frame) for index in indices])
-        return {"picture": pictures, "state": self.of_arm(indices)}
+        return {"picture": pictures, "state": self.arm_state(indices)}
 
 
 KINDS: dict[str, type[Push]] = {"": Push, "-pixels": PushPixels}

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from envs.adapters import imported
+from envs.adapters import make_registered
 
 ENVS = {
     "pusht": partial(
-        imported,
+        make_registered,
         module="gym_pusht",
         extra="pusht",
         env_id="gym_pusht/PushT-v0",

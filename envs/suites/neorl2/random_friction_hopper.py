@@ -17,7 +17,7 @@ from envs.suites.locomotion import Hopper
 
 
 @functools.cache
-def hopper_on(friction: float) -> Any:
+def hopper_model(friction: float) -> Any:
     """Gymnasium's hopper whose foot has the sliding friction `friction`: one model for each."""
     model = copy.copy(load_model(Hopper.xml))
     model.geom("foot_geom").friction[0] = friction
@@ -48,7 +48,7 @@ class RandomFrictionHopper(Hopper):
         for seed, index in zip(seeds, indices, strict=True):
             friction = random.Random(seed).uniform(*self.FRICTION)
             self._friction[index] = friction
-            self._models[index] = hopper_on(round(friction, 2))
+            self._models[index] = hopper_model(round(friction, 2))
         return super()._reset(seeds, indices)
 
     def _observations(self, indices: np.ndarray) -> np.ndarray:

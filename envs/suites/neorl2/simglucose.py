@@ -51,7 +51,7 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
     return parameters, start
 
 
-def start_of(seed: int) -> tuple[int, int]:
+def draw_start(seed: int) -> tuple[int, int]:
     """The hour and the patient, as their number."""
     rng = np.random.RandomState(seed)
     rng.randint(0, 1000)  # upstream's seed of the sensor, whose noise is off
@@ -135,7 +135,7 @@ class Simglucose(VectorEnv):
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         start = patients()[1]
         for seed, index in zip(seeds, indices, strict=True):
-            hour, self._patient[index] = start_of(seed)
+            hour, self._patient[index] = draw_start(seed)
             self._minute[index] = 60 * hour
         self._x[:, indices] = start[:, self._patient[indices]]
         for array in (self._to_eat, self._eaten, self._rest, self._eating):
@@ -147,7 +147,7 @@ class Simglucose(VectorEnv):
         """Of each patient at each hour."""
         seeds = dict[tuple[int, int], int]()
         for seed in itertools.count(first):
-            seeds.setdefault(start_of(seed), seed)
+            seeds.setdefault(draw_start(seed), seed)
             if len(seeds) == HOURS * len(PATIENTS):
                 break
         return sorted(seeds.values())
@@ -158,7 +158,7 @@ class Simglucose(VectorEnv):
         insulin = np.round(basal / self.PUMP_STEP) * self.PUMP_STEP / parameters[0]
         before, sensor, true = self._cgm[indices], [], []
         for minute in range(1, self.MINUTES + 1):
-            self._live_a_minute(insulin, parameters, indices)
+            self._simulate_minute(insulin, parameters, indices)
             glucose = self._glucose(indices)
             if minute == self.MINUTES:
                 self._sensor[indices] = glucose.clip(10, 600)
@@ -172,7 +172,7 @@ class Simglucose(VectorEnv):
         never = np.zeros(len(indices), bool)
         return Step(self._observations(indices), rewards, terminated, never, {})
 
-    def _live_a_minute(
+    def _simulate_minute(
         self, insulin: np.ndarray, parameters: np.ndarray, indices: np.ndarray
     ) -> None:
         """insulin [B], parameters [32, B] of the environments `indices`."""
