@@ -94,19 +94,19 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
     random = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
-        random.normal(dim_model=(rows, OBSERVATION_DIM)),
+        random.normal(size=(rows, OBSERVATION_DIM)),
         random.uniform(-1, 1, (rows, ACTION_DIM)),
-        random.normal(dim_model=rows),
+        random.normal(size=rows),
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
-        random.normal(dim_model=(rows, OBSERVATION_DIM)),
+        random.normal(size=(rows, OBSERVATION_DIM)),
     )
 
 
 def pendulum_dataset(rows: int = 400) -> Dataset:
     """Return data in Pendulum's shapes with simple dynamics, which a model can fit."""
     random = np.random.default_rng(0)
-    observations, actions = random.normal(dim_model=(rows, 3)), random.uniform(-1, 1, (rows, 1))
+    observations, actions = random.normal(size=(rows, 3)), random.uniform(-1, 1, (rows, 1))
     ends = np.arange(rows) % 20 == 19
     rewards = 1 - np.square(actions[:, 0] - 0.8)
     return Dataset.from_arrays(
@@ -148,7 +148,7 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
             state = engine.seed_state(s).values()
             hashes[f"phase {k}, seed {seed} of {len(seeds)}"] = digest(state)
     shape = (len(seeds), 4, OBSERVATION_DIM)
-    observations = torch.from_numpy(np.random.default_rng(2).normal(dim_model=shape)).float()
+    observations = torch.from_numpy(np.random.default_rng(2).normal(size=shape)).float()
     hashes[f"actions of {len(seeds)}"] = digest([engine.stacked_policy(4)(observations)])
     return hashes
 

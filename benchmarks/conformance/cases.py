@@ -83,7 +83,7 @@ SHARED = "samples for each of the losses -> the same for all"
 START = "short windows stand at their end -> at their start"
 TRAINER = "lifelong_rl/trainers/q_learning/sac.py"
 NEWEST = "losses at the old parameters -> each at what is new by then"
-SEQUENCE = {"horizon": 6, "dim_model": 8, "num_layers": 2, "num_heads": 2, "episode_steps": 12}
+SEQUENCE = {"context_length": 6, "dim_model": 8, "num_layers": 2, "num_heads": 2, "episode_steps": 12}
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
 DENOISING = {
     "n_obs_steps": 2,

@@ -111,7 +111,7 @@ def test_where_torch_is_not_installed_a_perceptron_runs_by_numpy(tmp_path: Path)
 
 
 def test_what_numpy_cannot_run_says_what_it_needs(tmp_path: Path, monkeypatch) -> None:
-    head = DecisionTransformer(5, 2, target_return=1.0, horizon=2, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
     path = write(tmp_path / "policy.bundle", head)
     with pytest.raises(BundleError, match=r"numpy runs DeterministicActor.* DecisionTransformer"):
         policies.load(path, runtime="numpy")
@@ -239,7 +239,7 @@ def test_a_bundle_whose_golden_answer_does_not_come_out_is_not_exported(tmp_path
 def test_what_remembers_its_episode_is_not_exported(tmp_path: Path) -> None:
     from policies.export import exported
 
-    head = DecisionTransformer(5, 2, target_return=1.0, horizon=2, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
     path = write(tmp_path / "policy.bundle", head)
     with pytest.raises(BundleError, match="a DecisionTransformer remembers its episode"):
         exported(bundle.read(path))
@@ -250,10 +250,10 @@ def chunked(kind: Any) -> Any:
     torch.manual_seed(2)
     if kind == "act":
         small = {
-            "size": 16,
-            "heads": 2,
+            "dim_model": 16,
+            "num_heads": 2,
             "hidden": 16,
-            "layers": 1,
+            "num_layers": 1,
             "num_vae_encoder_layers": 1,
             "latent_dim": 4,
         }
@@ -292,10 +292,10 @@ def seeing(kind: str) -> torch.nn.Module:
     own: Any = {"encoder": {"num_keypoints": 4}, "n_obs_steps": 2, "n_action_steps": 3}
     if kind == "act":
         small: Any = {
-            "size": 16,
-            "heads": 2,
+            "dim_model": 16,
+            "num_heads": 2,
             "hidden": 16,
-            "layers": 1,
+            "num_layers": 1,
             "num_vae_encoder_layers": 1,
         }
         return ActionChunkingTransformer(shapes, 2, horizon=7, **small, **own)
@@ -358,7 +358,7 @@ def test_a_player_takes_the_executed_actions_of_a_chunk_and_then_asks_again(tmp_
 
 
 def test_a_player_tells_a_policy_with_memory_its_rewards(tmp_path: Path) -> None:
-    head = DecisionTransformer(5, 2, target_return=9.0, horizon=3, size=8, layers=1)
+    head = DecisionTransformer(5, 2, target_return=9.0, context_length=3, dim_model=8, num_layers=1)
     policy = policies.load(write(tmp_path / "p", head))
     player, state = Player(policy), None
     for seen, reward in zip(SEEN[:4], (None, 1.0, 2.0, 0.0), strict=True):

@@ -133,7 +133,7 @@ class DenoiserShape(ChunkShape):
         """Of the network of that name."""
         widths = [*(self.widths or PAPER[self.network])]
         if self.network == "transformer":
-            return {"size": widths[0], "layers": len(widths), "num_heads": self.num_heads}
+            return {"size": widths[0], "layers": len(widths), "heads": self.num_heads}
         if self.network == "mlp":
             return {"hidden": widths, "time_size": self.time_size or 32}
         return {"widths": widths, "time_size": self.time_size or widths[0]}

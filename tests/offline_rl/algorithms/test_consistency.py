@@ -187,7 +187,7 @@ def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
 
 def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
     """Behind that of the time, before those of the observations, which keep theirs."""
-    own = OWN | {"network": "transformer", "widths": (8,), "heads": 2, "time_size": None}
+    own = OWN | {"network": "transformer", "widths": (8,), "num_heads": 2, "time_size": None}
     teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own)).initial()
     student = Consistency(Spec((3,), 2), Config(**own))
     given = flatten(teacher) | {"counters/update": torch.tensor(0)}

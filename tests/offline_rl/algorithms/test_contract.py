@@ -74,12 +74,12 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
     draw = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
-        draw.normal(dim_model=(rows, 5)),
+        draw.normal(size=(rows, 5)),
         draw.uniform(-1, 1, (rows, 2)),
-        draw.normal(dim_model=rows),
+        draw.normal(size=rows),
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
-        draw.normal(dim_model=(rows, 5)),
+        draw.normal(size=(rows, 5)),
     )
 
 
@@ -101,13 +101,13 @@ def online(cls: type[Algorithm]) -> Online:
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     """Of chains whose steps go nowhere, as an untrained network's nearly do."""
     cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
-    dim_model = cfg.decisions // cfg.environments, cfg.environments
-    made = Rollouts(1, dim_model, columns, steps=cfg.tuned, carried=carried, device=device)
+    size = cfg.decisions // cfg.environments, cfg.environments
+    made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
     draw = np.random.default_rng(0)
     for name in ("observations", "next_observations", "advantages", "returns", "chain"):
         scale = 0.05 if name == "chain" else 1.0
         shape = made.data[name].shape
-        made.data[name].copy_(torch.from_numpy(scale * draw.normal(dim_model=shape)))
+        made.data[name].copy_(torch.from_numpy(scale * draw.normal(size=shape)))
     made.data["executed"].fill_(1)
     made.data["log_probs"].fill_(1)
     return made
@@ -259,11 +259,11 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
 ):
     """By the engine's own check, on this processor, with layer normalization where there is one."""
     cls = algorithm_class(name)
-    dim_model: dict[str, Any] = {
+    size: dict[str, Any] = {
         key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")
     }
-    dim_model |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
-    cfg = small_config(cls, **dim_model)
+    size |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
+    cfg = small_config(cls, **size)
     made, how = sources(cls, cfg), Interaction(online(cls), cfg)
     options = {"batch_size": 128, "precision": precision, "compile": True}
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0, 1], made, **options)
@@ -298,9 +298,9 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
 def rows_of(place: int, count: int) -> dict[str, np.ndarray]:
     """So many steps that only a stream at this place sees."""
     draw = np.random.default_rng(place)
-    rows = {k: draw.normal(dim_model=(count, 5)) for k in ("observations", "next_observations")}
+    rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
     rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
-    rows |= {"rewards": draw.normal(5 * place, dim_model=count)}
+    rows |= {"rewards": draw.normal(5 * place, size=count)}
     return rows | {"terminated": np.arange(count) % 20 == 19}
 
 

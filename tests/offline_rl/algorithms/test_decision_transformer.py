@@ -36,14 +36,14 @@ def episodes(**replaced) -> Dataset:
     return Dataset.from_arrays(**(columns | replaced), terminated=ended, truncated=cut)
 
 
-def sampled(dim_model: int = 64, *, data: Dataset | None = None, **config):
+def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     """A state and a batch of its windows."""
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
     data = learner.prepare(data or episodes())
     source = learner.source("update", Sources(offline_source(DT, learner.cfg, data)))
     tensors = {k: v[0] for k, v in source.tensors().items()}
-    return state, source.sample(tensors, Recorded(), dim_model, learner.cfg.discount)
+    return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
 
 
 def test_of_rewards_that_count_the_growth_is_paid():

@@ -138,7 +138,7 @@ def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
 )
 def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own):
     """Of perceptrons the contract tells."""
-    heads = {"widths": (8, 8), "heads": 2, "time_size": None} if len(own) == 1 else {}
+    heads = {"widths": (8, 8), "num_heads": 2, "time_size": None} if len(own) == 1 else {}
     cfg = Config(num_warmup_updates=1, **(SMALL | {"n_action_steps": 3} | heads | own))
     cfg, spec = DiffusionPolicy.complete(cfg, forks()), Spec((1,), 1)
 
@@ -208,7 +208,7 @@ def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
             "num_inference_steps=200 are more than num_train_timesteps=100",
         ),
         ({"eta": 0.5}, "eta is not read by sampler=ddpm"),
-        ({"heads": 2}, "heads is not read by network=unet"),
+        ({"num_heads": 2}, "num_heads is not read by network=unet"),
         ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
         ({"network": "transformer", "time_size": 8}, "that of its tokens"),
         ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),

@@ -259,7 +259,7 @@ class Remembers(TD3):
     Config, targets, frozen = Config, {"critic_target": "critic"}, ("count",)
 
     def networks(self):
-        sizes = {"target_return": 1.0, "window": 3, "size": 8, "layers": 1, "episode_steps": 10}
+        sizes = {"target_return": 1.0, "context_length": 3, "dim_model": 8, "num_layers": 1, "episode_steps": 10}
         policy = DecisionTransformer(self.spec.observation_dim, self.spec.action_dim, **sizes)
         return super().networks() | {"policy": policy, "count": Scalar(0.0)}
 

@@ -26,10 +26,10 @@ def denoiser() -> DiffusionActor:
 def transformer() -> ActionChunkingTransformer:
     torch.manual_seed(0)
     small = {
-        "size": 8,
-        "heads": 2,
+        "dim_model": 8,
+        "num_heads": 2,
         "hidden": 8,
-        "layers": 1,
+        "num_layers": 1,
         "num_vae_encoder_layers": 1,
         "latent_dim": 3,
     }

@@ -14,7 +14,7 @@ from policies.networks.encoders import (
     Sees,
     SmallConv,
     cut,
-    num_keypoints,
+    keypoints,
 )
 from policies.networks.precision import set_compute_dtype
 
@@ -80,7 +80,7 @@ def test_a_keypoint_is_where_its_map_is_strong() -> None:
     maps = torch.zeros(1, 3, 5, 9)
     maps[0, 0, 0, 8] = 100.0  # above, right
     maps[0, 1, 4, 2] = 100.0  # below, half way to the left
-    found = num_keypoints(maps).reshape(3, 2)
+    found = keypoints(maps).reshape(3, 2)
     expected = torch.tensor([[1.0, -1.0], [-0.5, 1.0], [0.0, 0.0]])
     torch.testing.assert_close(found, expected)
 
