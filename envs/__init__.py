@@ -1,4 +1,4 @@
-"""What is acted in: environments, tasks, dataset cards and the normalization of scores."""
+"""Environments, tasks, dataset cards and score normalization."""
 
 from envs.cards import Card, CardError, Reference, UnknownName, card, cards
 from envs.faults import Broken

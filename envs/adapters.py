@@ -1,4 +1,4 @@
-"""Between Gymnasium's one environment at a time and our many."""
+"""Adapters between single Gymnasium environments and VectorEnv."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,18 @@ from envs.vector import Step, Threads, VectorEnv
 
 
 class SingleEnv(gymnasium.Env[Any, np.ndarray]):
-    """A VectorEnv of one as a Gymnasium environment. The time limit is inside: `truncated`."""
+    """A Gymnasium environment that wraps a VectorEnv with one environment.
+
+    It applies the time limit itself (`truncated`).
+    """
 
     metadata = {"render_modes": ["rgb_array"]}
 
     def __init__(self, vector: VectorEnv, *, render_mode: str | None = None) -> None:
         if vector.num_envs != 1:
-            raise ValueError(f"SingleEnv needs a VectorEnv of one, got {vector.num_envs}.")
+            raise ValueError(
+                f"SingleEnv needs a VectorEnv with one environment, got {vector.num_envs}."
+            )
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode '{render_mode}' is unknown; expected 'rgb_array'.")
         self.vector = vector
@@ -58,7 +63,7 @@ class SingleEnv(gymnasium.Env[Any, np.ndarray]):
 
 
 def space(shape: Any) -> Space:
-    """Of observations of a shape, or of a mapping of channels' shapes."""
+    """Return the observation space for a shape, or for a mapping from channels to shapes."""
     if isinstance(shape, Mapping):
         return Dict(
             {
@@ -70,26 +75,28 @@ def space(shape: Any) -> Space:
 
 
 def first(observations: Any) -> Any:
-    """The first of B."""
+    """Return the first observation of a batch."""
     if isinstance(observations, Mapping):
         return {name: values[0] for name, values in observations.items()}
     return observations[0]
 
 
 class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
-    """An environment that gets actions of its space, and answers plain numbers and vectors.
+    """Wrapper that makes actions fit the action space and returns plain numbers and vectors.
 
-    Actions have the type of the space and lie in its bounds, which rescaling misses by rounding.
-    Rewards and flags may be arrays of one number. A Box of shape () is one of shape (1,).
+    Actions are cast to the space's dtype and clipped to its bounds, because rescaling can exceed
+    them by a rounding error. Rewards and flags that are arrays with one element become numbers. A
+    Box of shape () becomes one of shape (1,).
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._bounds: Any = env.action_space
-        self.observation_space, own = at_least_1d(env.observation_space), env.observation_space
-        parts = own.spaces if isinstance(own, Dict) else {}
+        inner = env.observation_space
+        self.observation_space = at_least_1d(inner)
+        parts = inner.spaces if isinstance(inner, Dict) else {}
         self._scalars = {name for name, part in parts.items() if part.shape == ()}
-        self._scalar = own.shape == ()
+        self._scalar = inner.shape == ()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -113,7 +120,7 @@ class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
 
 
 def at_least_1d(space: Space) -> Space:
-    """Return the space with every Box of shape () as one of shape (1,)."""
+    """Return the space with every Box of shape () replaced by one of shape (1,)."""
     if isinstance(space, Dict):
         return Dict({name: at_least_1d(part) for name, part in space.items()})
     if isinstance(space, Box) and space.shape == ():
@@ -122,14 +129,15 @@ def at_least_1d(space: Space) -> Space:
 
 
 def to_scalar(value: Any) -> Any:
-    """Return the number in an array or tensor of one."""
+    """Return the number in an array or tensor with one element; other values unchanged."""
     return value.item() if hasattr(value, "item") else value
 
 
 class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
-    """An environment of gym before 0.26, as the d4rl package registers them; a seed is an episode.
+    """Gymnasium wrapper for an environment of gym before 0.26, as the d4rl package registers them.
 
-    Some of those draw from numpy's global generator, which is therefore seeded too.
+    A seed determines an episode. Some of these environments use NumPy's global generator, so reset
+    seeds that too.
     """
 
     def __init__(self, env: Any) -> None:
@@ -156,26 +164,29 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
 
-SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # infos: did it reach its goal
-RETURNED = {  # by Gymnasium's interface
+SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # info keys: the goal is reached
+RETURNED = {  # return values in Gymnasium's interface
     "reset": "observation, info",
     "step": "observation, reward, terminated, truncated, info",
 }
-PASSED_INFOS = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are left out
+PASSED_INFOS = dict.fromkeys(SUCCESS, np.bool_) | {"cost": np.float64}  # other infos are dropped
 
 
-TRIAL_STEPS = 8  # of an episode that is compared with itself
+TRIAL_STEPS = 8  # steps of the episode that tests whether instances share state
 
 
 class LoopVectorEnv(VectorEnv):
-    """Any Gymnasium environments with actions in [-1, 1], stepped one after the other.
+    """VectorEnv of Gymnasium environments with actions in [-1, 1], stepped one after the other.
 
-    num_threads: or on so many threads, where the environments share nothing; worth it where they
-    spend their time outside Python's lock, as MuJoCo's do. name: what errors call them.
-    instances: those of the same task, shared where no more can be opened. Default: this has its
-    own. fewer: have fewer environments where no more can be opened, instead of a ValueError.
-    single: why one instance is allowed, shared with others of the task. Default: it is not limited.
-    `reset` and `step` raise Broken, naming the user's line, for whatever one of them raises.
+    num_threads: step on this many threads, if the environments share nothing. This pays off if
+    they spend their time outside Python's lock, as MuJoCo environments do.
+    name: the environment's name in errors.
+    instances: the open instances of the same task, to be shared if no more can be opened.
+    Default: instances are not shared with other objects.
+    fewer: accept fewer environments if no more can be opened, instead of raising a ValueError.
+    single: the reason why only one instance is allowed, which the whole task then shares.
+    Default: no limit.
+    `reset` and `step` raise Broken, with the user's line, for any exception in an environment.
     """
 
     def __init__(
@@ -211,7 +222,7 @@ class LoopVectorEnv(VectorEnv):
         low, high = action_bounds(first)
         if np.isfinite(low).all() and np.isfinite(high).all():
             self.action_low, self.action_high = low, high
-        period_s = getattr(first.unwrapped, "dt", None)  # MuJoCo's say it, and classic ones
+        period_s = getattr(first.unwrapped, "dt", None)  # set by MuJoCo and classic environments
         if isinstance(period_s, float) and 0 < period_s < np.inf:
             self.rate_hz = 1 / period_s
         if fewer and num_envs > 1 and not (single or self._instances.tried):
@@ -219,14 +230,15 @@ class LoopVectorEnv(VectorEnv):
         self.limit = self._instances.limit or self._single or self.limit
 
     def _open_views(self, count: int, fewer: bool) -> list[View]:
-        """Return the views of `count` environments, or of as many as can be opened."""
+        """Return views of `count` environments, or of as many as can be opened."""
         views = list[View]()
         try:
             while len(views) < count and (view := self._new(views)) is not None:
                 views.append(view)
         except USER_ERRORS as error:
             count_open = len(self._instances.open)
-            limit = f"Only {count_open} instances of {self.name} can be open ({describe_briefly(error)})"
+            why = describe_briefly(error)
+            limit = f"Only {count_open} instances of {self.name} can be open ({why})"
             if fewer and count_open:
                 self.limit = limit
                 return views or [self._instances.shared()]
@@ -245,7 +257,7 @@ class LoopVectorEnv(VectorEnv):
         return views
 
     def _new(self, views: Sequence[View]) -> View | None:
-        """Return a view of a new instance; None if no more are allowed besides `views`."""
+        """Return a view of a new instance; None if no more than `views` are allowed."""
         if self._single and (views or self._instances.open):
             return None
         return self._instances.new()
@@ -253,25 +265,21 @@ class LoopVectorEnv(VectorEnv):
     def _too_many(self, count: int) -> NoReturn:
         raise ValueError(
             f"{self._instances.limit or self._single}, and {count} are needed at once. Use "
-            "settings that need one."
+            "settings that need only one."
         )
 
-    def starts(self) -> Literal["seeded", "random", "alike"]:
-        """Tell whether first observations follow the seed, ignore it or are all the same."""
+    def classify_starts(self) -> Literal["seeded", "random", "alike"]:
+        """Return whether first observations follow the seed, ignore it or are all equal."""
         one = np.arange(1)
-        some, again, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
-        return (
-            "random"
-            if not observations_equal(some, again)
-            else "alike"
-            if observations_equal(some, other)
-            else "seeded"
-        )
+        start, repeated, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
+        if not observations_equal(start, repeated):
+            return "random"
+        return "alike" if observations_equal(start, other) else "seeded"
 
     def _compare_instances(self, count: int) -> None:
-        """Use one environment only if another one changes or breaks its episode.
+        """Keep one environment only, if a second one changes or breaks the first one's episode.
 
-        count: how many are wanted. One that is broken by another is opened anew, alone.
+        count: the requested number. If a second one broke the first, the first is reopened alone.
         """
         instances = self._instances
         instances.tried = True
@@ -280,21 +288,21 @@ class LoopVectorEnv(VectorEnv):
         actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
 
         def episode(rows: np.ndarray) -> list[Any]:
-            """What the first environment answers; the second takes the opposite actions."""
-            seen = [first(self.reset([0, 1][: len(rows)], rows))]
+            """Return the first environment's outputs; the second takes the opposite actions."""
+            outputs = [first(self.reset([0, 1][: len(rows)], rows))]
             for action in actions:
-                given = np.concatenate([action, -action])[: len(rows)]
-                step = self.step(given, rows)
-                seen += [first(step.observations), step.rewards[0]]
+                pair = np.concatenate([action, -action])[: len(rows)]
+                step = self.step(pair, rows)
+                outputs += [first(step.observations), step.rewards[0]]
                 if (step.terminated | step.truncated).any():
                     break
-            return seen
+            return outputs
 
-        def equal(some: list[Any], others: list[Any]) -> bool:
-            return all(observations_equal(a, b) for a, b in zip(some, others, strict=False))
+        def equal(a: list[Any], b: list[Any]) -> bool:
+            return all(observations_equal(x, y) for x, y in zip(a, b, strict=False))
 
         def works(alone: list[Any]) -> bool:
-            """True if the first environment still answers as it did in `alone`."""
+            """True if the first environment still returns the outputs `alone`."""
             with suppress(Exception):
                 return equal(alone, episode(one))
             return False
@@ -304,13 +312,13 @@ class LoopVectorEnv(VectorEnv):
             if self.num_envs == 1:
                 return
             if not equal(alone, episode(one)):
-                return  # it does not repeat itself: nothing can be compared
+                return  # its episodes are not reproducible, so nothing can be compared
         except Exception as error:
             self._use_one()
             self._reopen_one()
             try:
                 episode(one)
-            except Exception:  # it is broken by itself, which `attempt` reports
+            except Exception:  # it fails alone too, which `check_first_steps` reports
                 self._envs += self._open_views(count - 1, True) if instances.limit is None else []
                 VectorEnv.__init__(self, len(self._envs))
                 return
@@ -328,65 +336,63 @@ class LoopVectorEnv(VectorEnv):
             self._reopen_one()
 
     def _use_one(self) -> None:
-        """Close all environments but the first."""
+        """Close all environments except the first."""
         for view in self._envs[1:]:
-            with suppress(*USER_ERRORS):  # it is out of use
+            with suppress(*USER_ERRORS):  # it is no longer used
                 view.close()
         self._envs = self._envs[:1]
         super().__init__(1)
 
     def _reopen_one(self) -> None:
-        """Open the first environment anew, while no other is open."""
-        with suppress(*USER_ERRORS):  # a broken one may fail to close
+        """Reopen the first environment while no other is open."""
+        with suppress(*USER_ERRORS):  # a broken environment may fail to close
             self._envs[0].close()
         self._envs = [self._instances.new() or self._instances.shared()]
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
         pairs = zip(seeds, indices, strict=True)
-        return self._side_by_side(
-            [self._call("reset", index, seed=seed)[0] for seed, index in pairs]
-        )
+        return self._stack([self._call("reset", index, seed=seed)[0] for seed, index in pairs])
 
-    def _call(self, what: str, index: int, *given: Any, **how: Any) -> tuple[Any, ...]:
-        """What one environment answers."""
+    def _call(self, what: str, index: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call the method `what` of one environment. Raises Broken for any error."""
         try:
-            answer = getattr(self._envs[index], what)(*given, **how)
+            result = getattr(self._envs[index], what)(*args, **kwargs)
         except USER_ERRORS as error:
             hint = "" if user_line(error) else f". It must return {RETURNED[what]}"
-            if hint and "tensor" in str(error).lower():  # on a GPU, or one that requires grad
+            if hint and "tensor" in str(error).lower():  # it is on a GPU or requires grad
                 hint = ". Return a detached CPU tensor or a NumPy array"
             words = describe_error(error).rstrip(".") if hint else describe_error(error)
             raise Broken(f"{self.name}: {what} failed: {words}{hint}") from error
-        return tuple(answer)
+        return tuple(result)
 
-    def attempt(self) -> None:
-        """An episode's beginning in the first one. Raises Broken for what none may answer."""
+    def check_first_steps(self) -> None:
+        """Reset and step the first environment once. Raises Broken if its outputs are invalid."""
         first = np.arange(1)
         shapes = self.observation_shape
         try:
-            seen = self.reset([0], first)
+            start = self.reset([0], first)
             step = self.step(np.zeros((1, self.action_dim), np.float32), first)
         except Broken:
             raise
-        except Exception as error:  # of answers that are no numbers, or lack a member
+        except Exception as error:  # outputs that are not numbers, or lack a key
             raise Broken(
-                f"{self.name}: {describe_error(error)}; it answers other than its spaces"
+                f"{self.name}: {describe_error(error)}. Its outputs do not match its spaces"
             ) from error
-        answers = (("reset", seen, None), ("step", step.observations, step.rewards))
-        for what, observations, rewards in answers:
+        outputs = (("reset", start, None), ("step", step.observations, step.rewards))
+        for what, observations, rewards in outputs:
             parts = [(observations, shapes)]
             if isinstance(shapes, Mapping):
                 parts = [(observations[name], shape) for name, shape in shapes.items()]
-            for found, shape in parts:
-                if found.shape[1:] != tuple(shape):
+            for array, shape in parts:
+                if array.shape[1:] != tuple(shape):
                     raise Broken(
-                        f"{self.name}: {what} answers an observation of shape {found.shape[1:]}, "
+                        f"{self.name}: {what} returned an observation of shape {array.shape[1:]}, "
                         f"its observation_space has {tuple(shape)}"
                     )
             check_finite(f"{self.name}: {what}", observations, rewards)
 
-    def _side_by_side(self, observations: Sequence[Any]) -> Any:
-        """B observations as one."""
+    def _stack(self, observations: Sequence[Any]) -> Any:
+        """Return B observations stacked into a batch."""
         if isinstance(self.observation_shape, Mapping):
             return {k: np.stack([each[k] for each in observations]) for k in self.observation_shape}
         return np.stack(observations)
@@ -397,7 +403,7 @@ class LoopVectorEnv(VectorEnv):
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         reported = PASSED_INFOS.keys() & set[str]().union(*infos)
         return Step(
-            self._side_by_side(observations),
+            self._stack(observations),
             np.array(rewards, np.float64),
             np.array(terminated, bool),
             np.array(truncated, bool),
@@ -409,20 +415,22 @@ class LoopVectorEnv(VectorEnv):
         return [self._call("step", index, action) for action, index in pairs]
 
     def render(self, index: int = 0) -> np.ndarray:
-        picture = self._envs[index].render()
-        if not isinstance(picture, np.ndarray):
-            raise ValueError("no picture: make the environment with render_mode='rgb_array'.")
-        return picture
+        image = self._envs[index].render()
+        if not isinstance(image, np.ndarray):
+            raise ValueError(
+                "The environment rendered no image. Build it with render_mode='rgb_array'."
+            )
+        return image
 
     def close(self) -> None:
-        with ExitStack() as stack:  # one that fails to close leaves none open
+        with ExitStack() as stack:  # closes the others even if one fails to close
             stack.callback(self._threads.close)
             for env in self._envs:
                 stack.callback(env.close)
 
 
 def action_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
-    """The limits [A] of the actions that `rescale_actions` mapped from [-1, 1], in their own units."""
+    """Return the action limits [A] before `rescale_actions`, in the environment's units."""
     space: Any = env.action_space
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.RescaleAction):
@@ -433,35 +441,35 @@ def action_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
-    """`env` with its actions mapped affinely from [-1, 1], by Gymnasium's RescaleAction.
+    """Return `env` with actions mapped affinely from [-1, 1] by Gymnasium's RescaleAction.
 
-    name: what errors call it, if not by its id. Raises ValueError if its actions are no bounded
-    vector, or its observations neither a Box nor a Dict of Boxes: the channels.
+    name: the name in errors; default: its id. Raises ValueError if its actions are not a bounded
+    vector, or its observations are neither a Box nor a Dict of Boxes (the channels).
     """
     name = name or (env.spec.id if env.spec else type(env).__name__)
     actions, observations = env.action_space, env.observation_space
     if not isinstance(actions, Box) or len(actions.shape) != 1 or actions.dtype.kind != "f":
-        remedy = ": flatten them" if isinstance(actions, Box) and len(actions.shape) > 1 else ""
+        remedy = " Flatten them." if isinstance(actions, Box) and len(actions.shape) > 1 else ""
         raise ValueError(
-            f"{name} has actions {actions}; a vector of real numbers (Box) is needed{remedy}."
+            f"{name} has actions {actions}; a vector of real numbers (Box) is needed.{remedy}"
         )
     if not actions.is_bounded():
-        raise ValueError(f"{name} has actions without bounds, {actions}: wrap them to [-1, 1].")
+        raise ValueError(f"{name} has actions without bounds, {actions}. Wrap them to [-1, 1].")
     if not (actions.low < actions.high).all():
         k = int((actions.low >= actions.high).argmax())
         raise ValueError(
-            f"{name} has an action {k} between {actions.low[k]:g} and {actions.high[k]:g}: what "
-            "cannot vary is no action; leave it out of action_space, or widen it."
+            f"{name}: action {k} cannot vary, its bounds are {actions.low[k]:g} and "
+            f"{actions.high[k]:g}. Remove it from action_space or widen its bounds."
         )
     if isinstance(observations, Dict):
         for channel, part in observations.items():
             if (problem := channel_problem(channel, part)) is not None:
                 raise ValueError(
-                    f"{name} observes {channel}: {part}; {problem}: wrap it, or choose others, "
-                    "observation_keys=[…]."
+                    f"{name} observes {channel}: {part}; {problem}. Wrap it, or choose other "
+                    "channels with observation_keys=[…]."
                 )
     elif not isinstance(observations, Box):
-        raise ValueError(f"{name} has observations {observations}; a Box is needed: wrap it.")
+        raise ValueError(f"{name} has observations {observations}; a Box is needed. Wrap it.")
     env = Strict(env)
     if (actions.low == -1).all() and (actions.high == 1).all():
         return env
@@ -470,16 +478,17 @@ def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.En
 
 
 def select_keys(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env:
-    """`env`, of whose Dict these members are seen: vectors side by side as one, in this order.
+    """Return `env` with only these keys of its Dict observation.
 
-    Where a picture is among them, as channels by name. Raises ValueError for one that is not there.
+    Vectors are concatenated in this order. If an image is among the keys, they stay separate
+    channels. Raises ValueError for a missing key.
     """
     space = env.observation_space
     if not keys or not isinstance(space, Dict):
         return env
     for key in keys:
         if key not in space.spaces:
-            raise ValueError(f"{name} observes {', '.join(space)}; there is no {key!r}.")
+            raise ValueError(f"{name} has no observation {key!r}; it has {', '.join(space)}.")
     parts = [space[key] for key in keys]
     boxes = [part for part in parts if isinstance(part, Box) and len(part.shape) < 3]
     if len(boxes) < len(parts):
@@ -489,14 +498,14 @@ def select_keys(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium
         for end in ("low", "high")
     )
 
-    def side_by_side(seen: Mapping[str, Any]) -> np.ndarray:
-        return np.concatenate([np.ravel(seen[key]) for key in keys]).astype(np.float32)
+    def concatenate(observation: Mapping[str, Any]) -> np.ndarray:
+        return np.concatenate([np.ravel(observation[key]) for key in keys]).astype(np.float32)
 
-    return gymnasium.wrappers.TransformObservation(env, side_by_side, Box(low, high))
+    return gymnasium.wrappers.TransformObservation(env, concatenate, Box(low, high))
 
 
 def observes_dict(env: gymnasium.Env) -> bool:
-    """True if `env`, or an environment that it wraps, observes a Dict."""
+    """True if `env` or an environment that it wraps has Dict observations."""
     while not isinstance(env.observation_space, Dict):
         if not isinstance(env, gymnasium.Wrapper):
             return False
@@ -505,11 +514,11 @@ def observes_dict(env: gymnasium.Env) -> bool:
 
 
 def channel_problem(channel: str, part: Space) -> str | None:
-    """Why a member of a Dict is no channel; None where it is."""
+    """Return why a Dict entry cannot be a channel; None if it can."""
     if not isinstance(part, Box) or "/" in channel:
         return "a Box is needed, and a name without a slash"
     if len(part.shape) == 3 and (part.dtype != np.uint8 or part.shape[-1] not in (1, 3, 4)):
-        return "a picture is [height, width, colors] of uint8"
+        return "an image is [height, width, colors] of uint8"
     return None
 
 
@@ -521,20 +530,21 @@ def make_registered(
     env_id: str,
     max_episode_steps: int,
     num_threads: int = 1,
-    **how: Any,
+    **kwargs: Any,
 ) -> VectorEnv:
-    """Environments that `module` registers. Raises ValueError naming the extra.
+    """Return environments that `module` registers with Gymnasium.
 
-    num_threads: not used; what is imported so spends its time in Python.
+    Raises ValueError with the extra to install if the module is missing.
+    num_threads: not used, because these environments spend their time in Python.
     """
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{env_id} needs {module} ({error}): pip install this package's extra [{extra}]."
+            f"{env_id} needs {module} ({error}). Install this package's extra [{extra}]."
         ) from error
 
     def make() -> gymnasium.Env:
-        return rescale_actions(gymnasium.make(env_id, **how))
+        return rescale_actions(gymnasium.make(env_id, **kwargs))
 
     return LoopVectorEnv(make, num_envs, max_episode_steps)

@@ -1,11 +1,11 @@
-"""Dataset cards: which files there are, where they come from, and what a score of 0 and 100 is.
+"""Dataset cards: the files of a dataset, their source, and the returns that score 0 and 100.
 
 `datasets/<suite>.yaml` holds the suite's `title` in docs/datasets.md, its `source`, `license` and
-`layout`, what its `reference`s share, and under `cards` the rest of each Card's fields. In
-`reference.environment`, {env} and {mujoco} stand for the card's environment and the installed
-MuJoCo's version. Where a suite names `hosts`, a file is its path there; a host with `only` has the
-files of these names (`*`: anything).
-What is damaged or misspelled is a CardError that names file and card.
+`layout`, the shared fields of its `reference`s, and under `cards` the other fields of each Card. In
+`reference.environment`, {env} and {mujoco} stand for the card's environment and the version of the
+installed MuJoCo. If a suite lists `hosts`, a file is given as its path on them. A host with `only`
+has only the files that match these patterns (`*`: anything).
+A damaged or misspelled entry raises a CardError with the file and the card.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from envs.paths import share
 
 
 class UnknownName(ValueError):
-    """A name that nothing is known by; the message lists the nearest ones."""
+    """Raised for an unknown name; the message lists the closest known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, remedy: str = "") -> None:
         near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
@@ -31,20 +31,20 @@ class UnknownName(ValueError):
 
 
 class CardError(ValueError):
-    """A file of cards that is damaged: which, and where."""
+    """Raised for a damaged file of cards; the message has the file and the entry."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a normalized score means."""
+    """The two returns that define a normalized score, and their source."""
 
     min: float  # return that scores 0
     max: float  # return that scores 100
     source: str
-    environment: str  # what really simulates here, and how it differs from the source's
+    environment: str  # the simulator used here, and how it differs from the source's
 
     def in_words(self) -> str:
-        """What a score means, in two sentences."""
+        """Return two sentences that explain a score."""
         ends = f"Score 0 is a return of {self.min:g}, 100 one of {self.max:g}"
         return f"{ends} ({self.source}). Environment: {self.environment}."
 
@@ -52,42 +52,42 @@ class Reference:
 @dataclass(frozen=True)
 class File:
     name: str
-    path: str  # below the data folder: <suite>/<name> or neorl2/<Task>/<name>
-    urls: tuple[str, ...] = ()  # to be tried in this order
+    path: str  # relative to the data folder: <suite>/<name> or neorl2/<Task>/<name>
+    urls: tuple[str, ...] = ()  # tried in this order
     sha256: str | None = None
     md5: str | None = None
     size_bytes: int | None = None
-    first_episodes: int | None = None  # the benchmark uses only so many of the file's episodes
+    first_episodes: int | None = None  # the benchmark uses only this many of the file's episodes
 
 
 @dataclass(frozen=True)
 class Card:
     name: str
-    suite: str  # the name of its file
-    layout: str  # of the files, in a word
-    files: dict[str, File]  # by split: train, val
+    suite: str  # the name of the YAML file
+    layout: str  # name of the file layout
+    files: dict[str, File]  # keys: train, val
     source: str
     license: str
     env: str | None = None  # None: data only
     reference: Reference | None = None
     max_episode_steps: int | None = None
-    preprocessing: dict[str, float] = field(default_factory=dict)  # what is done before learning
+    preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
     note: str | None = None
 
 
 @functools.cache
 def cards() -> dict[str, Card]:
-    """All cards by name. Raises CardError."""
+    """Return all cards by name. Raises CardError."""
     import yaml
 
-    found: dict[str, Card] = {}
+    by_name: dict[str, Card] = {}
     for path in sorted(share("datasets").glob("*.yaml")):
         name = "cards"
         try:
             text = path.read_text(encoding="utf-8")
             suite = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             for name, entry in suite["cards"].items():
-                found[name] = _card(name, path.stem, suite, entry)
+                by_name[name] = _card(name, path.stem, suite, entry)
         except KeyError as error:
             raise CardError(f"{path}: {name}: {error.args[0]} is missing") from None
         except (
@@ -99,11 +99,11 @@ def cards() -> dict[str, Card]:
             yaml.YAMLError,
         ) as error:
             raise CardError(f"{path}: {name}: {' '.join(str(error).split())}") from None
-    return found
+    return by_name
 
 
 def card(name: str) -> Card:
-    """The card of one dataset. Raises UnknownName or CardError."""
+    """Return the card of one dataset. Raises UnknownName or CardError."""
     if name not in cards():
         raise UnknownName("dataset", name, cards())
     return cards()[name]
@@ -126,13 +126,13 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
         )
         reference = check_types(Reference(**fields))
     shared = {key: suite[key] for key in ("layout", "source", "license")}
-    own = {key: value for key, value in entry.items() if key not in ("files", "reference")}
-    made = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | own))
-    return check_types(made)
+    rest = {key: value for key, value in entry.items() if key not in ("files", "reference")}
+    card = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | rest))
+    return check_types(card)
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
-    """A bare string, or `at`, is the path on the suite's hosts."""
+    """Return the File of an entry. A plain string, or `at`, is the path on the suite's hosts."""
     fields = {"at": fields} if isinstance(fields, str) else dict(fields)
     if at := fields.pop("at", None):
         name = fields["name"] = at.rsplit("/", 1)[-1]
@@ -145,23 +145,23 @@ def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, 
     return check_types(File(**(fields | {"path": f"{folder}/{fields['name']}", "urls": urls})))
 
 
-def check_types(made: Any) -> Any:
-    """`made`, of a class above. Raises TypeError for a field of another type than it says."""
-    for each in fields(made):
-        if not _is(value := getattr(made, each.name), each.type):
-            raise TypeError(f"{each.name} is {value!r}, {each.type} is expected")
-    return made
+def check_types(instance: Any) -> Any:
+    """Return the dataclass instance. Raises TypeError if a field has the wrong type."""
+    for each in fields(instance):
+        if not _matches(value := getattr(instance, each.name), each.type):
+            raise TypeError(f"{each.name} is {value!r}, expected {each.type}")
+    return instance
 
 
-def _is(value: object, hint: Any) -> bool:
+def _matches(value: object, hint: Any) -> bool:
     kind, args = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
-        return any(_is(value, option) for option in args)
+        return any(_matches(value, option) for option in args)
     if kind is tuple:
-        return isinstance(value, tuple) and all(_is(v, args[0]) for v in value)
+        return isinstance(value, tuple) and all(_matches(v, args[0]) for v in value)
     if kind is dict:
         pairs = value.items() if isinstance(value, dict) else [(None, None)]
-        return all(_is(k, args[0]) and _is(v, args[1]) for k, v in pairs)
+        return all(_matches(k, args[0]) and _matches(v, args[1]) for k, v in pairs)
     if kind is float:
         return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
     return type(value) is kind

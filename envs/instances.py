@@ -1,4 +1,4 @@
-"""Open environments of one task in this process, shared where no more can be opened."""
+"""Open environment instances of a task in this process, shared if no more can be opened."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from envs.faults import USER_ERRORS, describe_briefly
 
 
 class Instance:
-    """An open environment. One episode uses it at a time; its last view closes it."""
+    """An open environment. One episode uses it at a time; closing its last view closes it."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         self.env, self.views = env, 0
-        self.user: object = None  # the mark of the view whose episode is under way
+        self.user: object = None  # the mark of the view whose episode is running
         self.lock = threading.RLock()
 
 
 class View:
-    """One place for an episode in an instance, which other views may use in between.
+    """Access to an instance for one episode. Other views may use the instance in between.
 
-    If one did, `step` first repeats the episode: its seed, then its actions. Raises RuntimeError
-    if that leads to another observation.
+    If another view has used it, `step` first replays the episode from its seed and its actions. It
+    raises RuntimeError if the replay ends in a different observation.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -44,35 +44,35 @@ class View:
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         with self.instance.lock:
             self.instance.user = self._mark
-            answer: tuple[Any, dict[str, Any]] = self.instance.env.reset(seed=seed)
-            self._seed, self._actions, self._last = seed, [], copy_observation(answer[0])
-            return answer
+            result: tuple[Any, dict[str, Any]] = self.instance.env.reset(seed=seed)
+            self._seed, self._actions, self._last = seed, [], copy_observation(result[0])
+            return result
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         with self.instance.lock:
             if self.instance.user is not self._mark:
-                self._repeat()
-            answer = self.instance.env.step(action)
+                self._replay()
+            result = self.instance.env.step(action)
             self._actions.append(np.array(action))
-            self._last = copy_observation(answer[0])
-            return answer
+            self._last = copy_observation(result[0])
+            return result
 
-    def _repeat(self) -> None:
+    def _replay(self) -> None:
         self.instance.user = self._mark
         observation = self.instance.env.reset(seed=self._seed)[0]
         for action in self._actions:
             observation = self.instance.env.step(action)[0]
         if not observations_equal(observation, self._last):
             raise RuntimeError(
-                "its only instance was used for another episode, and this one cannot be repeated: "
-                "the same seed and actions lead to another observation"
+                "its only instance was used for another episode, and this one cannot be replayed: "
+                "the same seed and actions lead to a different observation"
             )
 
     def render(self) -> Any:
         return self.instance.env.render()
 
     def close(self) -> None:
-        """Leave the instance; the last view closes it."""
+        """Release the instance; the last view closes it."""
         if self._closed:
             return
         self._closed = True
@@ -82,24 +82,25 @@ class View:
 
 
 class Instances:
-    """All open instances of one task. name: the task in messages."""
+    """All open instances of one task. name: the task's name in messages."""
 
     def __init__(self, make: Callable[[], gymnasium.Env], name: str) -> None:
         self.make, self.name = make, name
-        self.limit: str | None = None  # why no more instances may be used at once
-        self.tried = False  # whether two instances were compared
-        self.several = False  # whether two were open at once: a failure later has another cause
+        self.limit: str | None = None  # why no more instances can be used at the same time
+        self.tried = False  # whether two instances have been compared
+        self.several = False  # whether two have been open: then a later failure has another cause
         self._open = weakref.WeakSet[Instance]()
 
     @property
     def open(self) -> list[Instance]:
-        """Those that are not closed."""
+        """Instances that are not closed."""
         return [instance for instance in self._open if instance.views]
 
     def new(self) -> View | None:
-        """Return a view of a new instance; None if one is open and no second can be: the limit.
+        """Return a view of a new instance, or None if one is open and a second is not possible.
 
-        Raises whatever the constructor raises if none is open, or several have been.
+        `limit` then holds the reason. A constructor's error is raised if no instance is open, or if
+        several have been open before.
         """
         if self.limit is not None and self.open:
             return None
@@ -117,31 +118,31 @@ class Instances:
         return view
 
     def limit_to_one(self, why: str) -> None:
-        """Open no second instance from now on."""
+        """Set the limit to one open instance."""
         self.limit = f"Only one instance of {self.name} can be open ({why})"
 
     def shared(self) -> View:
-        """Return a view of an instance that is open."""
+        """Return a view of an open instance."""
         return View(self.open[0])
 
 
-_known: dict[Hashable, Instances] = {}
+_instances: dict[Hashable, Instances] = {}
 
 
 def instances_of(key: Hashable, make: Callable[[], gymnasium.Env], name: str) -> Instances:
-    """Return the instances of the task that `key` identifies in this process."""
-    return _known.setdefault(key, Instances(make, name))
+    """Return this process's Instances of the task identified by `key`."""
+    return _instances.setdefault(key, Instances(make, name))
 
 
 def copy_observation(observation: Any) -> Any:
-    """Return the observation, which environments may change in place, as new arrays."""
+    """Return a copy of the observation, because environments may change it in place."""
     if isinstance(observation, Mapping):
         return {name: np.array(part) for name, part in observation.items()}
     return np.array(observation)
 
 
 def observations_equal(one: Any, other: Any) -> bool:
-    """True if two observations are equal to the bit."""
+    """True if two observations are bitwise equal."""
     if isinstance(one, Mapping):
         return all(np.array_equal(one[name], other[name]) for name in other)
     return np.array_equal(one, other)

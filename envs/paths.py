@@ -1,13 +1,14 @@
-"""Where the files that belong to the package lie, the same from a clone and from an install."""
+"""Location of the package's data files, in a checkout and in an installed package."""
 
 from pathlib import Path
 
 
 def share(name: str) -> Path:
-    """The folder `name` of data files: inside an installed wheel, else beside the package."""
+    """Return the data folder `name`: inside an installed wheel, or next to the package."""
     package = Path(__file__).resolve().parent
     folders = [package / "_share" / name, package.parent / name]
     for folder in folders:
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"the data folder '{name}' is in neither of {list(map(str, folders))}.")
+    places = " or ".join(map(str, folders))
+    raise FileNotFoundError(f"The data folder '{name}' does not exist: looked for {places}.")

@@ -1,7 +1,7 @@
-"""MuJoCo for many environments at a time: models, threads, reading and drawing.
+"""MuJoCo simulation of many environments: models, threads, state and rendering.
 
-`mujoco.rollout` is no faster here, and it does not carry the constraint solver's warm start from
-call to call, so that trajectories depart from Gymnasium's after contacts. Hence `mj_step`.
+It calls `mj_step`. `mujoco.rollout` is no faster here, and it drops the constraint solver's warm
+start between calls, so trajectories differ from Gymnasium's after contacts.
 """
 
 import functools
@@ -17,7 +17,7 @@ from envs.vector import Step, Threads, VectorEnv
 
 
 def gymnasium_spec(xml: str) -> Any:
-    """Gymnasium's MuJoCo model `xml`, to be changed before it is compiled."""
+    """Return the MjSpec of Gymnasium's MuJoCo model `xml`, which callers may change."""
     import mujoco
 
     path = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / xml
@@ -25,43 +25,43 @@ def gymnasium_spec(xml: str) -> Any:
 
 
 def compile_spec(spec: Any) -> Any:
-    """The model, with contacts as in the MuJoCo that D4RL was made with.
+    """Return the compiled model, with contacts as in the MuJoCo version used for D4RL.
 
-    From 3.5 a contact's margin is the sum of its two geoms' margins, before it was the larger. All
-    geoms of a model have the same margin here, so that halving them restores the contacts.
+    Since MuJoCo 3.5 a contact's margin is the sum of its geoms' margins; before, it was the larger
+    one. All geoms of a model here have the same margin, so halving them restores the contacts.
     """
     import mujoco
 
     if tuple(map(int, mujoco.__version__.split(".")[:2])) >= (3, 5):
         for geom in spec.geoms:
             geom.margin /= 2
-    with warnings.catch_warnings():  # MuJoCo 4 on an attribute of half_cheetah.xml
+    with warnings.catch_warnings():  # MuJoCo 4 warns of an attribute in half_cheetah.xml
         warnings.filterwarnings("ignore", message=".*settotalmass")
         return spec.compile()
 
 
 @functools.cache
 def load_model(xml: str) -> Any:
-    """Gymnasium's MuJoCo model `xml`, compiled."""
+    """Return Gymnasium's compiled MuJoCo model `xml`."""
     return compile_spec(gymnasium_spec(xml))
 
 
 class MujocoVectorEnv(VectorEnv):
-    """Environments with one model each and actions [-1, 1] as controls.
+    """MuJoCo environments with actions in [-1, 1] as controls.
 
-    num_threads: of the simulation, which runs outside Python's lock.
+    num_threads: threads of the simulation, which runs outside Python's lock.
     """
 
-    frame_skip: int  # simulation steps in one of ours
-    max_speed = np.inf  # observed velocities are clipped to it, m/s or rad/s
+    frame_skip: int  # simulation steps per environment step
+    max_speed = np.inf  # clip limit of observed velocities, m/s or rad/s
     hidden_positions = 0  # leading positions that are not observed
     camera: int | str = -1
-    threads_pay = True  # a step takes longer than handing it to another thread
+    threads_pay = True  # whether a step takes longer than passing it to another thread
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)
         if num_threads < 1:
-            raise ValueError(f"num_threads is {num_threads}; at least 1 thread is needed.")
+            raise ValueError(f"num_threads={num_threads} is too small. At least 1 is needed.")
         import mujoco
 
         self._mujoco = mujoco
@@ -70,7 +70,7 @@ class MujocoVectorEnv(VectorEnv):
         self.rate_hz = 1 / self.dt_s
         self.observation_shape = (self.model.nq + self.model.nv - self.hidden_positions,)
         self.action_dim = self.model.nu
-        self._models = [self.model] * num_envs  # a subclass may give each environment its own
+        self._models = [self.model] * num_envs  # a subclass may use one model per environment
         self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
         self._qpos = np.stack([data.qpos for data in self._data])
         self._qvel = np.stack([data.qvel for data in self._data])
@@ -79,17 +79,20 @@ class MujocoVectorEnv(VectorEnv):
 
     @abstractmethod
     def build(self) -> Any:
-        """The MuJoCo model."""
+        """Build the MuJoCo model."""
 
     @abstractmethod
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """An episode's first qpos [nq] and qvel [nv] in environment `index`."""
+        """Return the initial qpos [nq] and qvel [nv] of an episode in environment `index`."""
 
     @abstractmethod
     def outcome(
         self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """rewards [B], terminated [B] and infos of a step; before: qpos [B, nq] at its start."""
+        """Return rewards [B], terminated [B] and infos of a step.
+
+        before: qpos [B, nq] at the start of the step.
+        """
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         for seed, index in zip(seeds, indices, strict=True):

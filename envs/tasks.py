@@ -1,4 +1,4 @@
-"""Tasks by name: an environment, its dataset's card and the references of its score."""
+"""Task registry. A task is an environment, its dataset card and its score references."""
 
 import importlib
 import pkgutil
@@ -23,13 +23,13 @@ from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
 from envs.vector import VectorEnv
 
-NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # the ENVS of every file in envs/suites
+NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # collected from ENVS in each file of envs/suites
 for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
     NATIVE |= getattr(importlib.import_module(_file.name), "ENVS", {})
 _registered: dict[str, "Registration"] = {}
 
 
-@dataclass(frozen=True, eq=False)  # each one has instances of its own
+@dataclass(frozen=True, eq=False)  # hashed by identity: a new registration shares no instances
 class Registration:
     make: Callable[..., gymnasium.Env]
     max_episode_steps: int
@@ -38,17 +38,20 @@ class Registration:
 
 @dataclass(frozen=True)
 class Task:
-    name: str  # as the user gave it
-    env_id: str | None = None  # of NATIVE, `env:<Gymnasium id>` or registered; None: data only
+    name: str  # as passed by the user
+    env_id: str | None = None  # key of NATIVE, `env:<Gymnasium id>` or registered; None: data only
     card: Card | None = None
     reference: Reference | None = None
     max_episode_steps: int | None = None
-    observation_keys: tuple[str, ...] = ()  # what is seen of a Dict; empty: all of it
+    observation_keys: tuple[str, ...] = ()  # keys kept of a Dict observation; empty: all keys
 
     def adapted(
         self, max_episode_steps: int | None, observation_keys: Sequence[str] | None
     ) -> "Task":
-        """An `env:` task with that time limit, its Dict seen in part; others are as they are."""
+        """Return an `env:` task with this time limit and these observation keys.
+
+        Other tasks are returned unchanged.
+        """
         if self.env_id is None or not self.env_id.startswith("env:"):
             return self
         steps = max_episode_steps or self.max_episode_steps
@@ -57,29 +60,33 @@ class Task:
         )
 
     def score(self, returns: np.ndarray | list[float] | float) -> np.ndarray:
-        """The field's normalized score, 100 (R - min) / (max - min), of undiscounted returns."""
+        """Return the normalized score, 100 (R - min) / (max - min), of undiscounted returns R."""
         if self.reference is None:
-            raise ValueError(f"task '{self.name}' has no score references: report raw returns.")
+            raise ValueError(f"task '{self.name}' has no score references. Report raw returns.")
         low, high = self.reference.min, self.reference.max
         return 100 * (np.asarray(returns, np.float64) - low) / (high - low)
 
 
 def task(name: str) -> Task:
-    """The task called `name`. Raises UnknownName.
+    """Return the task called `name`. Raises UnknownName.
 
-    Names: of datasets, with the environment they belong to (D4RL's `hopper-medium-v2`,
-    `gym/hopper-medium`, `neorl2/DMSD`); of our environments alone (`Hopper-v4`, `fetch/push`); what
-    `register` was given; `none` (data without an environment); and `env:<id>` or
-    `env:<module>:<id>`: any environment that Gymnasium knows (after importing the module), with the
-    physics as installed; `env:<file>.py:<id>`: one that a file of yours registers, or a class in
-    it. `d4rl:<id>`: the same data and score as `<id>`, evaluated in the d4rl
-    package's own environment, where that is installed.
+    Names:
+      dataset name: the data and its environment (D4RL's `hopper-medium-v2`, `gym/hopper-medium`,
+        `neorl2/DMSD`).
+      environment name: an environment of this package without data (`Hopper-v4`, `fetch/push`).
+      a name passed to `register`.
+      `none`: data without an environment.
+      `env:<id>`, `env:<module>:<id>`: an environment registered with Gymnasium (after the module
+        is imported). Its physics is that of the installed packages.
+      `env:<file>.py:<id>`: an environment that your file registers, or a class in that file.
+      `d4rl:<id>`: the data and score of `<id>`, evaluated in the environment of the d4rl package,
+        which must be installed.
     """
     if name == "none":
         return Task(name)
     if name in _registered:
-        own = _registered[name]
-        return Task(name, name, None, own.reference, own.max_episode_steps)
+        registration = _registered[name]
+        return Task(name, name, None, registration.reference, registration.max_episode_steps)
     if name.startswith("env:"):
         return Task(name, name, max_episode_steps=_gymnasium_spec(name).max_episode_steps)
     if name.startswith("d4rl:"):
@@ -87,21 +94,21 @@ def task(name: str) -> Task:
     if name in NATIVE and name not in cards():
         return Task(name, name, max_episode_steps=episode_limit(NATIVE[name]))
     if name not in cards():
-        remedy = "Any Gymnasium environment is env:<id>; data alone is task=none."
+        remedy = "Use env:<id> for a Gymnasium environment, or task=none for data alone."
         raise UnknownName("task", name, names(), remedy=remedy)
     card = cards()[name]
     return Task(name, card.env, card, card.reference, card.max_episode_steps)
 
 
 def episode_limit(environment: Callable[..., VectorEnv]) -> int | None:
-    """Steps in an episode, where it is known without building it."""
-    given = environment.keywords if isinstance(environment, partial) else {}
+    """Return the time limit in steps if it is known without building the environment."""
+    keywords = environment.keywords if isinstance(environment, partial) else {}
     kind = environment.func if isinstance(environment, partial) else environment
-    return given.get("max_episode_steps") or getattr(kind, "max_episode_steps", None)
+    return keywords.get("max_episode_steps") or getattr(kind, "max_episode_steps", None)
 
 
 def names() -> list[str]:
-    """All names that `task` knows, but for `env:<Gymnasium id>`."""
+    """Return every name that `task` accepts, except the forms `env:…` and `d4rl:…`."""
     return list(dict.fromkeys([*cards(), *NATIVE, *_registered, "none"]))
 
 
@@ -112,33 +119,37 @@ def register(
     max_episode_steps: int,
     reference: Reference | None = None,
 ) -> None:
-    """Makes `name` a task: `make(**kwargs)` builds its environment, Box actions with bounds."""
+    """Register `name` as a task.
+
+    make: called as `make(**kwargs)`; builds an environment with bounded Box actions.
+    Raises ValueError if the name is taken.
+    """
     if name in names():
-        raise ValueError(f"task '{name}' exists already: choose another name.")
+        raise ValueError(f"task '{name}' exists already. Choose another name.")
     _registered[name] = Registration(make, max_episode_steps, reference)
 
 
 def make(
     task_or_name: Task | str, *, render_mode: str | None = None, **kwargs: Any
 ) -> gymnasium.Env:
-    """One environment: actions in [-1, 1], the time limit applied (`truncated`).
+    """Return one environment with actions in [-1, 1] and the time limit applied (`truncated`).
 
-    kwargs: of the constructor of a Gymnasium environment; our own take none.
+    kwargs: for the constructor of a Gymnasium environment. Environments of this package take none.
     """
-    found = _task_with_env(task_or_name)
-    env_id = str(found.env_id)
+    task = _task_with_env(task_or_name)
+    env_id = str(task.env_id)
     if env_id in NATIVE:
         return SingleEnv(NATIVE[env_id](1, **kwargs), render_mode=render_mode)
     if env_id.startswith("d4rl:"):
         return rescale_actions(OldGym(_import_old_gym().make(env_id.removeprefix("d4rl:"))))
     kwargs |= {"render_mode": render_mode} if render_mode else {}
     if env_id in _registered:
-        own = _registered[env_id]
+        registration = _registered[env_id]
         return gymnasium.wrappers.TimeLimit(
-            rescale_actions(own.make(**kwargs)), own.max_episode_steps
+            rescale_actions(registration.make(**kwargs)), registration.max_episode_steps
         )
-    env = _make_gymnasium(env_id, _gymnasium_spec(env_id), found.max_episode_steps, **kwargs)
-    return rescale_actions(select_keys(env, found.observation_keys, env_id), env_id)
+    env = _make_gymnasium(env_id, _gymnasium_spec(env_id), task.max_episode_steps, **kwargs)
+    return rescale_actions(select_keys(env, task.observation_keys, env_id), env_id)
 
 
 def make_vector(
@@ -149,77 +160,80 @@ def make_vector(
     fewer: bool = False,
     single: str | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments of a task.
+    """Return `num_envs` environments of a task. Raises ValueError if they cannot be opened.
 
-    num_threads: of the MuJoCo environments of our own; it never changes a result.
-    fewer: accept fewer environments where a simulator opens no more, or where its instances share
-    state. That is tried once, on two of them; `VectorEnv.limit` says so. Otherwise a ValueError is raised.
-    One environment always shares the open instance of the same task.
-    single: why never more than one instance may be open, such as a setting; shared with all
-    environments of the task. Environments of our own ignore it.
+    num_threads: threads that simulate this package's MuJoCo environments. No result depends on it.
+    fewer: accept fewer environments if the simulator cannot open more, or if its instances share
+    state (tested once, with two instances). `VectorEnv.limit` then gives the reason. A single
+    environment always shares the open instance of the same task.
+    single: the reason why only one instance may be open (a setting, for example). All environments
+    of the task share that instance. Environments of this package ignore it.
     """
-    found = _task_with_env(task_or_name)
-    env_id = str(found.env_id)
+    task = _task_with_env(task_or_name)
+    env_id = str(task.env_id)
     if env_id in NATIVE:
         return NATIVE[env_id](num_envs, num_threads=num_threads)
-    key = _registered.get(env_id, env_id), found.max_episode_steps, found.observation_keys
-    instances = instances_of(key, lambda: make(found), found.name)
-    steps = found.max_episode_steps or 0
+    key = _registered.get(env_id, env_id), task.max_episode_steps, task.observation_keys
+    instances = instances_of(key, lambda: make(task), task.name)
+    steps = task.max_episode_steps or 0
     vector = LoopVectorEnv(
         instances.make,
         num_envs,
         steps,
-        name=found.name,
+        name=task.name,
         instances=instances,
         fewer=fewer,
         single=single,
     )
-    if found.max_episode_steps is None:
+    if task.max_episode_steps is None:
         vector.close()
         raise ValueError(
-            f"{env_id} has no time limit, so that an evaluation might never end: give it one, "
+            f"{env_id} has no time limit, so an evaluation might never end. Set "
             "max_episode_steps=<steps>, here or as an attribute of its class."
         )
     return vector
 
 
 def _task_with_env(task_or_name: Task | str) -> Task:
-    """The task. Raises ValueError if it has no environment."""
-    found = task(task_or_name) if isinstance(task_or_name, str) else task_or_name
-    if found.env_id is None:
-        what = "has data but no environment yet" if found.card else "has no environment"
+    """Return the task. Raises ValueError if it has no environment."""
+    result = task(task_or_name) if isinstance(task_or_name, str) else task_or_name
+    if result.env_id is None:
+        what = "has data but no environment yet" if result.card else "has no environment"
         raise ValueError(
-            f"task '{found.name}' {what}: train without evaluation (task=none with dataset=...), "
+            f"task '{result.name}' {what}. Train without evaluation (task=none with dataset=...), "
             "or evaluate in a Gymnasium environment (task=env:<id>)."
         )
-    return found
+    return result
 
 
 def _make_gymnasium(name: str, spec: EnvSpec, steps: int | None, **kwargs: Any) -> gymnasium.Env:
-    """By Gymnasium. Raises ValueError, whatever a constructor raises."""
+    """Return the environment built by gymnasium.make.
+
+    Raises ValueError for any error of its constructor.
+    """
     if "mujoco" in str(spec.entry_point) and find_spec("mujoco"):
-        # which else leaves MUJOCO_LOG.TXT in the working folder for a model's old attribute
+        # otherwise MuJoCo writes MUJOCO_LOG.TXT to the working folder for a deprecated attribute
         importlib.import_module("mujoco").set_mju_user_warning(warnings.warn)
     try:
         return gymnasium.make(spec, steps, **kwargs)
     except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
-        raise ValueError(f"{name} needs a package that is not installed: {error}.") from error
+        raise ValueError(f"{name} needs a package that is not installed ({error}).") from error
     except USER_ERRORS as error:
         why = error.__cause__ if isinstance(error.__cause__, TypeError) else error
         remedy = ""
         if isinstance(why, TypeError) and "render_mode" in kwargs:
-            remedy = "; to be drawn, its __init__ takes render_mode=None and keeps it"
+            remedy = " To render it, let its __init__ take render_mode=None and store it."
         elif isinstance(why, TypeError):
-            remedy = "; it is made without arguments, so each needs a default"
-        raise ValueError(f"{name} cannot be made: {describe_error(why)}{remedy}.") from error
+            remedy = " It is built without arguments: give each parameter a default."
+        raise ValueError(f"{name} cannot be built: {describe_error(why)}.{remedy}") from error
 
 
 def _d4rl_task(name: str) -> Task:
-    """The task of a `d4rl:<id>`."""
+    """Return the task of the name `d4rl:<id>`. Raises UnknownName."""
     env_id = name.removeprefix("d4rl:")
     card = cards().get(env_id)
     if card is None or card.suite != "d4rl":
-        ids = [f"d4rl:{own.name}" for own in cards().values() if own.suite == "d4rl"]
+        ids = [f"d4rl:{other.name}" for other in cards().values() if other.suite == "d4rl"]
         raise UnknownName("task", name, ids)
     reference = card.reference
     if reference is not None:
@@ -228,60 +242,65 @@ def _d4rl_task(name: str) -> Task:
 
 
 def _import_old_gym() -> Any:
-    """gym with D4RL's environments. Raises ValueError where the package is missing."""
+    """Return the module gym with D4RL's environments registered. Raises ValueError if missing."""
     try:
         importlib.import_module("d4rl")
         return importlib.import_module("gym")
     except ModuleNotFoundError as error:
-        remedy = "it is github.com/Farama-Foundation/D4RL, of the time of Python 3.10"
-        raise ValueError(f"d4rl:<id> needs the d4rl package ({error}); {remedy}.") from error
+        remedy = "Install github.com/Farama-Foundation/D4RL, which dates from Python 3.10."
+        raise ValueError(f"d4rl:<id> needs the d4rl package ({error}). {remedy}") from error
 
 
 def _gymnasium_spec(name: str) -> Any:
-    module, _, env_id = name.removeprefix("env:").rpartition(":")
+    module_name, _, env_id = name.removeprefix("env:").rpartition(":")
     try:
-        own = _import_module(module) if module else None
-        kind = getattr(own, env_id, None)
+        module = _import_module(module_name) if module_name else None
+        kind = getattr(module, env_id, None)
         if isinstance(kind, type) and env_id not in gymnasium.registry:
             if not issubclass(kind, gymnasium.Env):
-                raise ValueError(f"{name} is no environment: let the class inherit gymnasium.Env.")
+                raise ValueError(
+                    f"{name} is not an environment. Let the class inherit gymnasium.Env."
+                )
             steps = getattr(kind, "max_episode_steps", None)
             return EnvSpec(env_id, partial(kind), max_episode_steps=steps)
         return gymnasium.spec(env_id)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{name}: {error}; install the package that registers it.") from error
+        raise ValueError(f"{name}: {error}. Install the package that registers it.") from error
     except gymnasium.error.Error as error:
-        remedy = "One that registers its own is named first: env:<module or file>:<id>."
-        if own is not None:
-            classes = [k for k, v in vars(own).items() if _is_own(v, own)]
-            remedy = f"{module} has {', '.join(classes) or 'no class of gymnasium.Env'}."
+        remedy = "If a module or file registers it, name that too: env:<module or file>:<id>."
+        if module is not None:
+            classes = [k for k, v in vars(module).items() if _is_defined_in(v, module)]
+            remedy = f"{module_name} has {', '.join(classes) or 'no subclass of gymnasium.Env'}."
         raise UnknownName("environment", env_id, gymnasium.registry, remedy=remedy) from error
 
 
-def _is_own(value: object, module: ModuleType) -> bool:
-    """Whether it is an environment that `module` defines."""
+def _is_defined_in(value: object, module: ModuleType) -> bool:
+    """True if `value` is an environment class that `module` defines."""
     kind = isinstance(value, type) and issubclass(value, gymnasium.Env)
     return kind and getattr(value, "__module__", None) == module.__name__
 
 
 def _import_module(name: str) -> ModuleType:
-    """A module, of the working folder too; or that of a file. Raises ValueError naming its line."""
+    """Import a module by name (the working folder included) or from a .py file.
+
+    Raises ValueError with the failing line.
+    """
     path = Path(name).expanduser().resolve()
     folder, module = str(path.parent), path.stem
     if path.suffix != ".py":
         folder, module = str(Path.cwd()), name
     elif not path.is_file():
-        raise ValueError(f"env:{name}: there is no such file.")
+        raise ValueError(f"env:{name}: the file does not exist.")
     if folder not in sys.path:
-        sys.path.append(folder)  # after all others, so that it hides nothing
+        sys.path.append(folder)  # last, so that it hides no installed module
     try:
-        found = importlib.import_module(module)
+        result = importlib.import_module(module)
     except ModuleNotFoundError:
         raise
-    except SyntaxError as error:  # of which no line was run
+    except SyntaxError as error:  # no line of the file was run, so no traceback names one
         raise ValueError(f"{error.filename}: SyntaxError: {error}.") from error
     except USER_ERRORS as error:
         raise ValueError(f"{describe_error(error)}.") from error
-    if path.suffix == ".py" and Path(found.__file__ or "").resolve() != path:
-        raise ValueError(f"env:{name}: {module} is another module's name; call the file otherwise.")
-    return found
+    if path.suffix == ".py" and Path(result.__file__ or "").resolve() != path:
+        raise ValueError(f"env:{name}: another module is named {module}. Rename the file.")
+    return result

@@ -278,7 +278,7 @@ def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -
     with closing(envs.make_vector(f"{where}:One", 2, fewer=True)) as env:
         assert env.num_envs == 1
         assert "can be open (SystemExit: license: one instance only)" in str(env.limit)
-    with pytest.raises(ValueError, match=r"Never cannot be made: .*SystemExit: no license"):
+    with pytest.raises(ValueError, match=r"Never cannot be built: .*SystemExit: no license"):
         envs.make_vector(f"{where}:Never", 1)
     stops = envs.make_vector(f"{where}:Stops", 1)
     with pytest.raises(Broken, match=r"SystemExit: the motor is off"):
@@ -307,7 +307,7 @@ def test_one_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatc
 def test_where_episodes_begin_is_known(task: str, starts: str) -> None:
     env = envs.make_vector(task, 2, fewer=True)
     assert isinstance(env, LoopVectorEnv)
-    assert env.starts() == starts
+    assert env.classify_starts() == starts
 
 
 def test_an_observation_that_requires_grad_is_refused_with_the_remedy(
@@ -354,7 +354,7 @@ def test_actions_are_of_their_space_and_answers_are_plain_numbers(
     envs.register("strict", Strict, max_episode_steps=STEPS)
     env = envs.make_vector("strict", 2)
     assert isinstance(env, LoopVectorEnv)
-    env.attempt()
+    env.check_first_steps()
     assert env.observation_shape == {"place": (1,), "goal": (2,)}
     assert env.reset([0, 1])["place"].shape == (2, 1)
     step = env.step(np.array([[-1, -1], [1, 1]], sent))

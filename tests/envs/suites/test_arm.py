@@ -115,7 +115,9 @@ def test_the_expert_stays_in_the_robots_workspace() -> None:
 def test_an_expert_goes_by_where_the_joints_are_and_not_by_how_they_move() -> None:
     """Once they are fast enough: the same targets whatever their speed; at rest, nearer ones."""
     goal, here = np.array([[0.4, -0.2, 0.1, 0.05, 0.05]]), np.zeros((1, 5))
-    slow, fast, faster = (next_targets(goal, here, np.full((1, 5), v), 0.04) for v in (0.0, 1.2, 1.5))
+    slow, fast, faster = (
+        next_targets(goal, here, np.full((1, 5), v), 0.04) for v in (0.0, 1.2, 1.5)
+    )
     np.testing.assert_allclose(fast, faster)
     np.testing.assert_allclose(fast / goal, np.full((1, 5), fast[0, 0] / 0.4))  # a straight way
     assert 0 < slow[0, 0] < fast[0, 0]
