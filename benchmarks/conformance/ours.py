@@ -18,7 +18,7 @@ from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
-from offline_rl.algorithms.common.on_policy.denoising import replayed
+from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch
@@ -87,10 +87,10 @@ def make(case: Case) -> Algorithm:
         elif f.name in SIZES:
             sizes[f.name] = min(f.default, SIZES[f.name])
     cfg = cls.Config(**sizes | case.config)
-    then = replace(cfg, **cls.Online.changes)
+    then = replace(cfg, **cls.Online.config_changes)
     interaction = Interaction(cls.Online(**case.online), then, NUM_UPDATES)
     algorithm = cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
-    return algorithm.at(case.phase)
+    return algorithm.for_phase(case.phase)
 
 
 def parameters(algorithm: Algorithm) -> Arrays:
@@ -111,10 +111,10 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
         return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
-    if "timesteps" in algorithm.needs:
+    if "timesteps" in algorithm.extra_columns:
         return inputs.windows(update, whole=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)
-    if "expert" in algorithm.needs:
+    if "expert" in algorithm.extra_columns:
         expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
         columns |= {f"expert/{name}": x for name, x in expert.items()}
     return columns
@@ -140,11 +140,11 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
         told: Tensor = state.model(seen, x, times)
         return told
 
-    table, bounds = algorithm.table(cfg.eta), (cfg.density_floor, algorithm.ceiling)
-    found = replayed(table, model, chain, *bounds)
+    table, bounds = algorithm.table(cfg.eta), (cfg.density_floor, algorithm.max_std)
+    found = replay_log_prob(table, model, chain, *bounds)
     found = found + torch.from_numpy(0.02 * draw.standard_normal(tuple(found.shape)))
     executed = torch.ones(count, cfg.executed)
-    means = torch.stack([algorithm.told(each, executed) for each in found.unbind(1)], 1)
+    means = torch.stack([algorithm.executed_log_prob(each, executed) for each in found.unbind(1)], 1)
     made = {"observations": seen, "chain": chain, "densities": found, "log_probs": means}
     columns = {name: x.numpy() for name, x in made.items()} | {"executed": executed.numpy()}
     columns |= {name: draw.standard_normal(count) for name in ("advantages", "returns")}
@@ -187,7 +187,7 @@ def digested(algorithm: Any, state: State, batch: Any, i: int) -> tuple[State, d
     """An update on a rollout whose advantages V tells before it."""
     data = {name: column[:, None] for name, column in batch.columns.items()}
     data |= {"moments": torch.zeros(3), "so_far": torch.zeros(1)}
-    made = algorithm.digest(state, data)
+    made = algorithm.compute_advantages(state, data)
     own = {name: made[name].flatten() for name in ("advantages", "returns")}
     return algorithm.update(state, replace(batch, columns={**batch.columns, **own}), i)
 

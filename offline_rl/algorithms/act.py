@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.base import Metrics, State, minimize_with
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning, ChunkConfig
 from offline_rl.algorithms.common.config import BUILT, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.seeing import sight
+from offline_rl.algorithms.common.vision import input_options
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive, Share
 from policies.heads.act import ActionChunkingTransformer
@@ -72,7 +72,7 @@ class Config(ChunkConfig):
             )
 
     @property
-    def ahead(self) -> int:
+    def num_future_actions(self) -> int:
         return self.horizon
 
 
@@ -103,7 +103,7 @@ class ACT(ChunkCloning):
             actions=spec.action_dim,
             hidden=cfg.dim_feedforward,
             dropout_rate=cfg.dropout,
-            **sight(spec, cfg),
+            **input_options(spec, cfg),
             **options,
         )
 
@@ -117,11 +117,11 @@ class ACT(ChunkCloning):
 
         def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             chunk, mean, log_variance = model(batch.observations, a, batch.real, random)
-            error = self.mean((chunk - a).abs()[None], batch)
+            error = self.masked_mean((chunk - a).abs()[None], batch)
             divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp())
             kl = divergence.sum(-1).mean()  # sum over the style, mean over the batch
             return error + self.cfg.kl_weight * kl, (error, kl)
 
         state, policy_value, (error, kl) = minimize_with(state, "model", policy_loss)
         metrics = {"policy_loss": policy_value, "l1_loss": error, "kl": kl}
-        return self.averaged(state), metrics
+        return self.update_average(state), metrics

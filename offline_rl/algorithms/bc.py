@@ -20,7 +20,7 @@ from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimiz
 from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.seeing import SeeingConfig, on
+from offline_rl.algorithms.common.vision import VisionConfig, build_head
 from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(SeeingConfig):
+class Config(VisionConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
     top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to clone
@@ -81,12 +81,12 @@ class BC(Algorithm):
         return dataset.top_timesteps(fraction)
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         check_length(cfg.horizon, dataset)
         return cfg
 
     @classmethod
-    def streams(cls, cfg: Any) -> bool:
+    def can_stream(cls, cfg: Any) -> bool:
         return not cfg.in_chunks
 
     def source(self, phase: str, sources: Sources) -> Source:
@@ -102,8 +102,8 @@ class BC(Algorithm):
             sizes = {
                 name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")
             }
-            return {"policy": on(spec, cfg, ChunkActor, **made, **sizes)}
-        return {"policy": on(spec, cfg, DeterministicActor, **made)}
+            return {"policy": build_head(spec, cfg, ChunkActor, **made, **sizes)}
+        return {"policy": build_head(spec, cfg, DeterministicActor, **made)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}

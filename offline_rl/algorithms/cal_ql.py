@@ -62,10 +62,10 @@ class Config(cql.Config):
 class CalQL(cql.CQL):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = schedule.HalfAndHalf
-    needs: ClassVar = ("mc_returns",)
+    extra_columns: ClassVar = ("mc_returns",)
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """With the reward of failing, which an online episode alone does not tell."""
         if cfg.tail != "failures" or cfg.failure_reward is not None:
             return cfg
@@ -98,7 +98,7 @@ class CalQL(cql.CQL):
         policy = TanhGaussianActor(obs, act, cfg.policy_hidden, init=init, **head)
         return super().networks() | {"policy": policy}
 
-    def pushed(self, q: Tensor, batch: Batch) -> Tensor:
+    def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
         """max(Q(s, a), G(s)) for the policy's actions; uniform ones and the data's as in CQL.
 
         Where G is larger there is no gradient.

@@ -25,17 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Metrics, State, minimize_with
-from offline_rl.algorithms.common.chunk_cloning import SHAPE, DenoisingConfig, Taught
+from offline_rl.algorithms.common.chunk_cloning import TEACHER_FIELDS, DenoisingConfig, Student
 from offline_rl.algorithms.common.config import Dropout
 from offline_rl.algorithms.common.noising.edm import (
     BINS,
     Distance,
-    consistency_deviations,
     distance,
-    heun,
+    expand_chunk,
+    heun_step,
     jump,
     karras_weight,
-    wide,
+    sample_consistency_std,
 )
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Range
@@ -56,24 +56,24 @@ class Config(DenoisingConfig):
     batch_size: Count = 64  # chunks
 
 
-class Consistency(Taught):
+class Consistency(Student):
     Config = Config
-    distils = "a run of diffusion_policy with algorithm.process=edm"
+    distills_from = "a run of diffusion_policy with algorithm.process=edm"
 
     @classmethod
-    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+    def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
         if algorithm != "diffusion_policy" or hyper.get("process") != "edm":
             return None
-        return {name: hyper[name] for name in SHAPE if hyper.get(name) is not None}
+        return {name: hyper[name] for name in TEACHER_FIELDS if hyper.get(name) is not None}
 
     def table(self) -> Table:
         return jumps(self.cfg.num_inference_steps, BINS, self.cfg.unit)
 
     def head(self) -> DiffusionActor:
-        return self.actor(self.table(), until=log_time(SIGMAS[0]))
+        return self.build_actor(self.table(), until=log_time(SIGMAS[0]))
 
     def networks(self) -> dict[str, nn.Module]:
-        return {"model": self.head(), "teacher": self.actor(karras(1))}
+        return {"model": self.head(), "teacher": self.build_actor(karras(1))}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step on both losses, at `levels` noise levels of each chunk."""
@@ -88,27 +88,27 @@ class Consistency(Taught):
         later = t + 1 + (random.uniform(shape) * (BINS - 1 - t)).floor()  # t + 1 to BINS - 1
         start, near, end = (sigma(place / (BINS - 1)) for place in (t, t + 1, later))
         least = torch.full_like(start, SIGMAS[0])
-        x = a + wide(start) * random.normal((*shape, *a.shape[1:]))
-        closer = heun(teacher, s, x, start, near)
+        x = a + expand_chunk(start) * random.normal((*shape, *a.shape[1:]))
+        closer = heun_step(teacher, s, x, start, near)
         target = jump(model, s, closer, near, end, random)
         target = jump(model, s, target, end, least, random)  # [K, B, T, A]
-        deviation = consistency_deviations(random, shape)
-        noised = a + wide(deviation) * random.normal(x.shape)
+        deviation = sample_consistency_std(random, shape)
+        noised = a + expand_chunk(deviation) * random.normal(x.shape)
 
         def policy_loss(learner) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             found = jump(learner.predict, s, x, start, end, random)
             found = jump(model, s, found, end, least, random)
-            ctm = self.mean(distance(found, target, None, cfg.distance), batch)
+            ctm = self.masked_mean(distance(found, target, None, cfg.distance), batch)
             denoised = jump(learner.predict, s, noised, deviation, least, random)
             weight = karras_weight(deviation)
-            dsm = self.mean(distance(denoised, a, weight, cfg.distance), batch)
+            dsm = self.masked_mean(distance(denoised, a, weight, cfg.distance), batch)
             return cfg.ctm_weight * ctm + cfg.dsm_weight * dsm, (ctm, dsm)
 
         state, policy_value, (ctm, dsm) = minimize_with(state, "model", policy_loss)
         metrics = {"policy_loss": policy_value, "ctm_loss": ctm, "dsm_loss": dsm}
-        return self.averaged(state), metrics
+        return self.update_average(state), metrics
 
-    def widened(self, found: Tensor, own: Tensor) -> Tensor:
+    def widen_parameter(self, found: Tensor, own: Tensor) -> Tensor:
         """A teacher's weights with rows of zeros for the second time, behind those of the first.
 
         What the student is told besides, a jump's end, has no weight at first. In a transformer it
@@ -117,7 +117,7 @@ class Consistency(Taught):
         more = len(own) - len(found) if own.dim() else 0
         if more < 1:
             return found
-        spec, options = self.spec, self.cfg.options()
+        spec, options = self.spec, self.cfg.network_options()
         place = {"transformer": 1, "unet": options.get("time_size", 0)}.get(self.cfg.network)
         if place is None:
             place = self.cfg.horizon * spec.action_dim + options["time_size"]

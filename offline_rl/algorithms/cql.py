@@ -42,8 +42,8 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, drawn, some
-from offline_rl.algorithms.common.entropy import temper
+from offline_rl.algorithms.common.critics import Critic, sampled_q, some
+from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive
@@ -126,9 +126,9 @@ class CQL(Algorithm):
             return (alpha * log_pi - gain).mean(), log_pi.mean()
 
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
-        state = temper(state, log_pi, -self.spec.action_dim)  # as SAC
+        state = update_temperature(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
-        others, log_density = proposals(
+        others, log_density = sample_proposals(
             old, batch, cfg.num_samples, cfg.variant
         )  # [M, B, A], [M, B]
         actions = torch.cat([others, a[None]])
@@ -137,10 +137,12 @@ class CQL(Algorithm):
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
-            q = drawn(old, q, cfg.num_min_critics)
-            z = soft_maximum(self.pushed(q, batch), log_density, cfg.variant, cfg.temperature)
+            q = sampled_q(old, q, cfg.num_min_critics)
+            z = soft_maximum(
+                self.penalized_values(q, batch), log_density, cfg.variant, cfg.temperature
+            )
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            paid = cfg.num_critics * (factor * excess(bounded.mean(1), cfg)).mean()
+            paid = cfg.num_critics * (factor * weighted_excess(bounded.mean(1), cfg)).mean()
             return td.sum() + paid, (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimize_with(state, "critic", critic_loss)
@@ -151,7 +153,9 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(log_multiplier().exp().clamp(0, 1e6) * excess(penalty, cfg)).mean(), ()
+            return -(
+                log_multiplier().exp().clamp(0, 1e6) * weighted_excess(penalty, cfg)
+            ).mean(), ()
 
         state, _, _ = minimize_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
@@ -171,12 +175,14 @@ class CQL(Algorithm):
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 
-    def pushed(self, q: Tensor, batch: Batch) -> Tensor:
+    def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
         """The values of which the penalty takes the soft maximum, [E, M + 1, B], data's last."""
         return q
 
 
-def proposals(state: State, batch: Batch, samples: int, variant: Variant) -> tuple[Tensor, Tensor]:
+def sample_proposals(
+    state: State, batch: Batch, samples: int, variant: Variant
+) -> tuple[Tensor, Tensor]:
     """The actions whose value CQL pushes down, [M, B, A], and their log densities [M, B].
 
     For rho N of the policy's (M = N = samples), else also N uniform ones and N that the policy
@@ -210,7 +216,7 @@ def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: 
     return t * (logits / t).logsumexp(1)
 
 
-def excess(penalty: Tensor, cfg: Any) -> Tensor:
+def weighted_excess(penalty: Tensor, cfg: Any) -> Tensor:
     """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
 
     weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with

@@ -66,14 +66,14 @@ class Config(BaseConfig):
 
 class DT(Algorithm):
     Config = Config
-    needs = ("mc_returns", "timesteps")
+    extra_columns = ("mc_returns", "timesteps")
     follows_card = False  # what it aims at is raw
     imitation_phases = ("update",)
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """What to aim at and the size of returns, from the data."""
-        returns = paid(cfg, dataset).episode_returns()
+        returns = with_paid_rewards(cfg, dataset).episode_returns()
         if cfg.target_return is None:
             cfg = replace(cfg, target_return=float(returns.max()))
         if cfg.return_scale is None:
@@ -82,7 +82,7 @@ class DT(Algorithm):
 
     def prepare(self, dataset: Dataset) -> Dataset:
         """The data with the rewards that acting pays."""
-        return paid(self.cfg, dataset)
+        return with_paid_rewards(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
         return Windows(super().source(phase, sources), self.cfg.context_length)
@@ -90,7 +90,7 @@ class DT(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
         if cfg.target_return is None or cfg.return_scale is None:
-            raise ValueError("target_return and return_scale are open: see DT.complete")
+            raise ValueError("target_return and return_scale are open: see DT.complete_config")
         names = (
             "target_return",
             "return_scale",
@@ -126,7 +126,7 @@ class DT(Algorithm):
         return state, {"policy_loss": policy_value}
 
 
-def paid(cfg: Any, dataset: Dataset) -> Dataset:
+def with_paid_rewards(cfg: Any, dataset: Dataset) -> Dataset:
     """The data with the rewards that acting pays: of a count its growth, at each step."""
     if not cfg.counted:
         return dataset

@@ -26,13 +26,13 @@ from offline_rl.algorithms.common.base import Loss, Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
 from offline_rl.algorithms.common.noising.edm import (
     Distance,
+    denoise,
     distance,
-    guess,
+    expand_chunk,
     karras_weight,
-    log_normal,
-    wide,
+    sample_std,
 )
-from offline_rl.algorithms.common.noising.questions import of_diffusion
+from offline_rl.algorithms.common.noising.targets import diffusion_targets
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Share
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
@@ -83,18 +83,18 @@ class DiffusionPolicy(Denoising):
         """One step of denoising regression at `levels` noise levels of each chunk."""
         loss = self.edm_loss if self.cfg.process == "edm" else self.ddpm_loss
         state, policy_value = minimize(state, "model", loss(state, batch))
-        return self.averaged(state), {"policy_loss": policy_value}
+        return self.update_average(state), {"policy_loss": policy_value}
 
     def ddpm_loss(self, state: State, batch: Batch) -> Loss:
         """Of the noise that was added, or of the chunk."""
         cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
-        x, times, answer = of_diffusion(
+        x, times, answer = diffusion_targets(
             random, a, cfg.levels, cfg.num_train_timesteps, cfg.prediction_type
         )
 
         def policy_loss(model) -> Tensor:
             told = model(batch.observations, x, times, random)
-            return self.mean((told - answer).square(), batch)
+            return self.masked_mean((told - answer).square(), batch)
 
         return policy_loss
 
@@ -102,12 +102,12 @@ class DiffusionPolicy(Denoising):
         """Of the chunk, weighted so that all noise counts alike (arXiv:2206.00364, eq. 8)."""
         cfg, random = self.cfg, state.random
         a = self.unit(batch.actions)
-        deviation = log_normal(random, (cfg.levels, len(a)))  # [K, B]
-        noised = a + wide(deviation) * random.normal((cfg.levels, *a.shape))
+        deviation = sample_std(random, (cfg.levels, len(a)))  # [K, B]
+        noised = a + expand_chunk(deviation) * random.normal((cfg.levels, *a.shape))
 
         def policy_loss(model) -> Tensor:
-            found = guess(model, batch.observations, noised, deviation, random)
+            found = denoise(model, batch.observations, noised, deviation, random)
             far = distance(found, a, karras_weight(deviation), cfg.distance)
-            return self.mean(far, batch)
+            return self.masked_mean(far, batch)
 
         return policy_loss

@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from offline_rl.algorithms.common.base import Metrics, State, kept
+from offline_rl.algorithms.common.base import Metrics, State, keep_where
 from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardized
+from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.options import NonNegative, Positive, Share
@@ -64,13 +64,13 @@ class DPPO(DenoisingRL):
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """One step of policy and critic; none where an iteration has gone as far as it may."""
         cfg, old, k = self.cfg, state, batch.step
-        gained = standardized(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
+        gained = standardize(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
-        state, metrics = self.reinforced(state, batch, gained, clip)
-        state = kept(old, state, self.warming_up(state))
-        state, told = self.valued(state, batch, 0.5 * cfg.value_weight)
+        state, metrics = self.update_policy(state, batch, gained, clip)
+        state = keep_where(old, state, self.in_critic_warmup(state))
+        state, told = self.update_value(state, batch, 0.5 * cfg.value_weight)
         stopped = old.stopped()
-        state = kept(old, self.acting(state), stopped == batch.rollout)
+        state = keep_where(old, self.copy_to_policy(state), stopped == batch.rollout)
         far = torch.where(
             metrics["divergence"] > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped
         )

@@ -46,11 +46,11 @@ class EDAC(sac_n.SACN):
 
         gradients, q = torch.func.grad(total, has_aux=True)(a)  # [E, B, A], [E, B]
         td, metrics = squared_error(q, y)
-        cosines = similarity(gradients)
+        cosines = gradient_similarity(gradients)
         return td + self.cfg.eta * cosines, metrics | {"similarity": cosines}
 
 
-def similarity(gradients: Tensor) -> Tensor:
+def gradient_similarity(gradients: Tensor) -> Tensor:
     """E[sum_{i != j} <g_i, g_j>] / (N - 1), g of unit length; [E, B, A] -> 0-d, N for equal ones.
 
     By sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.

@@ -1,14 +1,14 @@
-"""f-DVL: XQL's learner with a choice of divergence, so that no exponential can blow up.
+"""f-DVL: XQL with a choice of f-divergence, so that the value loss needs no exponential.
 
 In the dual of RL regularized by an f-divergence, V solves
     min_V (1 - lam) E[V(s)] + lam E[f*(Q(s, a) - V(s))]
-over the data, f* being f's convex conjugate on densities w >= 0. The reverse KL divergence gives
-XQL's Gumbel loss; chi-square and total variation grow as a square and linearly.
+over the data, where f* is f's convex conjugate on densities w >= 0. The reverse KL divergence gives
+XQL's Gumbel loss. The loss of chi-square grows quadratically, that of total variation linearly.
 
 Paper:   Sikchi, Zheng, Zhang, Niekum, ICLR 2024, arXiv:2302.08560.
 Differs: the released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises again for
-         Q < V - 4 and so pulls V down to outliers; that is conjugate=released. With the README's
-         weight of 1 nothing else pulls V down; here lam is its other one, 0.8. No table of
+         Q < V - 4 and so pulls V down to outliers; conjugate=released selects it. With the README's
+         weight of 1 nothing else pulls V down; here lam is its other value, 0.8. No table of
          weights is published in code.
 """
 
@@ -33,10 +33,10 @@ Conjugate = Literal["one_sided", "two_sided", "released"]
 class Config(xql.Config):
     """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
 
-    divergence: Divergence = "chi_square"  # which f
-    conjugate: Conjugate = "one_sided"  # see `conjugate`; of all but reverse_kl
-    lam: Expectile = 0.8  # toward 1 V is the best action's; of all but reverse_kl
-    temperature: Positive = 1.0  # divides Q - V: of one-sided total_variation a mere factor
+    divergence: Divergence = "chi_square"  # the f-divergence
+    conjugate: Conjugate = "one_sided"  # form of f*, see `conjugate`; not read by reverse_kl
+    lam: Expectile = 0.8  # near 1 V follows the best action; not read by reverse_kl
+    temperature: Positive = 1.0  # divides Q - V; in one-sided total_variation a mere factor
     batch_size: Count = 1024
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class FDVL(xql.XQL):
     Config = Config
 
     def value_loss(self, u: Tensor) -> Tensor:
-        """lam f*(z) - (1 - lam) z, z = u / temperature; for reverse KL as XQL, e^z - 1 - z."""
+        """Return lam f*(z) - (1 - lam) z, z = u / temperature; reverse KL: e^z - 1 - z, as XQL."""
         cfg, z = self.cfg, u / self.cfg.temperature
         if cfg.divergence == "reverse_kl":
             return gumbel_loss(u, cfg.temperature, cfg.max_clip).mean()
@@ -58,12 +58,12 @@ class FDVL(xql.XQL):
 
 
 def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
-    """max_{w >= 0} w y - f(w), elementwise.
+    """Return the chi-square conjugate max_{w >= 0} w y - f(w), elementwise.
 
     two_sided:  of f = (w - 1)^2:          y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
-    one_sided:  of f = max(w - 1, 0)^2:    the same where y > 0, else 0 at w = 0. So V looks only
-                up, and is the best action's for lam -> 1; two-sided it would pass that by 2.
-    released:   max(y + y^2 / 4, 0), no conjugate: it falls from y = -4 on.
+    one_sided:  of f = max(w - 1, 0)^2:    equal for y > 0, else 0 at w = 0. V then follows only values
+                above it, and is the best action's for lam -> 1. two_sided exceeds that by 2.
+    released:   max(y + y^2 / 4, 0), which is no conjugate: it falls from y = -4 on.
     """
     full = y + y.square() / 4
     if conjugate == "two_sided":
@@ -72,10 +72,13 @@ def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
 
 
 def total_variation(y: Tensor, conjugate: Conjugate) -> Tensor:
-    """max_{w >= 0} w y - f(w), elementwise; infinite for y > 1/2, which is passed over: y.
+    """Return the total-variation conjugate max_{w >= 0} w y - f(w), elementwise.
+
+    It is infinite for y > 1/2; this is ignored, and y is used there too.
 
     two_sided:  of f = |w - 1| / 2:          y at w = 1, or -1/2 at w = 0.
-    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q, that
-                with a share (1 - lam) / lam above; released: the same.
+    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q: a share
+                (1 - lam) / lam of Q lies above it.
+    released:   equal to one_sided.
     """
     return y.clamp(min=-0.5 if conjugate == "two_sided" else 0.0)

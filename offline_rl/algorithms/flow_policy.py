@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offline_rl.algorithms.common.base import Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
-from offline_rl.algorithms.common.noising.questions import of_flow
+from offline_rl.algorithms.common.noising.targets import flow_targets
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, Positive, Share
 from policies.heads.schedules import Table, euler
@@ -42,11 +42,11 @@ class FlowPolicy(Denoising):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of regression on directions, at `levels` times of each chunk."""
         cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
-        x, times, direction = of_flow(random, a, cfg.levels, cfg.time_power, cfg.time_max)
+        x, times, direction = flow_targets(random, a, cfg.levels, cfg.time_power, cfg.time_max)
 
         def policy_loss(model) -> Tensor:
             told = model(batch.observations, x, times, random)
-            return self.mean((told - direction).square(), batch)
+            return self.masked_mean((told - direction).square(), batch)
 
         state, policy_value = minimize(state, "model", policy_loss)
-        return self.averaged(state), {"policy_loss": policy_value}
+        return self.update_average(state), {"policy_loss": policy_value}

@@ -30,7 +30,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Fraction, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
-from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, temper
+from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vae import VAE
 from offline_rl.replay.batch import Batch
@@ -87,7 +87,7 @@ class MCQ(Algorithm):
         state, vae_value = minimize(state, "vae", vae_loss)
         if cfg.alpha is None:
             _, log_pi = state.policy.sample(s, state.random)
-            state = temper(state, log_pi.mean(), -self.spec.action_dim)
+            state = update_temperature(state, log_pi.mean(), -self.spec.action_dim)
         alpha = state.log_alpha().exp() if cfg.alpha is None else s.new_full((), cfg.alpha)
 
         y = soft_target(state, batch, alpha)  # [B]

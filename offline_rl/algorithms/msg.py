@@ -23,7 +23,11 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize_with, soft_update
 from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
-from offline_rl.algorithms.common.entropy import soft_optimizers, soft_policy_loss, temper
+from offline_rl.algorithms.common.entropy import (
+    soft_optimizers,
+    soft_policy_loss,
+    update_temperature,
+)
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, NonNegative, Number, Range
@@ -103,7 +107,7 @@ class MSG(Algorithm):
 
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         if not clone:
-            state = temper(state, log_pi, cfg.target_entropy)
+            state = update_temperature(state, log_pi, cfg.target_entropy)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": td, "penalty": penalty, "disagreement": spread}
         metrics |= {"policy_loss": policy_value, "target": y.mean()}

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import (
-    SHAPE,
+    TEACHER_FIELDS,
     Built,
     ChunkConfig,
     DenoiserShape,
-    Taught,
+    Student,
 )
 from offline_rl.algorithms.common.config import BUILT
-from offline_rl.algorithms.common.noising.certain import at_once, certain
+from offline_rl.algorithms.common.noising.deterministic import deterministic_table, one_step_table
 from offline_rl.replay.batch import Batch
 from policies.heads.diffusion import DiffusionActor, TunedActor
 from policies.heads.schedules import Table, sample
@@ -66,16 +66,16 @@ class Config(DenoiserShape, ChunkConfig):
             )
 
 
-class OneStep(Taught):
+class OneStep(Student):
     Config: ClassVar[type] = Config
-    distils = "a run of diffusion_policy, flow_policy, dppo or rl100"
+    distills_from = "a run of diffusion_policy, flow_policy, dppo or rl100"
 
     @classmethod
-    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+    def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
         if algorithm not in ("diffusion_policy", "flow_policy", "dppo", "rl100"):
             return None
         names = (
-            *SHAPE,
+            *TEACHER_FIELDS,
             "process",
             "num_train_timesteps",
             "prediction_type",
@@ -94,10 +94,10 @@ class OneStep(Taught):
         return found
 
     def table(self) -> Table:
-        return at_once(certain(self.cfg))
+        return one_step_table(deterministic_table(self.cfg))
 
     def networks(self) -> dict[str, nn.Module]:
-        options = self.cfg.actor(self.spec) | {"table": certain(self.cfg)}
+        options = self.cfg.head_options(self.spec) | {"table": deterministic_table(self.cfg)}
         tuned = (
             {}
             if self.cfg.tuned in (None, self.cfg.num_inference_steps)
@@ -106,8 +106,8 @@ class OneStep(Taught):
         teacher = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
         return {"model": self.head(), "teacher": teacher}
 
-    def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
-        return DiffusionActor(**self.cfg.actor(self.spec), table=table, until=until)
+    def build_actor(self, table: Table, until: float | None = None) -> DiffusionActor:
+        return DiffusionActor(**self.cfg.head_options(self.spec), table=table, until=until)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step toward where the teacher's rounds end, in the actions from the present one."""
@@ -119,7 +119,7 @@ class OneStep(Taught):
             told: Tensor = state.teacher.asked(s, x, time)
             return told
 
-        target = sample(certain(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]
+        target = sample(deterministic_table(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]
         x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], self.table()[0][0])
 
         def policy_loss(model) -> Tensor:
@@ -127,4 +127,4 @@ class OneStep(Taught):
             return error[:, cfg.n_obs_steps - 1 :].square().mean()
 
         state, value = minimize(state, "model", policy_loss)
-        return self.averaged(state), {"policy_loss": value}
+        return self.update_average(state), {"policy_loss": value}

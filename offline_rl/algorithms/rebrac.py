@@ -1,18 +1,20 @@
-"""ReBRAC: TD3+BC with the pull toward the data in both places, and critics that are normalized.
+"""ReBRAC: TD3+BC with a behavior penalty in actor and critic loss, and LayerNorm critics.
 
-The actor stays near the data's action, the critics' target loses value where the next action leaves
-the data's next one, each with a weight of its own. Three hidden layers, layer normalization in the
-critics, and large batches do the rest.
+The actor is penalized by the squared distance to the data's action. The critic target is reduced by
+the squared distance between the next action and the data's next action. Each penalty has its own
+weight. Three hidden layers, layer normalization in the critics and large batches complete the
+method.
 
 Paper:   Tarasov, Kurenkov, Nikulin, Kolesnikov, NeurIPS 2023, arXiv:2305.09836.
-Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py) in that the policy's
-         target follows the new policy, not the one before; the actor learns in the second of two
-         updates, there in the first; layer normalization has torch's eps (1e-5, there 1e-6). Rows
-         cut by a time limit are left out, there as in D4RL's `qlearning_dataset`: the data has no
-         next action for them. Online as corl-team/CORL:algorithms/finetune/rebrac.py, but that an
-         episode is learned from when it has ended, with its next actions (of a time-out, which has
-         none, its own: read with online.critic_bc alone), and that both updates of a pair come
-         after the second of two steps, as in `td3`.
+Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py): the policy's target
+         follows the updated policy, there the previous one. The actor is updated in the second of
+         two updates, there in the first. Layer normalization has torch's eps (1e-5, there 1e-6).
+         Rows cut by a time limit are left out, there as in D4RL's `qlearning_dataset`, because the
+         data has no next action for them. Online training is that of
+         corl-team/CORL:algorithms/finetune/rebrac.py, with two differences: an episode enters the
+         buffer when it has ended, with its next actions (a time-out has none and repeats its own
+         action, which is read with online.critic_bc alone); both updates of a pair run after the
+         second of two environment steps, as in `td3`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Metrics, Network, State, falling
+from offline_rl.algorithms.common.base import Metrics, Network, State, linear_decay
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.replay.batch import Batch
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(td3.OfflineConfig):
-    """Defaults: the paper's for locomotion; the two weights are tuned for each data set."""
+    """Defaults: the paper's for locomotion. Both penalty weights are tuned for each data set."""
 
-    policy_bc: NonNegative = 0.01  # beta 1: weight of the squared distance in the policy's loss
-    policy_bc_end: Share = 1.0  # share of policy_bc that is left when it has fallen; see Online
-    critic_bc: NonNegative = 0.01  # beta 2: and in the critics' target
-    exploration_noise: Annotated[NonNegative, BUILT] = 0.0  # deviation of that on actions, online
+    policy_bc: NonNegative = 0.01  # beta 1: weight of squared action distance in the policy loss
+    policy_bc_end: Share = 1.0  # online: share of policy_bc that remains at the end of training
+    critic_bc: NonNegative = 0.01  # beta 2: weight of next-action distance in the target
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.0  # online: std of exploration noise
     actor_lr: Rate = 1e-3
     critic_lr: Rate = 1e-3
     batch_size: Count = 1024
@@ -55,21 +57,21 @@ class Config(td3.OfflineConfig):
 class Online(schedule.HalfAndHalf):
     """Defaults: corl-team/CORL:algorithms/finetune/rebrac.py and its configs.
 
-    Half of each batch is data, critics pay for no distance any more, and the policy's weight falls
-    with the updates done, linearly to a share of itself.
+    Half of each batch is offline data. The critic penalty is off. The policy penalty falls linearly
+    with the updates done, to a share of its initial weight.
     """
 
-    changes: ClassVar = {"critic_bc": 0.0, "policy_bc_end": 0.5}
+    config_changes: ClassVar = {"critic_bc": 0.0, "policy_bc_end": 0.5}
 
 
 class ReBRAC(td3.TD3):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
-    follows_card = True  # unlike TD3 it learns from data
-    needs = ("next_actions",)
+    follows_card = True  # unlike TD3, it is trained on data
+    extra_columns = ("next_actions",)
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """Without transitions whose next action nobody took."""
+        """Drop transitions whose next action was never taken (episodes cut by a time limit)."""
         return replace(dataset, next_index=np.where(dataset.truncated, -1, dataset.next_index))
 
     def networks(self) -> dict[str, nn.Module]:
@@ -84,14 +86,14 @@ class ReBRAC(td3.TD3):
         }
 
     def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:
-        """Less the distance from the data's next actions, a sum over dimensions, not a mean."""
+        """Return q minus critic_bc times the squared distance to the data's next actions."""
         assert batch.next_actions is not None
         return q - self.cfg.critic_bc * (next_actions - batch.next_actions).square().sum(-1)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The distance from the data's actions, and Q with its scale divided out as in TD3+BC."""
+        """Return the action penalty minus Q, with Q normalized as in TD3+BC."""
         pi = policy(batch.observations)
         q = state.critic(batch.observations, pi).amin(0)  # [B]
         distance = (pi - batch.actions).square().sum(-1)
-        weight = self.cfg.policy_bc * falling(state, self.cfg.policy_bc_end)
+        weight = self.cfg.policy_bc * linear_decay(state, self.cfg.policy_bc_end)
         return weight * distance.mean() - q.mean() / q.detach().abs().mean(), {}

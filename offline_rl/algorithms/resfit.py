@@ -28,7 +28,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import ActorLast, Metrics, State, kept, minimize, soft_update
+from offline_rl.algorithms.common.base import (
+    DelayedActor,
+    Metrics,
+    State,
+    keep_where,
+    minimize,
+    soft_update,
+)
 from offline_rl.algorithms.common.config import (
     BUILT,
     Discount,
@@ -41,7 +48,7 @@ from offline_rl.algorithms.common.config import (
 )
 from offline_rl.algorithms.common.critics import Critic, different
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.seeing import SeeingConfig, on
+from offline_rl.algorithms.common.vision import VisionConfig, build_head
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Normalize, Transform
 from offline_rl.replay.batch import Batch
@@ -54,7 +61,7 @@ from policies.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(SeeingConfig):
+class Config(VisionConfig):
     """Defaults: the paper's."""
 
     normalize_observations: Normalize = True  # not what the base sees, nor its action
@@ -86,35 +93,35 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 4.0
     n_step: Count = 3
     base_noise: NonNegative = 0.2  # the largest, on the base's actions in the warm-up
-    delay: ClassVar[str] = "online.critic_updates"
+    critic_only_option: ClassVar[str] = "online.critic_updates"
     critic_updates: Amount = 10_000  # before the actor learns too; all when the warm-up is over
 
-    def drawn(
+    def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
         if self.warmup_policy == "random":
-            return super().drawn(random, observations, size)
+            return super().warmup_action(random, observations, size)
         noise = random.uniform(-self.base_noise, self.base_noise, size)
         return (observations[BASE_ACTION] + noise).clip(-1, 1)
 
-    def alone(self, period: int) -> int:
+    def critic_only_updates(self, period: int) -> int:
         """Updates of the critics alone: whole periods."""
         return -(-self.critic_updates // period) * period
 
-    def due(self, env_steps: int, batch_size: int, period: int) -> int:
+    def updates_due(self, env_steps: int, batch_size: int, period: int) -> int:
         begun = env_steps > max(self.warmup_steps, batch_size)
-        first = self.alone(period) if begun else 0
-        return first + super().due(env_steps, batch_size, period)
+        first = self.critic_only_updates(period) if begun else 0
+        return first + super().updates_due(env_steps, batch_size, period)
 
 
-class ResFiT(ActorLast):
+class ResFiT(DelayedActor):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     online, follows_card, vector_only, corrects = True, False, False, True
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """As it is. Raises UserError where targets would be clipped to less than rewards are."""
         if cfg.clip_target:
             transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
@@ -132,7 +139,7 @@ class ResFiT(ActorLast):
         shape: dict[str, Any] = {"hidden": [*cfg.hidden], "layer_norm": cfg.layer_norm}
         options = {"scale": float(cfg.scale), "noise": cfg.noise}
         return {
-            "policy": on(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
+            "policy": build_head(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
             "critic": CriticOfAll(self.spec, cfg, ensemble=cfg.num_critics, **shape),
         }
 
@@ -145,7 +152,7 @@ class ResFiT(ActorLast):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Critics and their target; in the last place also the actor and its own."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        both = state.done >= self.policy_begins(schedule.ONLINE)[0]  # the actor learns too
+        both = state.done >= self.updates_before_policy(schedule.ONLINE)[0]  # the actor learns too
         y = self.target(state, batch, both)  # [B]
 
         def critic_loss(critic):  # [E, B] - [B]
@@ -155,7 +162,7 @@ class ResFiT(ActorLast):
         state, critic_value = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
-        if not self.last(i):
+        if not self.updates_actor(i):
             return state, metrics
 
         base = (s if self.spec.lone else s[BASE_ACTION])[..., -self.spec.action_dim :]
@@ -169,7 +176,7 @@ class ResFiT(ActorLast):
         before = state
         state, policy_value = minimize(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = kept(before, state, ~both)
+        state = keep_where(before, state, ~both)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
@@ -187,9 +194,9 @@ class ResFiT(ActorLast):
 class CriticOfAll(nn.Module):
     """Q(s, a) of the combined action; what the base would do is the actor's to know alone."""
 
-    def __init__(self, spec: Spec, cfg: SeeingConfig, **shape: Any) -> None:
+    def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:
         super().__init__()
-        self.eyes = None if spec.lone else Sees(spec.seen, **cfg.looking)
+        self.eyes = None if spec.lone else Sees(spec.seen, **cfg.encoder_options)
         size = spec.observation_dim if self.eyes is None else self.eyes.features
         self.base, hidden = spec.action_dim, shape.pop("hidden")
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)

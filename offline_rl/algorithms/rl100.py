@@ -32,12 +32,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import Tensor
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, kept
+from offline_rl.algorithms.common.base import Algorithm, Metrics, State, keep_where
 from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
-from offline_rl.algorithms.common.on_policy.offline import JudgeConfig, Judged
-from offline_rl.algorithms.common.on_policy.ppo import standardized
+from offline_rl.algorithms.common.on_policy.offline import OfflineConfig, OfflineImprovement
+from offline_rl.algorithms.common.on_policy.ppo import standardize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -45,7 +45,7 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share
 
 
 @dataclass(frozen=True)
-class Config(JudgeConfig, ImitationConfig):
+class Config(OfflineConfig, ImitationConfig):
     """Defaults: the authors' for single actions, but for the numbers of updates in phases.
 
     The policy's own numbers are its run's.
@@ -93,22 +93,22 @@ class Online(schedule.OnPolicy):
     offline_fraction: Share | Literal["rows"] = "rows"
 
 
-class RL100(Judged, Imitating):
+class RL100(OfflineImprovement, Imitating):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
-    needs = ("held_out",)
-    continues = ""
+    extra_columns = ("held_out",)
+    finetunes_from = ""
     targets: ClassVar = {"critic_target": "critic", "behavior": "model"}
-    unseen = ("settle", "judge")
+    phases_without_eval = ("settle", "judge")
 
     def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
-        self.phase, self.ceiling = "", cfg.spread_max
+        self.phase, self.max_std = "", cfg.spread_max
         super().__init__(spec, cfg, *rest, **more)
         self.policy = "student" if cfg.acting == "one_step" else "policy"
 
-    def at(self, phase: str) -> Algorithm:
+    def for_phase(self, phase: str) -> Algorithm:
         """Rates are the phase's."""
-        now: Any = copy.copy(super().at(phase))
+        now: Any = copy.copy(super().for_phase(phase))
         now.phase = phase
         return now
 
@@ -156,11 +156,11 @@ class RL100(Judged, Imitating):
         work += [rollouts, schedule.Learn(online, self.updates)] * (count - cfg.iterations)
         return [piece for piece in [*work, learn["distil"]] if piece.size]
 
-    def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        made = super().digest(state, data)
-        return made | {"advantages": standardized(made["advantages"])}
+    def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made = super().compute_advantages(state, data)
+        return made | {"advantages": standardize(made["advantages"])}
 
-    def told(self, densities: Tensor, executed: Tensor) -> Tensor:
+    def executed_log_prob(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the sum over the actions that were taken."""
         first = self.cfg.n_obs_steps - 1
         return (densities[:, first : first + executed.shape[-1]].sum(-1) * executed).sum(-1)
@@ -168,12 +168,14 @@ class RL100(Judged, Imitating):
     def improve(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:
         """One step of the policy, here on chains of `behavior` on the data's states."""
         clip = self.cfg.offline_clip if self.phase == "improve" else self.cfg.clip
-        state, metrics = self.reinforced(state, batch, batch.advantages, clip)
-        state, told = self.in_step(self.acting(state), batch.observations)
+        state, metrics = self.update_policy(state, batch, batch.advantages, clip)
+        state, told = self.update_student(self.copy_to_policy(state), batch.observations)
         return state, metrics | told
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """The same on a rollout, and one step of V."""
         learned, metrics = self.improve(state, batch, i)
-        state, told = self.valued(kept(state, learned, self.warming_up(state)), batch)
+        state, told = self.update_value(
+            keep_where(state, learned, self.in_critic_warmup(state)), batch
+        )
         return state, metrics | told

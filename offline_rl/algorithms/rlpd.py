@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms import sac
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
-    ActorLast,
+    DelayedActor,
     Metrics,
     Network,
     State,
@@ -60,7 +60,7 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 20.0
 
 
-class RLPD(ActorLast):
+class RLPD(DelayedActor):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"critic_target": "critic"}
@@ -91,17 +91,19 @@ class RLPD(ActorLast):
         state, critic_value = minimize(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "target": y.mean()}
-        if not self.last(i):
+        if not self.updates_actor(i):
             return state, metrics
 
         def policy_loss(policy):
             pi, log_pi = policy.sample(s, state.random)
-            q = self.climbed(state.critic(s, pi))  # [B]
+            q = self.actor_q(state.critic(s, pi))  # [B]
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
         old = state
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
-        excess = self.certainty(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
+        excess = (
+            self.entropy_log_prob(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
+        )
 
         def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
             return -log_alpha().exp() * excess
@@ -118,10 +120,10 @@ class RLPD(ActorLast):
             least = least - alpha * log_pi
         return batch.rewards + batch.discount * least
 
-    def certainty(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
+    def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
         """The mean log density that the temperature follows, 0-d; log_pi: in the policy's loss."""
         return log_pi
 
-    def climbed(self, q: Tensor) -> Tensor:
+    def actor_q(self, q: Tensor) -> Tensor:
         """What the actor climbs, [E, B] -> [B]: the mean over all critics."""
         return q.mean(0)

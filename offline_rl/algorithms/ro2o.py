@@ -27,7 +27,7 @@ from torch.nn.functional import mse_loss
 from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State
-from offline_rl.algorithms.common.entropy import least, soft_q
+from offline_rl.algorithms.common.entropy import ensemble_min, soft_q
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
@@ -66,12 +66,12 @@ class RO2O(sac_n.SACN):
     Online: ClassVar[type[schedule.Online]] = Online
     online = True
 
-    def at(self, phase: str) -> Algorithm:
+    def for_phase(self, phase: str) -> Algorithm:
         """Online Q is lowered as at the end, however far offline came; unless told otherwise."""
-        now = super().at(phase)
-        if phase == ONLINE and "pessimism" not in now.settled:
+        now = super().for_phase(phase)
+        if phase == ONLINE and "pessimism" not in now.fixed_online_fields:
             now.cfg = replace(now.cfg, pessimism=0.0)  # below min_pessimism, which is the end
-            now.settled |= {"pessimism"}
+            now.fixed_online_fields |= {"pessimism"}
         return now
 
     def policy_loss(
@@ -81,8 +81,10 @@ class RO2O(sac_n.SACN):
         s, cfg = batch.observations, self.cfg
         pi, log_pi = policy.sample(s, state.random)
         q = state.critic(s, pi)
-        bound = least(q) if cfg.bound == "min" else q.mean(0) - 4 * q.std(0)
-        worst = jeffreys(policy(s), policy(self.around(state, s, cfg.policy_noise))).amax(0)  # [B]
+        bound = ensemble_min(q) if cfg.bound == "min" else q.mean(0) - 4 * q.std(0)
+        worst = jeffreys_divergence(
+            policy(s), policy(self.perturb(state, s, cfg.policy_noise))
+        ).amax(0)  # [B]
         loss = (alpha * log_pi - bound).mean() + cfg.policy_smoothness * worst.mean()
         return loss + cfg.cloning * (pi - batch.actions).square().mean(), -log_pi.mean()
 
@@ -100,12 +102,12 @@ class RO2O(sac_n.SACN):
         q = critic(s, a)  # [E, B]
         td, metrics = squared_error(q, y)
 
-        near = self.around(state, s, cfg.q_noise)  # [N, B, O]
+        near = self.perturb(state, s, cfg.q_noise)  # [N, B, O]
         change = critic(near, a.expand(len(near), *a.shape)) - q[:, None]  # [E, N, B]
         rise, fall = change.clamp(min=0).square(), change.clamp(max=0).square()
         smooth = (0.8 * rise + 0.2 * fall).mean(0).amax(0).mean()
 
-        near = self.around(state, s, cfg.ood_noise)
+        near = self.perturb(state, s, cfg.ood_noise)
         pi, _ = state.policy.sample(near, state.random)
         q_ood = critic(near, pi)  # [E, N, B]
         done = state.optimizer["critic"]["count"]["steps"]
@@ -114,13 +116,13 @@ class RO2O(sac_n.SACN):
         loss = td + cfg.q_smoothness * smooth + cfg.uncertainty * lower
         return loss, metrics | {"smoothness": smooth, "uncertainty": lower}
 
-    def around(self, state: State, observations: Tensor, size: float) -> Tensor:
+    def perturb(self, state: State, observations: Tensor, size: float) -> Tensor:
         """[B, O] -> [N, B, O]: each state moved by the same N uniform draws in +-size."""
         shape = (self.cfg.num_samples, 1, observations.shape[-1])
         return observations + size * (2 * state.random.uniform(shape) - 1)
 
 
-def jeffreys(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
+def jeffreys_divergence(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
     """KL(p, q) + KL(q, p) of Normals given by mean and log deviation, summed over actions."""
     (mean, log_std), (other_mean, other_log_std) = p, q
     ratio = (2 * (log_std - other_log_std)).exp()

@@ -33,7 +33,7 @@ from offline_rl.algorithms.common.entropy import (
     soft_optimizers,
     soft_policy_loss,
     soft_target,
-    temper,
+    update_temperature,
 )
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -98,7 +98,9 @@ class SAC(Algorithm):
             return soft_policy_loss(policy, state, s, alpha)
 
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
-        state = temper(state, log_pi, -cfg.entropy_scale * self.spec.action_dim)  # eq. 18
+        state = update_temperature(
+            state, log_pi, -cfg.entropy_scale * self.spec.action_dim
+        )  # eq. 18
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         metrics = {"critic_loss": critic_value, "policy_loss": policy_value, "target": y.mean()}
         return state, metrics | {"entropy": -log_pi, "alpha": alpha}

@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.entropy import (
     soft_optimizers,
     soft_policy_loss,
     soft_target,
-    temper,
+    update_temperature,
 )
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -79,7 +79,7 @@ class SACN(Algorithm):
             "log_alpha": Scalar(0),
         }
 
-    def stacks(self, device: str) -> bool:
+    def prefers_stacked_seeds(self, device: str) -> bool:
         """On a processor only where a layer of one seed's critics fits the cache."""
         cfg = self.cfg
         return device != "cpu" or 4 * cfg.num_critics * cfg.batch_size * max(cfg.hidden) <= CACHE
@@ -90,7 +90,7 @@ class SACN(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Temperature; policy; critics, each with what is already new; the target."""
         _, log_pi = state.policy.sample(batch.observations, state.random)
-        state = temper(state, log_pi.mean(), -self.spec.action_dim)
+        state = update_temperature(state, log_pi.mean(), -self.spec.action_dim)
         alpha, old = state.log_alpha().exp(), state
 
         def policy_loss(policy):

@@ -1,13 +1,14 @@
-"""TD3: actor-critic, learning online, whose critics do not believe their own best news.
+"""TD3: twin delayed deep deterministic policy gradient, trained online.
 
-Twin critics learn from the smaller of their targets, the target's action is smoothed by clipped
-noise, and the actor climbs the first critic at every second update only, when both have settled.
+Both critics regress on the smaller of two target values. The target action carries clipped noise
+(target policy smoothing). The actor maximizes the first critic and is updated at every second
+critic update only.
 
 Paper:   Fujimoto, van Hoof, Meger, ICML 2018, arXiv:1802.09477, algorithm 1.
-Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in that both updates of a pair come
-         after the second of two environment steps, there one after each; the actor between them is
-         the same. The code's networks, learning rates and exploration are used rather than the
-         paper's (400-300 units, 1e-3).
+Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of updates: both updates
+         of a pair run after the second of two environment steps, there one runs after each step.
+         The actor that acts between them is the same. Network sizes, learning rates and exploration
+         are the code's, not the paper's (400-300 units, 1e-3).
 """
 
 from __future__ import annotations
@@ -37,42 +38,42 @@ from policies.networks.mlp import Activation
 
 @dataclass(frozen=True)
 class OfflineConfig(BaseConfig):
-    """What those that learn from data alone take too. Defaults: the authors' code's."""
+    """Options of TD3 and of the offline methods built on it. Defaults: the authors' code."""
 
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the networks that enters their targets
-    policy_noise: NonNegative = 0.2  # deviation of the noise on the target's action
-    noise_clip: NonNegative = 0.5  # and its largest size
-    policy_delay: Count = 2  # critic updates per actor and target update
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
+    policy_noise: NonNegative = 0.2  # standard deviation of the noise added to the target action
+    noise_clip: NonNegative = 0.5  # largest magnitude of that noise
+    policy_delay: Count = 2  # critic updates per update of the actor and of all targets
     actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
+    critic_lr: Rate = 3e-4  # learning rate of the critics
     hidden: Sizes = (256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of policy and critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
 @dataclass(frozen=True)
 class Config(OfflineConfig):
-    """Defaults: the authors' code's."""
+    """Defaults: the authors' code."""
 
-    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deviation of that on actions
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # std of exploration noise on actions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.Online):
-    """Defaults: the authors' code's."""
+    """Defaults: the authors' code."""
 
     warmup_steps: Amount = 25_000
     warmup_policy: Literal["policy", "random"] = "random"
 
 
 class TD3(Algorithm):
-    """A subclass changes the networks, the critics' target or the actor's loss."""
+    """TD3. A subclass replaces the networks, the critic target or the actor loss."""
 
     Config: ClassVar[type] = Config
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     Online: ClassVar[type[schedule.Online]] = Online
     online = True
-    follows_card = False  # it begins without data
+    follows_card = False  # starts without data
 
     @property
     def period(self) -> int:
@@ -90,25 +91,25 @@ class TD3(Algorithm):
         return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The critics; every `policy_delay`-th time then the actor and both targets."""
+        """Update the critics; at every `policy_delay`-th call also the actor and both targets."""
         cfg = self.cfg
         state, metrics = regress(state, batch, self.target(state, batch))
         if i != cfg.policy_delay - 1:
             return state, metrics
-        now = state
+        updated = state
 
         def policy_loss(policy):
-            return self.policy_loss(policy, now, batch)
+            return self.policy_loss(policy, updated, batch)
 
-        state, policy_value, further = minimize_with(state, "policy", policy_loss)
+        state, policy_value, policy_metrics = minimize_with(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
-        return state, metrics | further | {"policy_loss": policy_value}
+        return state, metrics | policy_metrics | {"policy_loss": policy_value}
 
     def target(self, state: State, batch: Batch) -> Tensor:
-        """r + discount * min_i Q_i(s', a'), a' the target policy's action under clipped noise; [B].
+        """Return the bootstrapped target r + discount * min_i Q_i(s', a'), [B].
 
-        A policy that learns under dropout has it here too.
+        a' is the target policy's action plus clipped noise. A policy trained with dropout uses it here too.
         """
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)
@@ -118,10 +119,10 @@ class TD3(Algorithm):
         return batch.rewards + batch.discount * self.next_value(next_q, batch, next_a)
 
     def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:
-        """What the target makes of the worth q [B] of the next actions [B, A]; [B]."""
+        """Return the value [B] to bootstrap from; q: [B], of the next actions [B, A]."""
         return q
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
-        """What the actor descends on, 0-d, and metrics."""
+        """Return the actor loss, 0-d, and metrics."""
         s = batch.observations
         return -state.critic(s, policy(s))[0].mean(), {}

@@ -1,10 +1,11 @@
-"""TD3+BC: TD3 whose actor is also pulled toward the data's actions.
+"""TD3+BC: TD3 with a behavior-cloning term in the actor loss.
 
-Twin critics learn as in TD3; the actor maximizes the first critic, its scale divided out, while a
-squared error keeps it near the data, so that `alpha` alone trades improvement against imitation.
+The critics are trained as in TD3. The actor maximizes the first critic, normalized by the batch's
+mean |Q|, and minimizes the squared distance to the data's actions. `alpha` alone sets the trade-off
+between the two.
 
 Paper:   Fujimoto and Gu, NeurIPS 2021, arXiv:2106.06860; TD3: arXiv:1802.09477.
-Differs: nowhere known from the authors' code (sfujim/TD3_BC:TD3_BC.py).
+Differs: no known difference from the authors' code (sfujim/TD3_BC:TD3_BC.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from policies.heads.deterministic import DeterministicActor
 class Config(td3.OfflineConfig):
     """Defaults: the paper's, table 3."""
 
-    alpha: NonNegative = 2.5  # 0 clones, more trusts the critic
+    alpha: NonNegative = 2.5  # 0 is behavior cloning; larger values trust the critic more
     normalize_observations: bool = True
 
 
 class TD3BC(td3.TD3):
     Config = Config
-    follows_card = True  # unlike TD3 it learns from data
+    follows_card = True  # unlike TD3, it is trained on data
     online = False
 
     def networks(self) -> dict[str, nn.Module]:
@@ -42,7 +43,7 @@ class TD3BC(td3.TD3):
         }
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Eq. 3 and 5: the paper's lambda divides by the batch's mean |Q|."""
+        """Return eq. 3 with lambda = alpha / mean |Q| (eq. 5)."""
         pi = policy(batch.observations)
         q = state.critic(batch.observations, pi)[0]  # [B]
         scale = self.cfg.alpha / q.detach().abs().mean()

@@ -40,7 +40,7 @@ from offline_rl.algorithms.common.config import (
     Tau,
 )
 from offline_rl.algorithms.common.critics import Critic, some
-from offline_rl.algorithms.common.entropy import least
+from offline_rl.algorithms.common.entropy import ensemble_min
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive
 from policies.heads.gaussian import TanhGaussianActor
@@ -93,11 +93,13 @@ class WSRL(rlpd.RLPD):
             "log_alpha": Scalar(log(cfg.initial_alpha)),
         }
 
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def initialize_from(
+        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """As ever, but a temperature of its own where the other learned without."""
         new = {} if "params/log_alpha/value" in other else own
         kept = {name: x for name, x in new.items() if "/log_alpha/" in name}
-        return super().adopt(own, {**other, **kept})
+        return super().initialize_from(own, {**other, **kept})
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """r + discount * (least of a few Q_i(s', a')), a' ~ pi or the best of several; [B]."""
@@ -105,14 +107,14 @@ class WSRL(rlpd.RLPD):
         count = cfg.num_samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
         few = some(state, cfg.num_critics, cfg.num_min_critics)
-        q = least(state.critic_target(s.expand(count, *s.shape), pi, few))  # [N, B]
+        q = ensemble_min(state.critic_target(s.expand(count, *s.shape), pi, few))  # [N, B]
         q = q - alpha * log_pi if cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)
 
-    def certainty(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
+    def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
         """In the next states, of the policy before its step."""
         return old.policy.sample(batch.next_observations, old.random)[1].mean()
 
-    def climbed(self, q: Tensor) -> Tensor:
+    def actor_q(self, q: Tensor) -> Tensor:
         """What the actor climbs, [E, B] -> [B]: the least critic."""
-        return least(q)
+        return ensemble_min(q)

@@ -1,15 +1,16 @@
-"""Extreme Q-learning (XQL): the soft maximum of Q over the data's actions, by regression.
+"""Extreme Q-learning (XQL): Gumbel regression of V on Q, a soft maximum over dataset actions.
 
-If errors of Q are Gumbel distributed, maximum likelihood makes V the log-sum-exp of Q under the
-data's policy, t log E[exp(Q / t)]: its mean for t -> infinity, its maximum for t -> 0. Otherwise as
-IQL: Q bootstraps from V, the policy clones by advantage.
+If the errors of Q are Gumbel distributed, maximum likelihood makes V the log-sum-exp of Q under the
+data's policy, t log E[exp(Q / t)]. This is the mean for t -> infinity and the maximum for t -> 0.
+The rest is as in IQL: Q bootstraps from V, and the policy is trained by advantage-weighted
+regression.
 
 Paper:   Garg, Hejna, Geist, Ermon, ICLR 2023, arXiv:2301.02328. Equation numbers are those of
          Div99/XQL:docs/extreme_q_learning.pdf; its beta is `temperature` here.
-Differs: nowhere known from the authors' code (Div99/XQL:offline), which differs from the paper in
-         Huber's error for eq. 14 and in the clipping and rescaling of common/in_sample.py's
-         gumbel_loss, but for LayerNorm's epsilon. Scores published for XQL are each run's best
-         evaluation; expect less of the last.
+Differs: no known difference from the authors' code (Div99/XQL:offline) but for LayerNorm's epsilon.
+         That code differs from the paper in the Huber loss for eq. 14, and in the clipping and
+         rescaling of gumbel_loss (common/in_sample.py). Scores published for XQL are the best
+         evaluation of each run; expect less of the last one.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from offline_rl.utils.options import Amount, NonNegative, Positive
 class Config(DualConfig):
     """Defaults: Div99/XQL:offline/reproduce/mujoco/mujoco_consistent.sh."""
 
-    temperature: Positive = 2.0  # in units of Q: how far below the maximum V stays
-    max_clip: NonNegative = 7.0  # (Q - V) / temperature above this is ignored
-    random_actions: Amount = 0  # uniform actions that V also sees, for each of the data's
-    noise: bool = False  # V sees the data's actions under clipped noise, deviation 0.1, at most 0.5
-    huber: Positive = 20.0  # error of Q from which on its loss grows linearly
-    layer_norm: bool = True
+    temperature: Positive = 2.0  # t, in units of Q: larger values keep V further below the maximum
+    max_clip: NonNegative = 7.0  # cap on (Q - V) / temperature; no gradient above it
+    random_actions: Amount = 0  # uniform actions per state that V is also fitted to
+    noise: bool = False  # fit V to actions with clipped noise: standard deviation 0.1, at most 0.5
+    huber: Positive = 20.0  # error of Q above which its loss grows linearly
+    layer_norm: bool = True  # layer normalization in V
 
 
 class XQL(DualV):
     Config: ClassVar[type] = Config
 
-    def value_loss(self, u: Tensor) -> Tensor:  # eq. 11
-        """Gumbel regression of V on Q."""
+    def value_loss(self, u: Tensor) -> Tensor:
+        """Return the Gumbel regression loss of V on Q (eq. 11)."""
         return gumbel_loss(u, self.cfg.temperature, self.cfg.max_clip).mean()
 
-    def fitted(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The data's pairs or those under noise, and `random_actions` uniform ones a state."""
+    def value_pairs(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the data's pairs (noisy if set) and `random_actions` uniform ones per state."""
         s, a, count = batch.observations, batch.actions, self.cfg.random_actions
         if self.cfg.noise:
             noise = (0.1 * state.random.normal(a.shape)).clamp(-0.5, 0.5)
@@ -54,12 +55,12 @@ class XQL(DualV):
         if not count:
             return s, q
         uniform = 2 * state.random.uniform((count, *a.shape)) - 1  # [N, B, A]
-        everywhere = s.expand(count, *s.shape)
-        q_uniform = state.critic_target(everywhere, uniform).amin(0)  # [N, B]
-        return torch.cat([s, everywhere.flatten(0, 1)]), torch.cat([q, q_uniform.flatten()])
+        states = s.expand(count, *s.shape)
+        q_uniform = state.critic_target(states, uniform).amin(0)  # [N, B]
+        return torch.cat([s, states.flatten(0, 1)]), torch.cat([q, q_uniform.flatten()])
 
     def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> Tensor:
-        """Huber's error: x^2 / 2, from |x| = huber on its tangent; sum over both critics."""
+        """Return the Huber loss: x^2 / 2, linear from |x| = huber on; sum over both critics."""
         x = (critic(batch.observations, batch.actions) - y).abs()  # [2, B]
         inside = x.clamp(max=self.cfg.huber)
         return (inside * (x - inside / 2)).sum(0).mean()

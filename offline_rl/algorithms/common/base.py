@@ -87,11 +87,13 @@ class Interaction:
     online: Online
     cfg: Any  # its config then
     num_updates: int = 1  # that this brings, for schedules that end with it
-    settled: frozenset[str] = frozenset()  # fields of cfg that were set for then
+    fixed_online_fields: frozenset[str] = frozenset()  # fields of cfg that were set for then
 
     def of(self, cfg: Any) -> Interaction:
         """The same for a run with another config: its own values, but for those set for then."""
-        return replace(self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.settled}))
+        return replace(
+            self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.fixed_online_fields})
+        )
 
 
 class Algorithm:
@@ -100,21 +102,23 @@ class Algorithm:
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
     frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
-    distils: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
-    continues: ClassVar[str] = ""  # what it fine-tunes, where it cannot begin from nothing
-    needs: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
+    distills_from: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
+    finetunes_from: ClassVar[str] = ""  # what it fine-tunes, where it cannot begin from nothing
+    extra_columns: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
     online: ClassVar[bool] = False  # can learn in an environment; then how:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
     policy: str = "policy"  # the network that acts
-    unseen: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
+    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary ones that "update" relies on
     # phases that never read `next_observations`: they use every row of the data, the last of an
     # episode included; "update" among them means that no phase reads it
     imitation_phases: ClassVar[tuple[str, ...]] = ()
-    corrects: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
+    is_residual: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
-    settled: frozenset[str] = frozenset()  # fields of its config whose value is this phase's own
+    fixed_online_fields: frozenset[str] = (
+        frozenset()
+    )  # fields of its config whose value is this phase's own
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -124,14 +128,14 @@ class Algorithm:
         interaction: how it goes on in an environment; default: as `Online` has it.
         """
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
-        then = replace(cfg, **self.Online.changes)
+        then = replace(cfg, **self.Online.config_changes)
         self.interaction = interaction or Interaction(self.Online(), then)
         self.modules = self.networks()
         for target, source in self.targets.items():
             self.modules[target] = copy.deepcopy(self.modules[source])
 
     @classmethod
-    def begins_online(cls) -> bool:
+    def starts_online(cls) -> bool:
         """Whether it begins in an environment, with random actions, whatever data it has beside."""
         return cls.online and cls.Online().warmup_policy == "random"
 
@@ -140,18 +144,18 @@ class Algorithm:
         """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""
         return 1
 
-    def stacks(self, device: str) -> bool:
+    def prefers_stacked_seeds(self, device: str) -> bool:
         """Whether seeds side by side are faster than one after another: not where one is large.
 
         device: cpu or cuda.
         """
         return True
 
-    def alike(self, i: int) -> int:
+    def equivalent_step(self, i: int) -> int:
         """The first place in the period whose work is the same as that of place i."""
         return i
 
-    def at(self, phase: str) -> Algorithm:
+    def for_phase(self, phase: str) -> Algorithm:
         """The algorithm as it is in `phase`: its config may be another, its networks are not."""
         if phase != ONLINE:
             return self
@@ -159,8 +163,8 @@ class Algorithm:
         changed = {
             f.name for f in fields(then) if getattr(then, f.name) != getattr(self.cfg, f.name)
         }
-        changed |= self.Online.changes.keys() | self.interaction.settled
-        other.cfg, other.settled = then, frozenset(changed)
+        changed |= self.Online.config_changes.keys() | self.interaction.fixed_online_fields
+        other.cfg, other.fixed_online_fields = then, frozenset(changed)
         other.num_updates = self.interaction.num_updates
         return other
 
@@ -194,7 +198,7 @@ class Algorithm:
         return True
 
     @classmethod
-    def streams(cls, cfg: Any) -> bool:
+    def can_stream(cls, cfg: Any) -> bool:
         """Whether it learns from single steps of one set of data, which may lie in its file."""
         return cls.source is Algorithm.source
 
@@ -213,12 +217,12 @@ class Algorithm:
         return dataset.monte_carlo_returns(cfg.discount)
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """`cfg` with the values that only the data can tell, where they were left open."""
         return cfg
 
     @classmethod
-    def of_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
+    def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a student's config has of its teacher's run; None where that can be none.
 
         hyper: the run's hyper-parameters.
@@ -229,37 +233,43 @@ class Algorithm:
         """Where a phase's batches come from: one of `sources`, a view of it, or a mixture."""
         if phase != ONLINE:
             return self.offline_source(phase, sources)
-        how, online = self.interaction.online, wanted(sources.online)
+        how, online = self.interaction.online, require(sources.online)
         ratio = None if how.offline_fraction == "rows" else float(how.offline_fraction)
-        parts = [after(x, how.n_step) for x in (sources.offline, online) if x is not None]
+        parts = [with_n_step(x, how.n_step) for x in (sources.offline, online) if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
 
-    def policy_begins(self, phase: str) -> tuple[int, str]:
+    def updates_before_policy(self, phase: str) -> tuple[int, str]:
         """Updates at the start of `phase` that leave the policy as it is, and the key behind them.
 
         A run with no more updates than these is refused.
         """
         online = self.interaction.online
-        return (online.alone(self.period), online.delay) if phase == ONLINE else (0, "")
+        return (
+            (online.critic_only_updates(self.period), online.critic_only_option)
+            if phase == ONLINE
+            else (0, "")
+        )
 
     def offline_source(self, phase: str, sources: Sources) -> Source:
         """Return the data of a phase: every row for imitation, else rows with a successor."""
         every = sources.every_row if phase in self.imitation_phases else None
-        return wanted(sources.offline) if every is None else every
+        return require(sources.offline) if every is None else every
 
-    def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
+    def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raises UserError where a phase came to nothing; metrics: means of late, per seed."""
 
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def initialize_from(
+        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.
 
         All networks and the count of updates are the other's, as are the moments of optimizers that
         it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
         """
         taken = dict(own)
-        networks = {network_of(name) for name in own if name.startswith("params/")}
+        networks = {network_name(name) for name in own if name.startswith("params/")}
         for name, tensor in other.items():
-            if name not in own and network_of(name) in networks and name.startswith("params/"):
+            if name not in own and network_name(name) in networks and name.startswith("params/"):
                 raise ValueError(f"{name}, {tuple(tensor.shape)}, has no place here")
         for name, tensor in own.items():
             found = other.get(name)
@@ -267,14 +277,14 @@ class Algorithm:
             if not fits and not name.startswith("optimizer/"):
                 there = "is missing" if found is None else f"is {tuple(found.shape)}"
                 raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
-        kept = {network_of(n) for n in own if n.startswith("optimizer/") and n not in other}
+        fresh = {network_name(n) for n in own if n.startswith("optimizer/") and n not in other}
         for name in own:
-            if network_of(name) not in kept or not name.startswith("optimizer/"):
+            if network_name(name) not in fresh or not name.startswith("optimizer/"):
                 taken[name] = other[name]
         return taken
 
     @classmethod
-    def inherits(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    def config_from_run(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         """Values of its config that follow from another algorithm's run, that run's `hyper`.
 
         Raises UserError for a run that it cannot go on from.
@@ -294,44 +304,44 @@ class Algorithm:
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
         """This algorithm with some float fields of its config replaced by tensors."""
         other = copy.copy(self)
-        changed = {name: v for name, v in values.items() if name not in self.settled}
+        changed = {name: v for name, v in values.items() if name not in self.fixed_online_fields}
         other.cfg = replace(self.cfg, **changed)
         return other
 
 
-class ActorLast(Algorithm):
+class DelayedActor(Algorithm):
     """As many critic updates as an environment step brings; the actor's comes with the last."""
 
     @property
     def period(self) -> int:
         return max(1, round(self.interaction.online.utd))
 
-    def alike(self, i: int) -> int:
-        return i if self.last(i) else 0
+    def equivalent_step(self, i: int) -> int:
+        return i if self.updates_actor(i) else 0
 
-    def last(self, i: int) -> bool:
+    def updates_actor(self, i: int) -> bool:
         """Whether place i is the one in which the actor learns too."""
         return i == self.period - 1
 
 
-def network_of(name: str) -> str:
+def network_name(name: str) -> str:
     """The network of a tensor in a checkpoint."""
     return name.split("/")[1]
 
 
-def falling(state: State, end: float | Tensor) -> Tensor:
+def linear_decay(state: State, end: float | Tensor) -> Tensor:
     """A factor that falls from 1 with the phase's share that is done, and stays at `end`."""
     return (1 - state.done / state.algorithm.num_updates).clamp(min=end)
 
 
-def wanted(source: Source | None) -> Source:
+def require(source: Source | None) -> Source:
     """A source that a phase needs. Raises ValueError where the run has none of it."""
     if source is None:
         raise ValueError("this phase has nothing to learn from")
     return source
 
 
-def after(source: Source, n_step: int) -> Any:
+def with_n_step(source: Source, n_step: int) -> Any:
     """`source` with transitions that bootstrap after `n_step` steps."""
     return source.after(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
 
@@ -370,7 +380,7 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
     return replace(state, params={**state.params, target: moved})
 
 
-def kept(old: State, new: State, stays: Tensor) -> State:
+def keep_where(old: State, new: State, stays: Tensor) -> State:
     """`old`'s networks and optimizers where `stays`, 0-d, is true, else `new`'s."""
 
     def chosen(before: Any, after: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.base import Algorithm, State, soft_update
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Dropout, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
-from offline_rl.algorithms.common.seeing import SeeingConfig, sight
+from offline_rl.algorithms.common.vision import VisionConfig, input_options
 from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
-PAPER = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
+PAPER_WIDTHS = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
 GROUPS = 8  # of a U-Net's channels, normalized together
-SHAPE = (  # what a student has of its teacher
+TEACHER_FIELDS = (  # what a student has of its teacher
     *(
         "n_obs_steps",
         "horizon",
@@ -60,20 +60,20 @@ class ChunkShape(BaseConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_action_steps > self.ahead:
+        if self.n_action_steps > self.num_future_actions:
             raise ValueError(
                 f"n_action_steps={self.n_action_steps}: of horizon={self.horizon} actions, with "
                 f"n_obs_steps={self.n_obs_steps}, {max(self.ahead, 0)} lie ahead"
             )
 
     @property
-    def ahead(self) -> int:
+    def num_future_actions(self) -> int:
         """Actions of a window from the present one on."""
         return self.horizon - self.n_obs_steps + 1
 
 
 @dataclass(frozen=True)
-class ChunkConfig(ChunkShape, SeeingConfig):
+class ChunkConfig(ChunkShape, VisionConfig):
     """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
 
     mask_ends: bool = False  # learn nothing from actions repeated beyond an episode's ends
@@ -101,7 +101,7 @@ class DenoiserShape(ChunkShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        levels, sizes = len(self.widths or PAPER[self.network]), set(self.widths or ())
+        levels, sizes = len(self.widths or PAPER_WIDTHS[self.network]), set(self.widths or ())
         if self.widths == ():
             raise ValueError("widths=(): at least one is expected, or null")
         if self.network != "transformer":
@@ -120,18 +120,22 @@ class DenoiserShape(ChunkShape):
             )
         if self.network == "unet" and any(width % GROUPS for width in sizes):
             raise ValueError(f"widths={self.widths}: a U-Net's are multiples of {GROUPS}")
-        if (self.options().get("time_size") or 4) % 2:
+        if (self.network_options().get("time_size") or 4) % 2:
             raise ValueError(f"time_size={self.time_size} is odd")
 
-    def actor(self, spec: Spec) -> dict[str, Any]:
+    def head_options(self, spec: Spec) -> dict[str, Any]:
         """What a head of these sizes is made of, but for its table."""
         names = ("n_obs_steps", "horizon", "n_action_steps", "network", "action_low", "action_high")
-        sizes = sight(spec, self) | {"actions": spec.action_dim}
-        return sizes | {"options": self.options()} | {name: getattr(self, name) for name in names}
+        sizes = input_options(spec, self) | {"actions": spec.action_dim}
+        return (
+            sizes
+            | {"options": self.network_options()}
+            | {name: getattr(self, name) for name in names}
+        )
 
-    def options(self) -> dict[str, Any]:
+    def network_options(self) -> dict[str, Any]:
         """Of the network of that name."""
-        widths = [*(self.widths or PAPER[self.network])]
+        widths = [*(self.widths or PAPER_WIDTHS[self.network])]
         if self.network == "transformer":
             return {"size": widths[0], "layers": len(widths), "heads": self.num_heads}
         if self.network == "mlp":
@@ -161,9 +165,9 @@ class ChunkCloning(Algorithm):
         return False
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """Each action's range."""
-        return completed(cfg, dataset)
+        return with_action_ranges(cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
@@ -177,7 +181,7 @@ class ChunkCloning(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.head()}
 
-    def stacks(self, device: str) -> bool:
+    def prefers_stacked_seeds(self, device: str) -> bool:
         return sum(p.numel() for p in self.modules["model"].parameters()) < LARGE
 
     def optimizers(self) -> dict[str, Adam]:
@@ -199,14 +203,14 @@ class ChunkCloning(Algorithm):
         head: Any = self.modules["model"]
         return head.unit(actions)
 
-    def mean(self, error: Tensor, batch: Batch) -> Tensor:
+    def masked_mean(self, error: Tensor, batch: Batch) -> Tensor:
         """Of an error [K, B, T, A] over levels, chunks, and the steps that are learned from."""
         if not self.cfg.mask_ends:
-            return error.mean()
+            return error.masked_mean()
         assert batch.real is not None
-        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()
+        return (error.masked_mean((0, -1)) * batch.real).sum() / batch.real.sum()
 
-    def averaged(self, state: State) -> State:
+    def update_average(self, state: State) -> State:
         """The policy after an update: a plain copy of the model for two, then its moving average.
 
         The schedule of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
@@ -225,11 +229,11 @@ class Denoising(ChunkCloning):
         raise NotImplementedError
 
     def head(self) -> DiffusionActor:
-        return self.actor(self.table())
+        return self.build_actor(self.table())
 
-    def actor(self, table: Table, until: float | None = None) -> DiffusionActor:
+    def build_actor(self, table: Table, until: float | None = None) -> DiffusionActor:
         """A head of the config's sizes."""
-        options = self.cfg.actor(self.spec)
+        options = self.cfg.head_options(self.spec)
         return DiffusionActor(**options, table=table, until=until, dropout_rate=self.cfg.dropout)
 
     @property
@@ -237,7 +241,7 @@ class Denoising(ChunkCloning):
         return ("bias", "norm", "place") if self.cfg.network == "transformer" else ()
 
 
-class Taught(Denoising):
+class Student(Denoising):
     """A student of another run's policy, its `teacher`: it begins as that, and sees by its eyes."""
 
     frozen = ("teacher",)
@@ -247,7 +251,9 @@ class Taught(Denoising):
         """The teacher's eyes, which nothing teaches here, stay as they are."""
         return (*super().undecayed, "eyes")
 
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def initialize_from(
+        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The other's policy in rounds is the teacher, and where the student begins."""
         taken = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
@@ -257,19 +263,19 @@ class Taught(Denoising):
             found = other.get(f"params/policy/{parameter}")
             if found is None:
                 raise ValueError(f"{parameter} is missing")
-            taken[name] = found if network == "teacher" else self.widened(found, value)
+            taken[name] = found if network == "teacher" else self.widen_parameter(found, value)
             if taken[name].shape != value.shape:
                 raise ValueError(f"{parameter} is {[*found.shape]}, here it is {[*value.shape]}")
         return taken
 
-    def widened(self, found: Tensor, own: Tensor) -> Tensor:
+    def widen_parameter(self, found: Tensor, own: Tensor) -> Tensor:
         """A teacher's weights as the student has them, whose own are `own`."""
         return found
 
 
-def completed(cfg: Any, dataset: Dataset) -> Any:
+def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
     """`cfg` with each action's range in the data, where it is left open. Raises UserError."""
-    check_length(cfg.ahead, dataset)
+    check_length(cfg.num_future_actions, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low
     high = tuple(dataset.actions.max(0).tolist()) if high is None else high

@@ -88,7 +88,7 @@ def different(state: State, ensemble: int, count: int) -> Tensor:
     return state.random.uniform((ensemble,)).topk(count).indices
 
 
-def drawn(state: State, q: Tensor, count: int | None) -> Tensor:
+def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
     """Values of `some` critics, [E, ...] -> [K, ...]; of all where count is None.
 
     Gradients of a critic that is drawn twice are summed in a fixed order, which an index would not

@@ -57,7 +57,9 @@ class Fit(nn.Module):
         return self.error
 
 
-def fitted(state: State, x: Tensor, change: Tensor, held_out: Tensor) -> tuple[State, Metrics]:
+def update_dynamics(
+    state: State, x: Tensor, change: Tensor, held_out: Tensor
+) -> tuple[State, Metrics]:
     """One step of `dynamics` on the likelihood of changes, and `fit` moved toward its errors.
 
     x: [B, inputs].  change: [B, outputs].  held_out: [B], 1 in rows that are not learned from.
@@ -80,12 +82,12 @@ def fitted(state: State, x: Tensor, change: Tensor, held_out: Tensor) -> tuple[S
     return state, {"dynamics_loss": value, "held_out_error": moved.min()}
 
 
-def elites(state: State, count: int) -> Tensor:
+def elite_members(state: State, count: int) -> Tensor:
     """The numbers of the members with the least errors, [count]."""
     return state.fit().argsort()[:count]
 
 
-def imagined(state: State, x: Tensor, member: Tensor, noise: Tensor) -> Tensor:
+def sample_change(state: State, x: Tensor, member: Tensor, noise: Tensor) -> Tensor:
     """Changes [B, outputs] as each row's `member` [B] draws them with `noise` [B, outputs]."""
     mean, log_variance = state.dynamics(x)
     own: Any = (member, torch.arange(len(x), device=x.device))

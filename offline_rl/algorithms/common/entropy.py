@@ -25,7 +25,7 @@ def soft_optimizers(cfg: Any) -> dict[str, Adam]:
     }
 
 
-def temper(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
+def update_temperature(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
     """One step of log alpha toward an entropy of `target_entropy`; log_pi: the batch's mean, 0-d.
 
     Eq. 18, but linear in log alpha, not in alpha, as in rlkit.
@@ -48,7 +48,7 @@ def soft_target(state: State, batch: Batch, alpha: Tensor) -> Tensor:
     return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha).amin(0)
 
 
-def least(q: Tensor) -> Tensor:
+def ensemble_min(q: Tensor) -> Tensor:
     """The smallest of E critics' values, [E, B] -> [B]."""
     return q.amin(0)
 
@@ -58,7 +58,7 @@ def soft_policy_loss(
     state: State,
     observations: Tensor,
     alpha: Tensor,
-    bound: Callable[[Tensor], Tensor] = least,
+    bound: Callable[[Tensor], Tensor] = ensemble_min,
 ) -> tuple[Tensor, Tensor]:
     """E[alpha log pi(a|s) - bound_i Q_i(s, a)], a ~ pi, eq. 9; and the mean log pi, both 0-d."""
     a, log_pi = policy.sample(observations, state.random)

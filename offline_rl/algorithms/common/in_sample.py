@@ -89,9 +89,9 @@ class DualV(Algorithm):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         return Critic(obs, act, cfg.hidden, activation=cfg.activation, init=orthogonal_init())
 
-    def at(self, phase: str) -> Algorithm:
+    def for_phase(self, phase: str) -> Algorithm:
         """Online the policy learns at its first rate again, and stays there."""
-        now = super().at(phase)
+        now = super().for_phase(phase)
         if phase == ONLINE:
             now.cfg = replace(now.cfg, decay_actor_lr=False)
         return now
@@ -107,8 +107,8 @@ class DualV(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """V; then policy and Q, both with the new V; then the target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        q = self.least(state, state.critic_target(s, a))  # [B]
-        at, q_at = self.fitted(state, batch, q)  # [M, O], [M]
+        q = self.aggregate_q(state, state.critic_target(s, a))  # [B]
+        at, q_at = self.value_pairs(state, batch, q)  # [M, O], [M]
 
         def value_loss(value: Network) -> Tensor:
             return self.value_loss(q_at - value(at))
@@ -132,7 +132,7 @@ class DualV(Algorithm):
         means = {"target": y.mean(), "advantage": advantage.mean(), "weight": weight.mean()}
         return state, losses | means
 
-    def least(self, state: State, q: Tensor) -> Tensor:
+    def aggregate_q(self, state: State, q: Tensor) -> Tensor:
         """The value that V and the policy follow, [E, B] -> [B]."""
         return q.amin(0)
 
@@ -140,7 +140,7 @@ class DualV(Algorithm):
         """What V descends on, 0-d; u: Q - V [M] at the pairs of `fitted`."""
         raise NotImplementedError
 
-    def fitted(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
+    def value_pairs(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
         """The states [M, O] and values of actions [M] that V is fitted to; q: [B], of the data."""
         return batch.observations, q
 

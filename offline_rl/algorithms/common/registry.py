@@ -49,21 +49,23 @@ def algorithm_class(name: str) -> type[Algorithm]:
     """
     source, cls = split(name)
     if source.endswith(".py"):
-        return checked(name, *found(name, load(Path(source).expanduser().resolve()), cls))
+        return require_single(
+            name, *algorithms_in(name, load_module(Path(source).expanduser().resolve()), cls)
+        )
     if cls:
         try:
             module = importlib.import_module(source)
         except ImportError as error:
             remedy = f"; is it installed? a file of yours is algorithm=path/to/mine.py:{cls}"
             raise UserError(f"algorithm={name}: {error}{remedy}") from None
-        return checked(name, *found(name, module, cls))
+        return require_single(name, *algorithms_in(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))
-    (own,) = found(name, importlib.import_module(f"{ALGORITHMS}.{name}"), "")
+    (own,) = algorithms_in(name, importlib.import_module(f"{ALGORITHMS}.{name}"), "")
     return own
 
 
-def as_it_learned(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
+def rebuild_algorithm(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
     """The algorithm of a run with these hyper-parameters; its version may have known fewer."""
     cls = algorithm_class(name)
     known = {f.name for f in fields(cls.Config)}
@@ -92,7 +94,7 @@ def origin(name: str) -> dict[str, str]:
     return {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-def load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     """The module in a file of the user's; loaded again only where the file is another by now."""
     try:
         content = path.read_bytes()
@@ -111,7 +113,7 @@ def load(path: Path) -> ModuleType:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def found(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
+def algorithms_in(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
     """The algorithms that a module defines itself, or the one of its names that is asked for."""
     from offline_rl.algorithms.common.base import Algorithm
 
@@ -127,7 +129,7 @@ def found(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
     return [value for value in kinds.values() if value.__module__ == module.__name__]
 
 
-def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
+def require_single(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
     """The only one of `kinds`, with a Config of ours. Raises UserError."""
     from offline_rl.algorithms.common.config import BaseConfig
 
@@ -147,7 +149,7 @@ def checked(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
 def algorithm_yaml(name: str) -> dict[str, Any]:
     """Return the settings file of `table_of(name)`; empty if there is none. Raises UserError."""
     owner = table_of(name)
-    if owner is None or not (path := table(owner)).is_file():
+    if owner is None or not (path := table_path(owner)).is_file():
         return {}
     return checked_yaml(path, path.stat().st_mtime_ns)
 
@@ -183,25 +185,25 @@ def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]
 @cache
 def checked_yaml(path: Path, changed_ns: int) -> dict[str, Any]:
     """A table, read once for each time it was changed. Raises UserError."""
-    found = read_yaml(path)
-    for key, value in found.items():
+    settings = read_yaml(path)
+    for key, value in settings.items():
         if key not in TABLES:
             raise UserError(f"{path}: {unknown('key', key, TABLES)}")
         if not isinstance(value, dict | None):
             raise UserError(f"{path}: {key} is {value!r}, names and their values are expected")
-    rows = [*(found.get("tuned") or {}).items(), *(found.get("online") or {}).items()]
+    rows = [*(settings.get("tuned") or {}).items(), *(settings.get("online") or {}).items()]
     for pattern, row in rows:
         if not isinstance(pattern, str) or not isinstance(row, dict):
             raise UserError(f"{path}: {pattern}: {row!r} is no row of names and their values")
-    return found
+    return settings
 
 
-def table(name: str) -> Path:
+def table_path(name: str) -> Path:
     """Return where the per-task table of a built-in algorithm is, if it has one."""
     return share("configs") / "algorithm" / f"{name}.yaml"
 
 
-def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[str, Any]]:
+def tuned(name: str, task: str, section: str = "tuned") -> tuple[str | None, dict[str, Any]]:
     """The first pattern of the algorithm's per-task table that fits `task`, and its values.
 
     table: `tuned`, or `online`, of what is different in an environment.
@@ -215,22 +217,22 @@ def tuned(name: str, task: str, table: str = "tuned") -> tuple[str | None, dict[
         names.append(f"{task.replace('gym/pointmaze', 'maze2d')}-v1")
     elif task.startswith("gym/"):
         names.append(f"{task[4:]}-v2")
-    for pattern, values in (algorithm_yaml(name).get(table) or {}).items():
-        if any(fnmatchcase(each, p) for each in names for p in alternatives(pattern)):
+    for pattern, values in (algorithm_yaml(name).get(section) or {}).items():
+        if any(fnmatchcase(each, p) for each in names for p in expand_braces(pattern)):
             return pattern, without_own_defaults(name, values)
     return None, {}
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """`{a,b}-*` -> `a-*`, `b-*`."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
     head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [p for part in match[1].split(",") for p in alternatives(head + part + tail)]
+    return [p for part in match[1].split(",") for p in expand_braces(head + part + tail)]
 
 
-def prepared(name: str, task: str) -> dict[str, Any]:
+def card_preprocessing(name: str, task: str) -> dict[str, Any]:
     """What the task's card says of its data's preprocessing, where the algorithm follows it."""
     from offline_rl.data.load import known_cards
 
@@ -242,11 +244,11 @@ def prepared(name: str, task: str) -> dict[str, Any]:
 
 def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[Any, str | None]:
     """The algorithm's config for `task`, and the pattern of its table that was used."""
-    config, card = algorithm_class(name).Config, prepared(name, task)
+    config, card = algorithm_class(name).Config, card_preprocessing(name, task)
     pattern, values = tuned(name, task)
     for where, own in (
         (f"the card of {task}", card),
-        (f"{table(table_of(name) or name)}: {pattern}", values),
+        (f"{table_path(table_of(name) or name)}: {pattern}", values),
     ):
         build(config, own, f"{where}: ")  # whose mistake it is, if it is one
     return build(config, {**card, **values, **given}, "algorithm."), pattern
@@ -261,7 +263,7 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
     from offline_rl.algorithms.common.config import OFFLINE, built
 
     cls = algorithm_class(name)
-    values = {**cls.Online.changes, **tuned(name, task, "online")[1], **given}
+    values = {**cls.Online.config_changes, **tuned(name, task, "online")[1], **given}
     own = {f.name for f in fields(cls.Online)}
     known = own | {f.name for f in fields(cls.Config)}
     for key in values:
@@ -279,4 +281,4 @@ def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Int
             )
     online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
     then: Any = build(cls.Config, asdict(cfg) | changed, "online.")
-    return Interaction(online, then, settled=frozenset(changed))
+    return Interaction(online, then, fixed_online_fields=frozenset(changed))

@@ -72,7 +72,7 @@ class Fill:
 Piece: TypeAlias = Learn | Interact | Collect | Fill
 
 
-def at(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
+def locate(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
     """Which piece of work is under way when the clock shows `clock`, and how much of it is done.
 
     At the end of one, the next has begun; after the last, its number is that of the pieces.
@@ -99,20 +99,20 @@ class Online(Checked):
     )
     n_step: Count = 1  # steps after which a transition bootstraps
 
-    changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
-    delay: ClassVar[str] = ""  # the key that `alone` follows from
+    config_changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
+    critic_only_option: ClassVar[str] = ""  # the key that `alone` follows from
 
-    def drawn(
+    def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
         """The warm-up's action [size] of one seed, who sees [*obs]; None: the policy acts."""
         return random.uniform(-1, 1, size) if self.warmup_policy == "random" else None
 
-    def alone(self, period: int) -> int:
+    def critic_only_updates(self, period: int) -> int:
         """Updates of the critics alone, before the first that changes the policy: whole periods."""
         return 0
 
-    def due(self, env_steps: int, batch_size: int, period: int) -> int:
+    def updates_due(self, env_steps: int, batch_size: int, period: int) -> int:
         """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
         learned_from = max(env_steps - max(self.warmup_steps, batch_size), 0)
         return int(learned_from * self.utd) // period * period

@@ -152,7 +152,7 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
         row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
     )
     source = offline_source(
-        cls, cls.Config(**config), data, data if "expert" in cls.needs else None
+        cls, cls.Config(**config), data, data if "expert" in cls.extra_columns else None
     )
     tensors = tree_map(lambda x: x[0], source.tensors())
     batch = source.sample(tensors, Recorded(), 8, 0.99)

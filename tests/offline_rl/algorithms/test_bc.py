@@ -118,4 +118,4 @@ def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
     with pytest.raises(ValueError, match="n_action_steps=3 of a window of 2 actions"):
         BC.Config(horizon=2, n_action_steps=3)
     with pytest.raises(UserError, match="longest episode has 10 steps, and a chunk has 12"):
-        BC.complete(BC.Config(horizon=12, n_action_steps=11), five_episodes())
+        BC.complete_config(BC.Config(horizon=12, n_action_steps=11), five_episodes())

@@ -51,7 +51,7 @@ def test_only_the_policys_actions_are_bounded_and_the_bound_has_no_gradient(vari
     drawn = 4 if variant == "rho" else 12
     q = torch.randn(2, drawn + 1, 32, requires_grad=True)
     batch = replace(made_batch(), mc_returns=torch.linspace(-1, 1, 32))
-    pushed = algorithm.pushed(q, batch)
+    pushed = algorithm.penalized_values(q, batch)
     (gradient,) = torch.autograd.grad(pushed.sum(), q)
     bounded = torch.zeros(q.shape, dtype=torch.bool)
     bounded[:, uniform:drawn] = q[:, uniform:drawn] < batch.mc_returns

@@ -95,7 +95,7 @@ def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
     params = {k: v + 0.1 * torch.randn_like(v) for k, v in teacher.params["policy"].items()}
     given = flatten({"params": {"policy": params}}) | {"counters/update": torch.tensor(7)}
     state = begun(kind, OWN | more)
-    taken = state.algorithm.adopt(flatten(state.algorithm.initial()), given)
+    taken = state.algorithm.initialize_from(flatten(state.algorithm.initial()), given)
     networks = {
         network: {k: taken[f"params/{network}/{k}"] for k in state.params[network]}
         for network in ("model", "policy", "teacher")
@@ -122,7 +122,7 @@ def test_stacked_seeds_learn_from_histories_of_pictures_what_single_ones_learn()
     }
     actions = draw.uniform(-1, 1, (rows, 2))
     data = Dataset.from_arrays(seen, actions, np.zeros(rows), ends & False, ends)
-    cfg = DiffusionPolicy.complete(Config(num_warmup_updates=1, **(SMALL | EYES)), data)
+    cfg = DiffusionPolicy.complete_config(Config(num_warmup_updates=1, **(SMALL | EYES)), data)
 
     def trained(seeds: list[int]) -> Engine:
         source = offline_source(DiffusionPolicy, cfg, data)

@@ -8,7 +8,7 @@ from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks, forks
 
 import policies
-from offline_rl.algorithms.common.noising.edm import distance, guess, heun, jump
+from offline_rl.algorithms.common.noising.edm import distance, denoise, heun_step, jump
 from offline_rl.algorithms.consistency import Config, Consistency
 from offline_rl.algorithms.diffusion_policy import Config as TeacherConfig
 from offline_rl.algorithms.diffusion_policy import DiffusionPolicy
@@ -35,7 +35,7 @@ def test_a_jump_of_no_length_stays_and_one_from_the_least_noise_too():
     x, some = torch.randn(6, 4, 2), torch.rand(6) * 10 + 0.1
     least = torch.full((6,), SIGMAS[0])
     assert torch.allclose(jump(sines, None, x, some, some, None), x, atol=1e-6)
-    assert torch.allclose(guess(sines, None, x, least), x, atol=1e-6)
+    assert torch.allclose(denoise(sines, None, x, least), x, atol=1e-6)
     assert torch.allclose(jump(sines, None, x, least, least, None), x, atol=1e-6)
 
 
@@ -57,7 +57,7 @@ def test_heuns_step_is_of_second_order_where_the_path_is_known():
     ends = [(1.0, e) for e in (0.9, 0.95)]
     errors = []
     for begin, end in ends:
-        found = heun(perfect, None, x, torch.tensor([begin]), torch.tensor([end]))
+        found = heun_step(perfect, None, x, torch.tensor([begin]), torch.tensor([end]))
         true = 0.7 * math.sqrt((spread + end**2) / (spread + begin**2))
         errors.append(abs(found.item() - true))
     assert errors[0] < 1e-4
@@ -170,7 +170,7 @@ def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
     torch.manual_seed(1)
     student = Consistency(Spec((3,), 2), Config(**own))
     given = flatten(teacher.initial()) | {"counters/update": torch.tensor(7)}
-    taken = student.adopt(flatten(student.initial()), given)
+    taken = student.initialize_from(flatten(student.initial()), given)
     assert taken["counters/update"] == 7
     heads = {}
     for name in ("teacher", "model", "policy"):
@@ -191,7 +191,7 @@ def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
     teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own)).initial()
     student = Consistency(Spec((3,), 2), Config(**own))
     given = flatten(teacher) | {"counters/update": torch.tensor(0)}
-    taken = student.adopt(flatten(student.initial()), given)
+    taken = student.initialize_from(flatten(student.initial()), given)
     time, first, second = given["params/policy/network.memory_place"]
     expected = torch.stack([time, torch.zeros(8), first, second])
     assert torch.equal(taken["params/model/network.memory_place"], expected)

@@ -86,7 +86,7 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
 def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
     if issubclass(cls, DenoisingRL):
         return toy_rollouts(cls(SPEC, cfg), device)
-    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    expert = dataset(100, seed=1) if "expert" in cls.extra_columns else None
     return offline_source(cls, cfg, dataset(), expert, device=device)
 
 
@@ -94,7 +94,7 @@ def online(cls: type[Algorithm]) -> Online:
     """Of two updates a step, where it learns from steps."""
     if issubclass(cls, DenoisingRL):
         return cls.Online()
-    at_once = {"critic_updates": 0} if cls.corrects else {}
+    at_once = {"critic_updates": 0} if cls.is_residual else {}
     return cls.Online(utd=2.0, **at_once)
 
 
@@ -280,7 +280,7 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     """From data and experience, as the method mixes them."""
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    then = replace(cfg, **cls.Online.changes)
+    then = replace(cfg, **cls.Online.config_changes)
     experience = offline_source(cls, then, dataset(seed=2))
     how = Interaction(online(cls), then, 10)
     both = replace(sources(cls, cfg), online=experience)
@@ -338,7 +338,7 @@ def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(
 @every_algorithm
 def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_explore(name: str):
     e = engine(name, SEEDS)
-    far = 0.1 if e.algorithm.corrects else 100  # it observes a base's actions, inside the box
+    far = 0.1 if e.algorithm.is_residual else 100  # it observes a base's actions, inside the box
     near = torch.randn(len(SEEDS), 8, 5, generator=torch.Generator().manual_seed(0))
     observations = far * near
     actions = e.stacked_policy(8)(observations)
@@ -493,7 +493,7 @@ def device_faults(
     cfg, how = small_config(cls, **values), cls.Online()
     if offline_fraction is not None:
         how = replace(how, offline_fraction=offline_fraction)
-    both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.changes)
+    both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.config_changes)
     if cls.online and not both.rollouts:
         experience = offline_source(cls, then, dataset(seed=2), device="meta")
         both = replace(both, online=experience)
@@ -507,7 +507,7 @@ def device_faults(
         phases = [*e.algorithm.phases, "update"] + ["online"] * bool(both.online)
         for phase in [only] if only else phases:
             algorithm, period = e.at(phase)[0], e.period(phase)
-            kinds = tuple(sorted({algorithm.alike(i) for i in range(period)}))
+            kinds = tuple(sorted({algorithm.equivalent_step(i) for i in range(period)}))
             for places in [(i,) for i in kinds] if period > UNROLLED else [kinds]:
                 recorder = DeviceFaults()
                 patch.setattr(engine_module, "traced", recorder.trace)

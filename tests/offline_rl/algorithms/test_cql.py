@@ -22,7 +22,7 @@ from by_hand import (
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from offline_rl.algorithms.cal_ql import CalQL
-from offline_rl.algorithms.cql import CQL, proposals, soft_maximum
+from offline_rl.algorithms.cql import CQL, sample_proposals, soft_maximum
 from policies.heads.gaussian import TanhGaussianActor
 from policies.spec import Spec
 
@@ -241,7 +241,7 @@ def test_h_estimates_the_log_integral_over_actions():
     state = start(CQL, spec=spec, **SMALL)
     wide = {**state.params["policy"], "affine": torch.tensor([1.0, 0.3])}  # reaches all actions
     state = replace(state, params={**state.params, "policy": wide})
-    actions, log_density = proposals(state, batch, 20_000, "H")
+    actions, log_density = sample_proposals(state, batch, 20_000, "H")
     q = torch.cat([3 * actions[..., 0], batch.actions.T]).expand(2, -1, -1)
     estimate = soft_maximum(q, log_density, "H", 1.0) - math.log(len(actions))
     # a third of the samples comes from each density, which is unbiased for each of them

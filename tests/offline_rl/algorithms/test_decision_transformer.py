@@ -50,7 +50,7 @@ def test_of_rewards_that_count_the_growth_is_paid():
     """Two episodes that do two and three things; returns to go are what is still to be done."""
     counts = np.array([0, 1, 1, 2, 0, 0, 1, 1, 2, 3], np.float32)
     data = episodes(rewards=counts)
-    cfg = DT.complete(DT.Config(counted=True), data)
+    cfg = DT.complete_config(DT.Config(counted=True), data)
     assert (cfg.target_return, cfg.return_scale) == (3.0, 3.0)
     _, batch = sampled(500, data=data, counted=True)
     to_go = np.array([2, 2, 1, 1, 3, 3, 3, 2, 2, 1])
@@ -139,9 +139,9 @@ def test_learns_what_was_done_where_such_a_return_followed():
 
 def test_what_is_left_open_comes_from_the_data():
     data = episodes(rewards=-(np.arange(10, dtype=np.float32)))
-    cfg = DT.complete(DT.Config(), data)
+    cfg = DT.complete_config(DT.Config(), data)
     assert (cfg.target_return, cfg.return_scale) == (-6.0, 39.0)
-    given = DT.complete(DT.Config(target_return=5.0, return_scale=7.0), data)
+    given = DT.complete_config(DT.Config(target_return=5.0, return_scale=7.0), data)
     assert (given.target_return, given.return_scale) == (5.0, 7.0)
     with pytest.raises(ValueError, match="target_return and return_scale are open"):
         DT(Spec((1,), 1), DT.Config())

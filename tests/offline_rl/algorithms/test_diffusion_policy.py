@@ -118,7 +118,7 @@ def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
         "levels": 4,
         "batch_size": 64,
     }
-    cfg = DiffusionPolicy.complete(Config(lr=3e-3, **(SMALL | own)), forks())
+    cfg = DiffusionPolicy.complete_config(Config(lr=3e-3, **(SMALL | own)), forks())
     assert cfg.action_low + cfg.action_high == pytest.approx((-0.6, 0.6))
     source = offline_source(DiffusionPolicy, cfg, forks())
     engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg, 600), [0], source, batch_size=64)
@@ -140,7 +140,7 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
     """Of perceptrons the contract tells."""
     heads = {"widths": (8, 8), "num_heads": 2, "time_size": None} if len(own) == 1 else {}
     cfg = Config(num_warmup_updates=1, **(SMALL | {"n_action_steps": 3} | heads | own))
-    cfg, spec = DiffusionPolicy.complete(cfg, forks()), Spec((1,), 1)
+    cfg, spec = DiffusionPolicy.complete_config(cfg, forks()), Spec((1,), 1)
 
     def trained(seeds: list[int]) -> Engine:
         source = offline_source(DiffusionPolicy, cfg, forks())
@@ -184,7 +184,7 @@ def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
 
 def test_a_chunk_longer_than_every_episode_is_refused():
     with pytest.raises(UserError, match="longest episode has 8 steps, and a chunk has 15"):
-        DiffusionPolicy.complete(Config(n_action_steps=9), forks())
+        DiffusionPolicy.complete_config(Config(n_action_steps=9), forks())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
 )
 def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
     with pytest.raises(UserError, match=words):
-        DiffusionPolicy.complete(Config(**(SMALL | ends)), forks())
+        DiffusionPolicy.complete_config(Config(**(SMALL | ends)), forks())
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_edms_rounds_have_no_levels_to_exceed():
 
 def test_large_networks_train_one_seed_after_another():
     spec = Spec((3,), 2)
-    assert DiffusionPolicy(spec, Config(**SMALL)).stacks("cuda")
+    assert DiffusionPolicy(spec, Config(**SMALL)).prefers_stacked_seeds("cuda")
     large = SMALL | {"widths": (1024, 1024, 1024)}
-    assert not DiffusionPolicy(spec, Config(**large)).stacks("cuda")
+    assert not DiffusionPolicy(spec, Config(**large)).prefers_stacked_seeds("cuda")
 
 
 def test_a_transformers_biases_norms_and_places_do_not_decay():

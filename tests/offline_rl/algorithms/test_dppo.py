@@ -78,7 +78,7 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
         row |= {"terminated": ended}
         row |= {"truncated": np.zeros((1, size[1]))}
         store.append(row)
-    store.put(e.apply("digest", store.tensors(), ONLINE), e.updates)
+    store.put(e.apply("compute_advantages", store.tensors(), ONLINE), e.updates)
     return e, store
 
 
@@ -90,7 +90,7 @@ def eager(**changes: Any) -> State:
     params = algorithm.initial()["params"]
     model = {k: v + 0.1 * torch.randn_like(v) for k, v in params["model"].items()}
     random = Random(torch.tensor(0), torch.tensor(0))
-    return algorithm.acting(State(algorithm, {**params, "model": model}, {}, random))
+    return algorithm.copy_to_policy(State(algorithm, {**params, "model": model}, {}, random))
 
 
 def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
     assert told["actions"].shape == (6, 2, 2)
     torch.testing.assert_close(told["actions"], acts[:, :2], atol=1e-5, rtol=0)
     unlearned = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
-    other = state.algorithm.acting(replace(state, params={**state.params, "model": unlearned}))
+    other = state.algorithm.copy_to_policy(replace(state, params={**state.params, "model": unlearned}))
     before = other.policy.plan(given["observations"], given["noise"][:, :1])
     assert (before - acts).abs().max() > 1e-3
 
@@ -125,7 +125,7 @@ def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
     mean = state.algorithm.decide(state, other)["chain"][:, -1]
     z = given["noise"][:, -1].clamp(-3, 3)
     torch.testing.assert_close(chain[:, -1] - mean, 0.3 * z, atol=1e-6, rtol=0)
-    found = state.algorithm.recalled(state.model, given["observations"], chain, executed)
+    found = state.algorithm.chain_log_probs(state.model, given["observations"], chain, executed)
     density = Normal(0.0, 0.4).log_prob(0.3 * z)[:, 1:3].mean(-1)  # the window's second is now's
     expected = torch.cat([density[:3].mean(1), density[3:, 0]])
     torch.testing.assert_close(found[:, -1], expected, atol=1e-5, rtol=0)
@@ -151,7 +151,7 @@ def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
         data |= {"next_observations": draw.normal(size=seen)}
         data |= {"chain": draw.normal(size=(*shape, 4, 4, 2))}
         tensors = {k: torch.from_numpy(v.astype(np.float32)) for k, v in data.items()}
-        made = state.algorithm.digest(state, tensors | carried)
+        made = state.algorithm.compute_advantages(state, tensors | carried)
         paid = (rewards * gamma ** np.arange(3)).sum(-1)
         for t in range(5):
             running = paid[t] + gamma ** n[t] * running
@@ -190,14 +190,14 @@ def test_the_ratio_is_one_on_a_first_pass_and_later_not():
 @pytest.mark.parametrize("tuned", [3, 1])
 def test_a_step_drawn_from_a_rollout_is_as_probable_as_when_it_was_digested(tuned: int):
     e, store = engine(tuned=tuned, batch_size=24, sampling_floor=0.3, density_floor=0.4)
-    state = e.algorithm.acting(eager(tuned=tuned, sampling_floor=0.3, density_floor=0.4))
+    state = e.algorithm.copy_to_policy(eager(tuned=tuned, sampling_floor=0.3, density_floor=0.4))
     own = {name: value[0] for name, value in store.tensors().items()}
-    digested = state.algorithm.digest(state, own)["log_probs"].flatten(0, 1)  # [T E, K']
+    digested = state.algorithm.compute_advantages(state, own)["log_probs"].flatten(0, 1)  # [T E, K']
     assert digested.shape == (24, tuned)
     columns = {name: own[name].flatten(0, 1) for name in ("observations", "chain", "executed")}
     for k in range(tuned):
         batch = Decisions(columns, torch.full((24,), k), own["rollout"])
-        numbers = state.algorithm.numbers(batch)
+        numbers = state.algorithm.sampler_rows(batch)
         found = state.algorithm.density(state.model, batch, numbers)
         assert found.std() > 1e-3
         torch.testing.assert_close(found, digested[:, k], atol=1e-6, rtol=0)

@@ -20,7 +20,7 @@ from by_hand import (
     value_of,
 )
 
-from offline_rl.algorithms.edac import EDAC, similarity
+from offline_rl.algorithms.edac import EDAC, gradient_similarity
 from offline_rl.algorithms.sac_n import SACN
 from policies import Spec
 
@@ -37,7 +37,7 @@ from policies import Spec
 )
 def test_similarity_in_closed_form(directions, value):
     gradients = torch.tensor(directions, dtype=torch.float32)[:, None].expand(-1, 7, -1)
-    assert similarity(gradients).item() == pytest.approx(value, abs=1e-5)
+    assert gradient_similarity(gradients).item() == pytest.approx(value, abs=1e-5)
 
 
 def test_the_critics_update_equals_a_sum_over_pairs():
@@ -89,6 +89,6 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination():
 def test_on_a_processor_seeds_of_many_critics_learn_one_after_another():
     """Where a layer of one seed's critics fills the cache; never on a GPU."""
     spec = Spec((3,), 2)
-    assert not EDAC(spec, EDAC.Config()).stacks("cpu")
-    assert EDAC(spec, EDAC.Config()).stacks("cuda")
-    assert EDAC(spec, EDAC.Config(num_critics=2, hidden=(64,))).stacks("cpu")
+    assert not EDAC(spec, EDAC.Config()).prefers_stacked_seeds("cpu")
+    assert EDAC(spec, EDAC.Config()).prefers_stacked_seeds("cuda")
+    assert EDAC(spec, EDAC.Config(num_critics=2, hidden=(64,))).prefers_stacked_seeds("cpu")

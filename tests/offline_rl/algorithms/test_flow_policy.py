@@ -5,7 +5,7 @@ import torch
 from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks
 
-from offline_rl.algorithms.common.noising.questions import of_flow
+from offline_rl.algorithms.common.noising.targets import of_flow
 from offline_rl.algorithms.flow_policy import FlowPolicy
 
 OWN = {k: v for k, v in SMALL.items() if k not in ("num_train_timesteps", "sampler")}

@@ -16,7 +16,7 @@ import policies
 from offline_rl import UserError, finetune
 from offline_rl.algorithms import rl100
 from offline_rl.algorithms.common.base import State
-from offline_rl.algorithms.common.noising.certain import certain
+from offline_rl.algorithms.common.noising.deterministic import certain
 from offline_rl.algorithms.one_step import Config, OneStep
 from offline_rl.algorithms.rl100 import RL100
 from offline_rl.replay.batch import Batch
@@ -126,7 +126,7 @@ def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_cod
     torch.manual_seed(0)
     shape = SMALL | {"n_action_steps": 3, "num_train_timesteps": 10}
     sizes = {"environments": 1, "decisions": 6, "batch_size": 6, "tuned": 5}
-    made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).at("distil")
+    made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).for_phase("distil")
     tree, random = made.initial(), Random(torch.tensor(0), torch.tensor(0))
     params = {name: dict(tensors) for name, tensors in tree["params"].items()}
     for name, value in params["policy"].items():

@@ -33,7 +33,7 @@ def online(state: State, **given: Any) -> State:
     own = state.algorithm
     how = interaction(own_name(own), "a task", own.cfg, given)
     own.interaction = replace(how, num_updates=100)
-    return replace(state, algorithm=own.at(ONLINE))
+    return replace(state, algorithm=own.for_phase(ONLINE))
 
 
 def own_name(algorithm: object) -> str:
@@ -148,7 +148,7 @@ def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None
     ends = np.arange(6) == 5
     rows, raw = np.zeros((6, 2)), np.array([-1.0, -1, -1, 0, 0, 0])
     data = Dataset.from_arrays(rows, rows[:, :1], raw, ends & False, ends, rows)
-    cfg = CalQL.complete(cal_ql(), data)
+    cfg = CalQL.complete_config(cal_ql(), data)
     assert cfg.failure_reward == -5
     failed = CalQL.mc_returns(cfg, episode([-5.0, -5, -5], terminated=False))
     assert failed == pytest.approx(np.full(3, -500.0), rel=1e-5)
@@ -257,5 +257,5 @@ def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() 
     )
     engine.run(4, ONLINE)
     assert engine.metrics(ONLINE)["target"].tolist() == [1.0]
-    assert cls.Online().due(5_000, 256, 4) == 0
-    assert cls.Online().due(5_002, 256, 4) == 8
+    assert cls.Online().updates_due(5_000, 256, 4) == 0
+    assert cls.Online().updates_due(5_002, 256, 4) == 8

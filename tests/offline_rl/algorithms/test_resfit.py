@@ -23,7 +23,7 @@ from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.resfit import Config, Online, ResFiT
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from offline_rl.data.read import read
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import play
@@ -32,12 +32,13 @@ from offline_rl.online.with_base import WithBase, base_of, differs, labeled
 from offline_rl.replay.batch import Batch, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training import trainer
-from offline_rl.training.plan import specification
+from offline_rl.training.plan import merge_specs
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Channel, Spec
 from policies.channels import BASE_ACTION
 from policies.export import exported
+from policies.golden import seal
 from policies.heads.residual import ResidualActor
 
 BASE = '''
@@ -326,7 +327,7 @@ def test_a_bundle_for_something_else_is_no_base_here(
     told = {"observations": size, "actions": 1, "hidden": []}
     normalizer = policies.Normalizer.identity((size,))
     made = policies.Bundle(spec, "DeterministicActor", told, weights, normalizer)
-    policies.bundle.write(Path(file), made)
+    policies.bundle.write(Path(file), seal(made))
     if fault is None:
         assert base_of(file, env).bundle is not None
         return
@@ -529,10 +530,10 @@ def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> N
 def test_work_comes_in_the_papers_order() -> None:
     """Nothing in the warm-up, then the critics alone at once, then so many a step."""
     online = Online(warmup_steps=100, critic_updates=50, utd=4.0)
-    assert [online.due(n, 8, 4) for n in (0, 99, 100)] == [0, 0, 0]
-    assert [online.due(n, 8, 4) for n in (101, 102)] == [52 + 4, 52 + 8]
+    assert [online.updates_due(n, 8, 4) for n in (0, 99, 100)] == [0, 0, 0]
+    assert [online.updates_due(n, 8, 4) for n in (101, 102)] == [52 + 4, 52 + 8]
     seen = {BASE_ACTION: np.array([0.95, -0.2])}
-    drawn = np.stack([online.drawn(np.random.default_rng(k), seen, 2) for k in range(200)])
+    drawn = np.stack([online.warmup_action(np.random.default_rng(k), seen, 2) for k in range(200)])
     assert drawn.max() == 1
     assert np.abs(drawn - seen[BASE_ACTION]).max() <= 0.2
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
@@ -798,7 +799,7 @@ def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
 
 def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> None:
     env = envs.make_vector("arm/reach", 1)
-    found = specification(envs.task("arm/reach"), env, None, corrects=True)
+    found = merge_specs(envs.task("arm/reach"), env, None, has_base=True)
     assert found.channels[0].names[0] == "waist.q"
     assert found.channels[0].units == spec_of(env).channels[0].units
     assert found.action_offset == env.action_offset

@@ -115,7 +115,7 @@ def moments() -> dict[str, Any]:
 def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
     """The gate's answer where the model's answers are lowered: before, after, metrics."""
     cfg = Config(**(SMALL | changes))
-    algorithm: Any = RL100(Spec((3,), 2), cfg).at("compare")
+    algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("compare")
     params: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in judged.items():
         kind, network, *rest = name.split("/", 2)
@@ -138,7 +138,7 @@ def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
 def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
     """Two decisions from each start; member 2 is no elite, and knows nothing."""
     cfg = Config(**(SMALL | {"imagined": 4}))
-    algorithm: Any = RL100(Spec((3,), 2), cfg).at("compare")
+    algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("compare")
     params: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in judged.items():
         kind, network, *rest = name.split("/", 2)
@@ -265,13 +265,13 @@ def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judg
 
 def test_a_model_that_fits_nothing_is_refused_with_its_error():
     algorithm = RL100(Spec((3,), 2), Config(**SMALL))
-    algorithm.refuse("compare", {"model_error": np.array([0.5, 0.2])})
-    algorithm.refuse("judge", {"model_error": np.array([2.0])})
+    algorithm.check_phase("compare", {"model_error": np.array([0.5, 0.2])})
+    algorithm.check_phase("judge", {"model_error": np.array([2.0])})
     for worst, words in ((1.3, r"1\.30"), (np.nan, "nan")):
         with pytest.raises(UserError, match=rf"does not fit: on episodes .* error is {words}"):
-            algorithm.refuse("compare", {"model_error": np.array([0.5, worst])})
+            algorithm.check_phase("compare", {"model_error": np.array([0.5, worst])})
     free = RL100(Spec((3,), 2), Config(**(SMALL | {"gate": False})))  # the model decides nothing
-    free.refuse("compare", {"model_error": np.array([1.3])})
+    free.check_phase("compare", {"model_error": np.array([1.3])})
 
 
 @pytest.mark.parametrize("process", ["ddpm", "flow"])
@@ -279,7 +279,7 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
     """What an answer depends on is no number where the weights are none."""
     changes = {"tuned": 1, "process": process, "decisions": 8, "batch_size": 8}
     cfg = Config(**(SMALL | changes))
-    algorithm: Any = RL100(Spec((3,), 2), cfg).at("improve")
+    algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("improve")
     draw = torch.Generator().manual_seed(0)
     seen = torch.randn(8, 2, 3, generator=draw)
     num_inference_steps = [

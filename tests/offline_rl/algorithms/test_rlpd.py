@@ -118,7 +118,7 @@ def test_every_batch_and_every_slice_of_it_is_half_data_and_half_experience() ->
 def test_many_updates_need_two_programs() -> None:
     learner = RLPD(Spec((2,), 1), Config(hidden=(8,)))
     assert learner.period == 20
-    assert {learner.alike(i) for i in range(20)} == {0, 19}
+    assert {learner.equivalent_step(i) for i in range(20)} == {0, 19}
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:

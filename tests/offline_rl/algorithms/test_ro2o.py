@@ -21,7 +21,7 @@ from by_hand import (
 )
 from torch.distributions import Normal, kl_divergence
 
-from offline_rl.algorithms.ro2o import RO2O, jeffreys
+from offline_rl.algorithms.ro2o import RO2O, jeffreys_divergence
 
 ANTMAZE = {"bound": "lcb", "independent": True, "cloning": 2.0}
 PESSIMISM = {"pessimism": 2.0, "min_pessimism": 0.7, "pessimism_decay": 1.0}
@@ -113,7 +113,7 @@ def test_the_symmetric_divergence_is_torchs_in_both_directions():
     a, b = ([torch.randn(5, 2, dtype=torch.float64) for _ in "ms"] for _ in "ab")
     p, q = (Normal(mean, log_std.exp()) for mean, log_std in (a, b))
     both = (kl_divergence(p, q) + kl_divergence(q, p)).sum(-1)
-    torch.testing.assert_close(jeffreys(tuple(a), tuple(b)), both)
+    torch.testing.assert_close(jeffreys_divergence(tuple(a), tuple(b)), both)
 
 
 def test_without_perturbations_nothing_changes_and_nothing_is_paid():
@@ -128,7 +128,7 @@ def test_more_perturbations_are_at_least_as_bad():
     state, moves = start(RO2O, num_critics=3, **SMALL), torch.rand(8, 1, 3) - 0.5
 
     def smoothness(count):
-        state.algorithm.around = lambda _, s, size: s + moves[:count]
+        state.algorithm.perturb = lambda _, s, size: s + moves[:count]
         y = torch.zeros(32)
         return state.algorithm.critic_loss(state.critic, state, made_batch(), y)[1]["smoothness"]
 

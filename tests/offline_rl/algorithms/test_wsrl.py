@@ -124,7 +124,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
     theirs = {k: v + 0.1 for k, v in flatten(other.initial()).items()}
     own = begun(initial_alpha=0.7)
     tree = {"params": own.params, "optimizer": own.optimizer}
-    taken = own.algorithm.adopt(flatten(tree), theirs)
+    taken = own.algorithm.initialize_from(flatten(tree), theirs)
     for name, value in taken.items():
         new = "/log_alpha/" in name and cls is iql.IQL
         assert torch.equal(value, flatten(tree)[name] if new else theirs[name]), name
@@ -146,13 +146,13 @@ def test_a_run_of_other_networks_is_refused_by_a_tensors_name(
     own = begun()
     tree = flatten({"params": own.params, "optimizer": own.optimizer})
     with pytest.raises(ValueError, match=match):
-        own.algorithm.adopt(tree, flatten(other.initial()))
+        own.algorithm.initialize_from(tree, flatten(other.initial()))
 
 
 def test_many_updates_need_two_programs() -> None:
     learner = WSRL(SPEC, Config(**SIZES))
     assert learner.period == 4
-    assert {learner.alike(i) for i in range(4)} == {0, 3}
+    assert {learner.equivalent_step(i) for i in range(4)} == {0, 3}
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:

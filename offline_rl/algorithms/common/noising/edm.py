@@ -18,26 +18,26 @@ Distance = Literal["norm", "elements"]
 BINS = 80  # places that consistency is taught at
 
 
-def wide(values: Tensor) -> Tensor:
+def expand_chunk(values: Tensor) -> Tensor:
     """[...] -> [..., 1, 1]."""
     return values[..., None, None]
 
 
-def log_normal(random: Random, shape: tuple[int, ...]) -> Tensor:
+def sample_std(random: Random, shape: tuple[int, ...]) -> Tensor:
     """Deviations as EDM learns from: their logarithm has mean -1.2 and deviation 1.2."""
     return (1.2 * random.normal(shape) - 1.2).exp()
 
 
-def consistency_deviations(random: Random, shape: tuple[int, ...]) -> Tensor:
+def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:
     """Half of them from the noisier seven tenths of the places, half as `log_normal`."""
     places = sigma(0.7 * random.uniform(shape))
     first = torch.arange(math.prod(shape), device=places.device).reshape(shape) % 2 == 0
-    return torch.where(first, places, log_normal(random, shape))
+    return torch.where(first, places, sample_std(random, shape))
 
 
-def guess(network: Any, seen: Tensor, x: Tensor, deviation: Tensor, *rest: Any) -> Tensor:
+def denoise(network: Any, seen: Tensor, x: Tensor, deviation: Tensor, *rest: Any) -> Tensor:
     """The chunk behind x [..., B, T, A] of such noise [..., B]."""
-    skip, out, scale = (wide(c) for c in boundary(deviation))
+    skip, out, scale = (expand_chunk(c) for c in boundary(deviation))
     return skip * x + out * network(seen, scale * x, EDM_TIME * deviation.log(), *rest)
 
 
@@ -48,17 +48,17 @@ def jump(
 
     It is x where they are the same.
     """
-    ratio = wide(end / start)
-    found = guess(network, seen, x, start, random, EDM_TIME * end.log())
+    ratio = expand_chunk(end / start)
+    found = denoise(network, seen, x, start, random, EDM_TIME * end.log())
     return ratio * x + (1 - ratio) * found
 
 
-def heun(network: Any, seen: Tensor, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
+def heun_step(network: Any, seen: Tensor, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
     """One step of EDM's flow, of second order (arXiv:2206.00364, algorithm 1)."""
-    step = wide(end - start)
-    slope = (x - guess(network, seen, x, start)) / wide(start)
+    step = expand_chunk(end - start)
+    slope = (x - denoise(network, seen, x, start)) / expand_chunk(start)
     near = x + step * slope
-    there = (near - guess(network, seen, near, end)) / wide(end)
+    there = (near - denoise(network, seen, near, end)) / expand_chunk(end)
     return x + step * (slope + there) / 2
 
 
@@ -81,4 +81,4 @@ def distance(a: Tensor, b: Tensor, weight: Tensor | None, kind: Distance) -> Ten
         far = (error + c**2).sqrt() - c + torch.zeros_like(a)
     else:
         far = (error.square() + c**2).sqrt() - c
-    return far if weight is None else wide(weight) * far
+    return far if weight is None else expand_chunk(weight) * far

@@ -23,27 +23,27 @@ from offline_rl.algorithms.common.base import (
     State,
     minimize,
     minimize_with,
-    wanted,
+    require,
 )
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
 from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
 from offline_rl.algorithms.common.critics import Value
 from offline_rl.algorithms.common.on_policy.denoising import (
-    bounded,
-    log_density,
-    mean_of_executed,
-    replayed,
-    rounds_of,
-    sampled,
-    transition,
+    clamp_std,
+    mean_over_executed,
+    normal_log_prob,
+    replay_log_prob,
+    sample_chain,
+    table_rows,
+    transition_params,
 )
 from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
-    advantages,
     clipped_loss,
-    moments_with,
+    gae,
+    normalize_rewards,
     running_returns,
-    scaled,
+    update_moments,
 )
 from offline_rl.replay.batch import Source, Sources
 from offline_rl.replay.rollouts import Decisions, Shapes
@@ -109,14 +109,17 @@ class DenoisingRL(Algorithm):
     """A subclass gives `optimizers` and `update`, which ends in `acting`."""
 
     Online: ClassVar[type[schedule.Online]] = schedule.OnPolicy
-    continues = "a run of diffusion_policy with process=ddpm, or of flow_policy"
+    finetunes_from = "a run of diffusion_policy with process=ddpm, or of flow_policy"
     online = True
     follows_card = False
-    ceiling: float = math.inf  # of a round's deviation
-    clones: ClassVar[tuple[str, ...]] = ("model", "policy")  # begin as the run's policy
+    max_std: float = math.inf  # of a round's deviation
+    initialized_from_run: ClassVar[tuple[str, ...]] = (
+        "model",
+        "policy",
+    )  # begin as the run's policy
 
     @classmethod
-    def inherits(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    def config_from_run(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         process = {"diffusion_policy": hyper.get("process", "ddpm"), "flow_policy": "flow"}
         found = process.get(algorithm)
         if found in ("ddpm", "flow"):
@@ -127,7 +130,7 @@ class DenoisingRL(Algorithm):
         if "tuned" in hyper:
             reason = "it reinforces a clone's steps itself"
         raise UserError(
-            f"{cls.__name__.lower()} cannot go on from {algorithm}: {reason}; give {cls.continues}"
+            f"{cls.__name__.lower()} cannot go on from {algorithm}: {reason}; give {cls.finetunes_from}"
         )
 
     @property
@@ -154,7 +157,7 @@ class DenoisingRL(Algorithm):
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
 
     def source(self, phase: str, sources: Sources) -> Source:
-        return wanted(sources.rollouts)
+        return require(sources.rollouts)
 
     def columns(self) -> tuple[Shapes, Shapes]:
         """Of a decision; and what goes on from one rollout to the next."""
@@ -184,7 +187,7 @@ class DenoisingRL(Algorithm):
     def networks(self) -> dict[str, nn.Module]:
         """`model` learns and is a part of `policy`, which acts."""
         cfg = self.cfg
-        options = cfg.actor(self.spec) | {"table": self.table(0.0)}
+        options = cfg.head_options(self.spec) | {"table": self.table(0.0)}
         tuned = {} if cfg.tuned == cfg.num_inference_steps else {"tuned": cfg.tuned}
         policy = TunedActor(**options, **tuned) if tuned else DiffusionActor(**options)
         value = Value(
@@ -195,12 +198,14 @@ class DenoisingRL(Algorithm):
             part.load_state_dict(model.network.state_dict())
         return {"model": model, "policy": policy, "value": value}
 
-    def adopt(self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def initialize_from(
+        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The other's acting policy is where the model begins, and what came before it stays."""
         taken = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
             kind, network, *rest = name.split("/", 2)
-            if kind != "params" or network not in self.clones:
+            if kind != "params" or network not in self.initialized_from_run:
                 continue
             found = other.get(f"params/policy/network.{rest[0].split('.', 1)[1]}")
             if found is None or found.shape != value.shape:
@@ -211,7 +216,7 @@ class DenoisingRL(Algorithm):
     def decide(self, state: State, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Observations [E, n_obs_steps, O] and noise -> chains, actions [E, n_action_steps, A]."""
         chain = self.chain(state, state.model, given["observations"], given["noise"])
-        return {"chain": chain, "actions": self.taken(chain)}
+        return {"chain": chain, "actions": self.executed_actions(chain)}
 
     def chain(self, state: State, by: Network, seen: Tensor, noise: Tensor) -> Tensor:
         """Chains [E, K'+1, T, A] of which `by` took the last steps, and the policy those before."""
@@ -225,17 +230,17 @@ class DenoisingRL(Algorithm):
             told: Tensor = by(seen, x, times)
             return told
 
-        options: Any = {"floor": cfg.sampling_floor, "ceiling": self.ceiling, "cut": cfg.noise_max}
-        return sampled(self.table(cfg.eta), base, model, noise, tuned=cfg.tuned, **options)
+        options: Any = {"floor": cfg.sampling_floor, "ceiling": self.max_std, "cut": cfg.noise_max}
+        return sample_chain(self.table(cfg.eta), base, model, noise, tuned=cfg.tuned, **options)
 
-    def taken(self, chain: Tensor) -> Tensor:
+    def executed_actions(self, chain: Tensor) -> Tensor:
         """The actions at chains' ends that are executed, [E, n_action_steps, A]."""
         head: Any = self.modules["model"]
         first = self.cfg.n_obs_steps - 1
         chunk = chain[:, -1, first : first + self.cfg.n_action_steps].clip(-1, 1)
         return head.raw(chunk).clip(-1, 1)
 
-    def digest(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Advantages, and what the policy thinks of its own steps, before any update on them."""
         cfg, moments, n = self.cfg, data["moments"], data["executed"].sum(-1)  # [T, E]
         gamma = torch.ones_like(n) * cfg.discount
@@ -247,19 +252,19 @@ class DenoisingRL(Algorithm):
         made = {"so_far": so_far[-1] * (1 - ended[-1])}
         if cfg.scale_rewards:
             fresh = moments.new_tensor([FIRST_COUNT, 0.0, 1.0])
-            moments = moments_with(torch.where(moments[0] > 0, moments, fresh), so_far)
-            rewards = scaled(rewards, moments)
+            moments = update_moments(torch.where(moments[0] > 0, moments, fresh), so_far)
+            rewards = normalize_rewards(rewards, moments)
         values, following = (
             state.value(data[name].flatten(2)) for name in ("observations", "next_observations")
         )
         discount = gamma**n * (1 - data["terminated"])
-        gained = advantages(rewards, values, following, discount, ended, cfg.trace)
+        gained = gae(rewards, values, following, discount, ended, cfg.trace)
         seen, chain, taken = (data[x].flatten(0, 1) for x in ("observations", "chain", "executed"))
-        log_probs = self.recalled(state.model, seen, chain, taken).unflatten(0, n.shape)
+        log_probs = self.chain_log_probs(state.model, seen, chain, taken).unflatten(0, n.shape)
         made |= {"moments": moments, "advantages": gained, "returns": gained + values}
         return made | {"log_probs": log_probs}
 
-    def recalled(self, by: Network, seen: Tensor, chain: Tensor, executed: Tensor) -> Tensor:
+    def chain_log_probs(self, by: Network, seen: Tensor, chain: Tensor, executed: Tensor) -> Tensor:
         """Log densities of chains' steps as `by` takes them, [N, K']."""
 
         def model(x: Tensor, times: Tensor) -> Tensor:
@@ -267,17 +272,17 @@ class DenoisingRL(Algorithm):
             return told
 
         table, floor = self.table(self.cfg.eta), self.cfg.density_floor
-        found = replayed(table, model, chain, floor, self.ceiling)
-        steps = [self.told(found[:, k], executed) for k in range(self.cfg.tuned)]
+        found = replay_log_prob(table, model, chain, floor, self.max_std)
+        steps = [self.executed_log_prob(found[:, k], executed) for k in range(self.cfg.tuned)]
         return torch.stack(steps, -1)
 
-    def told(self, densities: Tensor, executed: Tensor) -> Tensor:
+    def executed_log_prob(self, densities: Tensor, executed: Tensor) -> Tensor:
         """[B, T, A] -> [B]: the mean over the actions that were taken."""
-        return mean_of_executed(densities.clamp(*DENSITIES), executed, self.cfg.n_obs_steps - 1)
+        return mean_over_executed(densities.clamp(*DENSITIES), executed, self.cfg.n_obs_steps - 1)
 
-    def numbers(self, batch: Decisions) -> Tensor:
+    def sampler_rows(self, batch: Decisions) -> Tensor:
         """Those of each step's round, [B, 8]; made outside of losses, where no tensor may be."""
-        return rounds_of(self.table(self.cfg.eta), self.cfg.tuned, batch.chain)[batch.step]
+        return table_rows(self.table(self.cfg.eta), self.cfg.tuned, batch.chain)[batch.step]
 
     def density(self, model: Network, batch: Decisions, numbers: Tensor) -> Tensor:
         """Log densities of a batch's denoising steps, [B], as `digest` has them."""
@@ -288,15 +293,17 @@ class DenoisingRL(Algorithm):
             told: Tensor = model(batch.observations, x, times)
             return told
 
-        mean, spread = transition(answer, numbers, batch.chain[own, k])
-        spread = bounded(spread, cfg.density_floor, self.ceiling)
-        return self.told(log_density(batch.chain[own, k + 1], mean, spread), batch.executed)
+        mean, spread = transition_params(answer, numbers, batch.chain[own, k])
+        spread = clamp_std(spread, cfg.density_floor, self.max_std)
+        return self.executed_log_prob(
+            normal_log_prob(batch.chain[own, k + 1], mean, spread), batch.executed
+        )
 
-    def reinforced(
+    def update_policy(
         self, state: State, batch: Decisions, gained: Tensor, clip: float | Tensor
     ) -> tuple[State, Metrics]:
         """One step of the model on the clipped loss.  gained: advantages, [B], as `clip` may be."""
-        numbers = self.numbers(batch)
+        numbers = self.sampler_rows(batch)
         before = batch.log_probs.gather(1, batch.step[:, None])[:, 0]  # [B]
 
         def policy_loss(model: Network) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -306,7 +313,9 @@ class DenoisingRL(Algorithm):
         state, value, (divergence, share) = minimize_with(state, "model", policy_loss)
         return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
 
-    def valued(self, state: State, batch: Decisions, weight: float = 1.0) -> tuple[State, Metrics]:
+    def update_value(
+        self, state: State, batch: Decisions, weight: float = 1.0
+    ) -> tuple[State, Metrics]:
         """One step of the critic.  weight: of its squared error."""
 
         def value_loss(value: Network) -> Tensor:
@@ -315,15 +324,15 @@ class DenoisingRL(Algorithm):
         state, loss = minimize(state, "value", value_loss)
         return state, {"value_loss": loss, "returns": batch.returns.mean()}
 
-    def policy_begins(self, phase: str) -> tuple[int, str]:
+    def updates_before_policy(self, phase: str) -> tuple[int, str]:
         iterations = self.cfg.value_warmup if phase == schedule.ONLINE else 0
         return iterations * self.updates, "algorithm.value_warmup"
 
-    def warming_up(self, state: State) -> Tensor:
+    def in_critic_warmup(self, state: State) -> Tensor:
         """Whether what the policy learns is not kept yet; 0-d."""
-        return state.done < self.policy_begins(schedule.ONLINE)[0]
+        return state.done < self.updates_before_policy(schedule.ONLINE)[0]
 
-    def acting(self, state: State) -> State:
+    def copy_to_policy(self, state: State) -> State:
         """With the model's weights in the policy."""
         policy = {**state.params["policy"], **state.params["model"]}
         return replace(state, params={**state.params, "policy": policy})

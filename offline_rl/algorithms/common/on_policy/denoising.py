@@ -20,16 +20,16 @@ from torch import Tensor
 
 from policies.heads.schedules import Round, Table
 
-Answer = Callable[[Tensor, Tensor], Tensor]  # x [..., B, T, A], times [..., B] -> as x
+Predict = Callable[[Tensor, Tensor], Tensor]  # x [..., B, T, A], times [..., B] -> as x
 
 
-def rounds_of(table: Table, tuned: int, like: Tensor) -> Tensor:
+def table_rows(table: Table, tuned: int, like: Tensor) -> Tensor:
     """The last `tuned` rounds' numbers, [K', 8]."""
     numbers = [float(number) for row in table[-tuned:] for number in row]
     return like.new_tensor(numbers).unflatten(0, (tuned, len(Round._fields)))
 
 
-def transition(answer: Answer, numbers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def transition_params(answer: Predict, numbers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """What a round draws around, [..., B, T, A], and its own deviation, [..., B, 1, 1].
 
     numbers: [..., B, 8], of each row's round, as `rounds_of` has them.
@@ -41,16 +41,16 @@ def transition(answer: Answer, numbers: Tensor, x: Tensor) -> tuple[Tensor, Tens
     return r.keep * x + r.follow * f + r.trust * guess, r.spread
 
 
-def log_density(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def normal_log_prob(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Of a normal distribution, elementwise."""
     far = (x - mean) / deviation
     return -0.5 * far.square() - deviation.log() - 0.5 * math.log(2 * math.pi)
 
 
-def sampled(
+def sample_chain(
     table: Table,
-    base: Answer,
-    answer: Answer,
+    base: Predict,
+    answer: Predict,
     noise: Tensor,
     *,
     tuned: int,
@@ -62,40 +62,40 @@ def sampled(
 
     base: asked in all but the last `tuned` rounds.  floor, ceiling: of the deviation.
     """
-    numbers = rounds_of(table, len(table), noise)  # [K, 8]
+    numbers = table_rows(table, len(table), noise)  # [K, 8]
     x, chain = noise[:, 0], []
     for k in range(len(table)):
         late = k >= len(table) - tuned
         chain += [x] if late else []
         rows = numbers[k].expand(len(x), -1)
-        mean, spread = transition(answer if late else base, rows, x)
-        x = mean + bounded(spread, floor, ceiling) * noise[:, k + 1].clamp(-cut, cut)
+        mean, spread = transition_params(answer if late else base, rows, x)
+        x = mean + clamp_std(spread, floor, ceiling) * noise[:, k + 1].clamp(-cut, cut)
     return torch.stack([*chain, x], 1)
 
 
-def bounded(spread: Tensor, floor: float | Tensor, ceiling: float) -> Tensor:
+def clamp_std(spread: Tensor, floor: float | Tensor, ceiling: float) -> Tensor:
     """A deviation, not below `floor` nor above `ceiling`."""
     least = spread.clamp(min=floor)
     return least if ceiling == math.inf else least.clamp(max=ceiling)
 
 
-def replayed(
+def replay_log_prob(
     table: Table,
-    answer: Answer,
+    answer: Predict,
     chain: Tensor,
     floor: float | Tensor,
     ceiling: float = math.inf,
 ) -> Tensor:
     """Log density of each round of chains [B, K'+1, T, A], elementwise: [B, K', T, A]."""
-    numbers = rounds_of(table, chain.shape[1] - 1, chain)
+    numbers = table_rows(table, chain.shape[1] - 1, chain)
     found = []
     for k in range(len(numbers)):  # one after another: memory for one round's activations
-        mean, spread = transition(answer, numbers[k].expand(len(chain), -1), chain[:, k])
-        found.append(log_density(chain[:, k + 1], mean, bounded(spread, floor, ceiling)))
+        mean, spread = transition_params(answer, numbers[k].expand(len(chain), -1), chain[:, k])
+        found.append(normal_log_prob(chain[:, k + 1], mean, clamp_std(spread, floor, ceiling)))
     return torch.stack(found, 1)
 
 
-def mean_of_executed(values: Tensor, executed: Tensor, first: int) -> Tensor:
+def mean_over_executed(values: Tensor, executed: Tensor, first: int) -> Tensor:
     """Of values [B, T, A] over the actions that were taken: [B].
 
     executed: [B, H], of those from the present one, the window's number `first`, on.

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimize, wanted
-from offline_rl.algorithms.common.chunk_cloning import completed
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize, require
+from offline_rl.algorithms.common.chunk_cloning import with_action_ranges
 from offline_rl.algorithms.common.config import BUILT, Rate
-from offline_rl.algorithms.common.noising.certain import at_once, certain
-from offline_rl.algorithms.common.noising.questions import of_diffusion, of_flow
+from offline_rl.algorithms.common.noising.deterministic import deterministic_table, one_step_table
+from offline_rl.algorithms.common.noising.targets import diffusion_targets, flow_targets
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.replay.batch import Batch, Source, Sources
@@ -31,7 +31,7 @@ from policies.heads.schedules import sample
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
-FLOW_TIMES = 1.5, 0.999  # as flow_policy draws them: `power` and `latest` of `of_flow`
+FLOW_TIMES = 1.5, 0.999  # as flow_policy draws them: `power` and `latest` of `flow_targets`
 Learns = Literal["none", "joint", "afterward"]
 
 
@@ -48,19 +48,21 @@ class ImitationConfig(ChainConfig):
 class Imitating(DenoisingRL):
     """With `imitate`, from which `settle` leads to reinforcement, and `student`, where wanted."""
 
-    clones = ("model", "policy", "behavior", "student", "student_before")
+    initialized_from_run = ("model", "policy", "behavior", "student", "student_before")
     imitation_phases = ("imitate", "settle", "compare", "distil")
 
     @classmethod
-    def complete(cls, cfg: Any, dataset: Dataset) -> Any:
+    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
         """Each action's range."""
-        return completed(cfg, dataset)
+        return with_action_ranges(cfg, dataset)
 
     def networks(self) -> dict[str, nn.Module]:
         """`student` is the one-step head, `student_before` what it was when last accepted."""
         made, cfg = super().networks(), self.cfg
         if cfg.one_step != "none":
-            made["student"] = DiffusionActor(**cfg.actor(self.spec), table=at_once(certain(cfg)))
+            made["student"] = DiffusionActor(
+                **cfg.head_options(self.spec), table=one_step_table(deterministic_table(cfg))
+            )
             made["student"].load_state_dict(made["model"].state_dict())
         if cfg.one_step == "joint":
             made["student_before"] = copy.deepcopy(made["student"])
@@ -68,7 +70,7 @@ class Imitating(DenoisingRL):
 
     def source(self, phase: str, sources: Sources) -> Source:
         if phase in ("improve", "update", ONLINE):
-            return wanted(sources.rollouts)
+            return require(sources.rollouts)
         cfg, both = self.cfg, (self.offline_source(phase, sources), sources.online)
         sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
         parts: list[Any] = [Chunks(x, **sizes) for x in both if x is not None]
@@ -80,9 +82,11 @@ class Imitating(DenoisingRL):
         a = head.unit(batch.actions)  # type: ignore[operator]
         noised = (random, a, 1)
         if cfg.process == "flow":
-            x, times, answer = of_flow(*noised, *FLOW_TIMES)
+            x, times, answer = flow_targets(*noised, *FLOW_TIMES)
         else:
-            x, times, answer = of_diffusion(*noised, cfg.num_train_timesteps, cfg.prediction_type)
+            x, times, answer = diffusion_targets(
+                *noised, cfg.num_train_timesteps, cfg.prediction_type
+            )
 
         def loss(model: Network) -> Tensor:
             error: Tensor = model(batch.observations, x, times) - answer
@@ -92,7 +96,7 @@ class Imitating(DenoisingRL):
         old, new = state.params["policy"], state.params["model"]
         moved = {k: torch.lerp(old[k], new[own(k)], cfg.average) for k in old}
         state = replace(state, params={**state.params, "policy": moved})
-        state, metrics = self.in_step(state, batch.observations)
+        state, metrics = self.update_student(state, batch.observations)
         return state, metrics | {"imitation_loss": value}
 
     def settle(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
@@ -110,11 +114,11 @@ class Imitating(DenoisingRL):
 
     def distil(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """One step of the one-step head alone."""
-        return taught(state, self.cfg, batch.observations)
+        return student_step(state, self.cfg, batch.observations)
 
-    def in_step(self, state: State, seen: Tensor) -> tuple[State, Metrics]:
+    def update_student(self, state: State, seen: Tensor) -> tuple[State, Metrics]:
         """With a step of the one-step head, where it learns beside the policy."""
-        return taught(state, self.cfg, seen) if self.cfg.one_step == "joint" else (state, {})
+        return student_step(state, self.cfg, seen) if self.cfg.one_step == "joint" else (state, {})
 
 
 def own(name: str) -> str:
@@ -122,7 +126,7 @@ def own(name: str) -> str:
     return f"network.{name.split('.', 1)[1]}"
 
 
-def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
+def student_step(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
     """One step of `student` toward the chunks of `policy` in what is executed of them.
 
     seen: [B, n_obs_steps, O].
@@ -135,7 +139,7 @@ def taught(state: State, cfg: Any, seen: Tensor) -> tuple[State, Metrics]:
         told: Tensor = state.policy(seen, x, x.new_full(x.shape[:1], time))
         return told
 
-    target = sample(certain(cfg), policy, noise).clip(-1, 1)
+    target = sample(deterministic_table(cfg), policy, noise).clip(-1, 1)
     x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], head.table[0][0])
 
     def loss(model: Network) -> Tensor:

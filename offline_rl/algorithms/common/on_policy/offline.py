@@ -29,7 +29,7 @@ from offline_rl.algorithms.common.config import Ensemble, Expectile, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
-from offline_rl.algorithms.common.on_policy.ppo import standardized
+from offline_rl.algorithms.common.on_policy.ppo import standardize
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative
@@ -39,7 +39,7 @@ HELD_OUT = 0.9  # a model with a larger error, of 1 for the mean change, tells n
 
 
 @dataclass(frozen=True)
-class JudgeConfig(ChainConfig):
+class OfflineConfig(ChainConfig):
     """What judges; defaults: RL-100's (Lei-Kun/RL-100), and PETS' for the model."""
 
     expectile: Expectile = 0.7  # of V among the values of the data's chunks
@@ -61,7 +61,7 @@ class JudgeConfig(ChainConfig):
             raise ValueError(f"elites={self.elites} are more than members={self.members}")
 
 
-class Judged(DenoisingRL):
+class OfflineImprovement(DenoisingRL):
     """With `critic`, `dynamics` and `behavior`, the policy whose chains are reinforced."""
 
     def networks(self) -> dict[str, nn.Module]:
@@ -93,7 +93,7 @@ class Judged(DenoisingRL):
         state = soft_update(state, "critic_target", "critic", cfg.tau)
         change = batch.next_observations.flatten(1) - s
         assert batch.held_out is not None
-        state, told = dynamics.fitted(state, torch.cat([s, a], -1), change, batch.held_out)
+        state, told = dynamics.update_dynamics(state, torch.cat([s, a], -1), change, batch.held_out)
         return state, told | {"value_loss": v_loss, "critic_loss": q_loss, "target": y.mean()}
 
     def fill(self, state: State, batch: Batch) -> dict[str, Tensor]:
@@ -102,9 +102,9 @@ class Judged(DenoisingRL):
         noise = state.random.normal((count, *self.noise_shape))
         chain = self.chain(state, state.behavior, seen, noise)
         executed = torch.ones_like(noise[:, 0, : cfg.n_action_steps, 0])
-        log_probs = self.recalled(state.behavior, seen, chain, executed)
-        s, a = seen.flatten(1), self.taken(chain).flatten(1)
-        gained = standardized(state.critic(s, a).amin(0) - state.value(s))
+        log_probs = self.chain_log_probs(state.behavior, seen, chain, executed)
+        s, a = seen.flatten(1), self.executed_actions(chain).flatten(1)
+        gained = standardize(state.critic(s, a).amin(0) - state.value(s))
         made = {"observations": seen, "chain": chain, "executed": executed}
         made |= {"log_probs": log_probs, "advantages": gained}
         size = cfg.decisions // cfg.environments, cfg.environments
@@ -118,7 +118,7 @@ class Judged(DenoisingRL):
         cfg, random = self.cfg, state.random
         head: Any = self.modules["policy"]
         count = len(batch.observations)
-        best = dynamics.elites(state, cfg.elites)
+        best = dynamics.elite_members(state, cfg.elites)
         rounds = [
             (
                 random.normal((count, *head.noise_shape)),
@@ -143,7 +143,7 @@ class Judged(DenoisingRL):
             optimizer[name] = tree_map(torch.zeros_like, optimizer[name])  # next is another loss
         metrics = {"score_before": before, "score_after": after, "accepted": stays.float()}
         metrics |= {"model_error": state.fit()[best].mean()}
-        return self.acting(replace(state, params=params, optimizer=optimizer)), metrics
+        return self.copy_to_policy(replace(state, params=params, optimizer=optimizer)), metrics
 
     def score(self, state: State, name: str, seen: Tensor, rounds: list[Any]) -> Tensor:
         """The least critic's values along imagined decisions, summed: the mean over starts, 0-d.
@@ -158,11 +158,11 @@ class Judged(DenoisingRL):
                 policy.plan(seen, noise)[:, : self.cfg.n_action_steps].flatten(1),
             )
             total = total + state.critic(s, a).amin(0).mean()
-            change = dynamics.imagined(state, torch.cat([s, a], -1), member, drawn)
+            change = dynamics.sample_change(state, torch.cat([s, a], -1), member, drawn)
             seen = (s + change).unflatten(1, seen.shape[1:])
         return total
 
-    def refuse(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
+    def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """See `Algorithm`."""
         worst = float(np.max(metrics.get("model_error", 0.0)))
         if phase == "compare" and self.cfg.gate and not worst <= HELD_OUT:  # NaN is none

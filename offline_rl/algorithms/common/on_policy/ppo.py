@@ -16,7 +16,7 @@ MOST = 10.0  # a scaled reward's size, at most
 FIRST_COUNT = 1e-4  # of a variance that nothing was seen of, which is 1
 
 
-def advantages(
+def gae(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
@@ -31,10 +31,10 @@ def advantages(
     way, or the last decision of all: nothing behind it is this episode's. trace: lambda.
     """
     surprise = rewards + discount * next_values - values
-    return accumulated(surprise, trace * discount * (1 - ended))
+    return reverse_scan(surprise, trace * discount * (1 - ended))
 
 
-def accumulated(values: Tensor, factors: Tensor) -> Tensor:
+def reverse_scan(values: Tensor, factors: Tensor) -> Tensor:
     """y[t] = values[t] + factors[t] y[t + 1], along the first axis, in log2 T passes over it."""
     shift = 1
     while shift < len(values):
@@ -75,7 +75,7 @@ def clipped_loss(log_ratio: Tensor, advantages: Tensor, clip: float | Tensor) ->
     return Clipped(loss, (ratio - 1 - log_ratio).mean(), beyond)
 
 
-def standardized(values: Tensor) -> Tensor:
+def standardize(values: Tensor) -> Tensor:
     """Mean 0, deviation 1."""
     return (values - values.mean()) / (values.std() + 1e-8)
 
@@ -88,10 +88,10 @@ def running_returns(rewards: Tensor, ended: Tensor, before: Tensor, discount: Te
     start = torch.cat([torch.ones_like(ended[:1]), 1 - ended[:-1]])  # goes on from the row before
     first = torch.cat([rewards[:1] + discount[:1] * before, rewards[1:]])
     factor = torch.cat([torch.zeros_like(ended[:1]), start[1:] * discount[1:]])
-    return accumulated(first.flip(0), factor.flip(0)).flip(0)
+    return reverse_scan(first.flip(0), factor.flip(0)).flip(0)
 
 
-def moments_with(moments: Tensor, values: Tensor) -> Tensor:
+def update_moments(moments: Tensor, values: Tensor) -> Tensor:
     """Count, mean and variance [3] of what was seen before, with `values` too (Chan et al.)."""
     count, mean, variance = moments.unbind()
     size, own = values.numel(), values.mean()
@@ -101,6 +101,6 @@ def moments_with(moments: Tensor, values: Tensor) -> Tensor:
     return torch.stack([total, mean + apart * size / total, squares / total])
 
 
-def scaled(rewards: Tensor, moments: Tensor) -> Tensor:
+def normalize_rewards(rewards: Tensor, moments: Tensor) -> Tensor:
     """Rewards by the deviation of returns, between -MOST and MOST."""
     return (rewards * (moments[2] + 1e-8).rsqrt()).clamp(-MOST, MOST)

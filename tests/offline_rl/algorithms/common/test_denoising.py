@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from offline_rl.algorithms.common.on_policy.denoising import (
-    log_density,
-    mean_of_executed,
-    replayed,
-    rounds_of,
-    sampled,
-    transition,
+    normal_log_prob,
+    mean_over_executed,
+    replay_log_prob,
+    table_rows,
+    sample_chain,
+    transition_params,
 )
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler, sample
 
@@ -36,16 +36,16 @@ def chains(table: Table, tuned: int, floor: float = 0.1) -> tuple[Tensor, Tensor
     """And the noise that they came of."""
     torch.manual_seed(0)
     noise = torch.randn(7, len(table) + 1, 4, 2, dtype=torch.float64)
-    return sampled(table, answer, answer, noise, tuned=tuned, floor=floor, cut=3.0), noise
+    return sample_chain(table, answer, answer, noise, tuned=tuned, floor=floor, cut=3.0), noise
 
 
 @every_table
 def test_a_chain_without_floor_ends_where_the_policy_s_own_sampler_does(table: Table):
     chain, noise = chains(table, 3, floor=0.0)
     cut = torch.cat([noise[:, :1], noise[:, 1:].clamp(-3, 3)], 1)
-    alike = sample(table, lambda x, time: answer(x, torch.full((7,), time)), cut)
+    as_plain = sample(table, lambda x, time: answer(x, torch.full((7,), time)), cut)
     assert chain.shape == (7, 4, 4, 2)
-    assert torch.allclose(chain[:, -1], alike, atol=1e-6)
+    assert torch.allclose(chain[:, -1], as_plain, atol=1e-6)
 
 
 @every_table
@@ -53,7 +53,7 @@ def test_densities_are_those_of_normal_distributions_around_each_round_s_mean(ta
     """With the floor of the density, which is not that of sampling."""
     tuned, floor = 3, 0.2
     chain, _ = chains(table, tuned)
-    found = replayed(table, answer, chain, floor)
+    found = replay_log_prob(table, answer, chain, floor)
     for k, row in enumerate(table[-tuned:]):
         x = chain[:, k]
         f = answer(row[1] * x, torch.full((7,), row[0]))
@@ -64,7 +64,7 @@ def test_densities_are_those_of_normal_distributions_around_each_round_s_mean(ta
 
 def test_a_density_integrates_to_one_and_its_mean_is_the_round_s():
     x = torch.linspace(-4, 6, 20_001, dtype=torch.float64)
-    p = log_density(x, torch.tensor(0.7), torch.tensor(0.35)).exp().numpy()
+    p = normal_log_prob(x, torch.tensor(0.7), torch.tensor(0.35)).exp().numpy()
     assert np.trapezoid(p, x.numpy()) == pytest.approx(1, abs=1e-6)
     assert np.trapezoid(p * x.numpy(), x.numpy()) == pytest.approx(0.7, abs=1e-6)
 
@@ -73,12 +73,12 @@ def test_a_density_integrates_to_one_and_its_mean_is_the_round_s():
 def test_a_replayed_chain_has_the_ratio_one_to_the_bit(table: Table):
     """Rounds that are drawn from a batch, in whatever order, are as probable as the whole chain."""
     chain, _ = chains(table, 3)
-    old = replayed(table, answer, chain, 0.1)
+    old = replay_log_prob(table, answer, chain, 0.1)
     k = torch.tensor([2, 0, 1, 1, 0, 2, 2])
     own = torch.arange(7)
-    numbers = rounds_of(table, 3, chain)[k]
-    mean, spread = transition(answer, numbers, chain[own, k])
-    new = log_density(chain[own, k + 1], mean, spread.clamp(min=0.1))
+    numbers = table_rows(table, 3, chain)[k]
+    mean, spread = transition_params(answer, numbers, chain[own, k])
+    new = normal_log_prob(chain[own, k + 1], mean, spread.clamp(min=0.1))
     assert torch.equal((new - old[own, k]).exp(), torch.ones_like(new))
 
 
@@ -86,7 +86,7 @@ def test_the_last_round_s_deviation_is_the_floor_and_others_are_at_least_it():
     for table in TABLES.values():
         assert table[-1][7] == 0
     chain, noise = chains(TABLES["ddpm"], 1, floor=0.1)
-    mean, spread = transition(answer, rounds_of(TABLES["ddpm"], 1, chain).expand(7, 8), chain[:, 0])
+    mean, spread = transition_params(answer, table_rows(TABLES["ddpm"], 1, chain).expand(7, 8), chain[:, 0])
     assert spread.max() == 0
     drawn = (chain[:, 1] - mean) / noise[:, -1].clamp(-3, 3)
     assert torch.allclose(drawn, torch.full_like(drawn, 0.1))
@@ -103,7 +103,7 @@ def test_rounds_before_the_last_ask_the_base_alone():
         return network
 
     noise = torch.randn(2, 6, 4, 2)
-    sampled(TABLES["ddim"], of("base"), of("tuned"), noise, tuned=2, floor=0.1, cut=3.0)
+    sample_chain(TABLES["ddim"], of("base"), of("tuned"), noise, tuned=2, floor=0.1, cut=3.0)
     assert asked == {"base": [16, 12, 8], "tuned": [4, 0]}
 
 
@@ -117,7 +117,7 @@ def test_a_flow_s_fresh_noise_keeps_its_share_of_x():
     for eta in (0.0, 0.5, 1.0):
         noise = torch.randn(40_000, 6, 1, 1)
         table = euler(5, eta=eta)
-        chain = sampled(table, direction, direction, noise, tuned=5, floor=0.0, cut=9.0)
+        chain = sample_chain(table, direction, direction, noise, tuned=5, floor=0.0, cut=9.0)
         for k in range(6):
             assert chain[:, k].mean() == pytest.approx(0.3 * k / 5, abs=0.02)
             assert chain[:, k].std() == pytest.approx(1 - k / 5, abs=0.02)
@@ -134,4 +134,4 @@ def test_eta_zero_is_the_flow_s_certain_step():
 def test_only_actions_that_were_taken_count():
     values = torch.arange(12.0).reshape(1, 6, 2)
     executed = torch.tensor([[True, True, False]])
-    assert mean_of_executed(values, executed, 1).tolist() == [(2 + 3 + 4 + 5) / 4]
+    assert mean_over_executed(values, executed, 1).tolist() == [(2 + 3 + 4 + 5) / 4]

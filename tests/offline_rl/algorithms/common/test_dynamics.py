@@ -47,7 +47,7 @@ def rows(count: int = 20) -> tuple[Tensor, Tensor, Tensor]:
 def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the_rest():
     """-2 log N(change), its constant left out, and the distance of the variance's bounds."""
     state, (x, change, held_out) = begun(), rows()
-    new, told = dynamics.fitted(state, x, change, held_out)
+    new, told = dynamics.update_dynamics(state, x, change, held_out)
     mean, log_variance = state.dynamics(x)
     density = Normal(mean.double(), (0.5 * log_variance).exp().double())
     surprise = -2 * density.log_prob(change.double()) - torch.tensor(2 * torch.pi).log().double()
@@ -57,7 +57,7 @@ def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the
         (own.sum() + 0.01 * width).item(), rel=1e-5
     )
     other = change + 7 * held_out[:, None]
-    again, _ = dynamics.fitted(state, x, other, held_out)
+    again, _ = dynamics.update_dynamics(state, x, other, held_out)
     for name, value in new.params["dynamics"].items():
         assert torch.equal(again.params["dynamics"][name], value), name
         assert not torch.equal(state.params["dynamics"][name], value), name
@@ -66,24 +66,24 @@ def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the
 def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
     """A fiftieth of the way at a time; 1 is no better than the mean change."""
     state, (x, change, held_out) = begun(), rows()
-    new, told = dynamics.fitted(state, x, change, held_out)
+    new, told = dynamics.update_dynamics(state, x, change, held_out)
     error = (state.dynamics(x)[0] - change).square().sum(-1)[:, held_out == 1].mean(1)
     share = error / (change - change.mean(0)).square().sum(0).sum() * (len(change) - 1)
     expected = 0.98 + 0.02 * share
     torch.testing.assert_close(new.params["fit"]["error"], expected)
     assert told["held_out_error"] == new.params["fit"]["error"].min()
-    same, _ = dynamics.fitted(new, x, change, torch.zeros_like(held_out))
+    same, _ = dynamics.update_dynamics(new, x, change, torch.zeros_like(held_out))
     assert torch.equal(same.params["fit"]["error"], new.params["fit"]["error"])
     errors = torch.tensor([0.5, 0.1, 0.9, 0.3])
     rated = replace(state, params={**state.params, "fit": {"error": errors}})
-    assert dynamics.elites(rated, 2).tolist() == [1, 3]
+    assert dynamics.elite_members(rated, 2).tolist() == [1, 3]
 
 
 def test_each_row_is_answered_by_its_own_member_with_that_ones_spread():
     state, (x, _, _) = begun(), rows(8)
     member = torch.tensor([0, 3, 1, 2, 2, 1, 3, 0])
     noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
-    found = dynamics.imagined(state, x, member, noise)
+    found = dynamics.sample_change(state, x, member, noise)
     for row, who in enumerate(member.tolist()):
         mean, log_variance = (answer[who] for answer in state.dynamics(x[row]))
         deviation = log_variance.double().exp().sqrt()

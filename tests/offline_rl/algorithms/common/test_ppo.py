@@ -8,14 +8,14 @@ import torch
 
 from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
-    accumulated,
-    advantages,
+    reverse_scan,
+    gae,
     clip_range,
     clipped_loss,
-    moments_with,
+    update_moments,
     running_returns,
-    scaled,
-    standardized,
+    normalize_rewards,
+    standardize,
 )
 
 
@@ -29,7 +29,7 @@ def test_an_episode_with_a_time_out_inside_is_cut_there_and_bootstraps():
     By hand, gamma 0.5, lambda 0.5: chunks of 2 steps discount by 0.25, that of the time-out took
     one step alone, 0.5. A_1 holds V = 8 behind the time-out and nothing of what came then.
     """
-    found = advantages(
+    found = gae(
         column(1, 2, 0, 4),
         column(1, 1, 2, 3),
         column(1, 8, 3, 100),
@@ -49,7 +49,7 @@ def test_with_lambda_one_advantages_are_returns_less_values():
     rewards, values, following = (torch.from_numpy(draw.normal(size=(9, 3))) for _ in range(3))
     following[:-1] = values[1:]
     nothing, gamma = torch.zeros(9, 3, dtype=torch.float64), torch.full((9, 3), 0.9).double()
-    found = advantages(rewards, values, following, gamma, nothing, 1.0)
+    found = gae(rewards, values, following, gamma, nothing, 1.0)
     for t in range(9):
         told = sum(0.9**k * rewards[t + k] for k in range(9 - t)) + 0.9 ** (9 - t) * following[-1]
         assert torch.allclose(found[t] + values[t], told)
@@ -62,7 +62,7 @@ def test_sums_in_log_passes_are_those_of_a_loop():
         told, later = torch.zeros(length, 2, dtype=torch.float64), torch.zeros(2)
         for t in reversed(range(length)):
             told[t] = later = values[t] + factors[t] * later
-        assert torch.allclose(accumulated(values, factors), told)
+        assert torch.allclose(reverse_scan(values, factors), told)
 
 
 def test_the_clip_widens_toward_the_last_step_and_one_step_has_all_of_it():
@@ -111,16 +111,16 @@ def test_moments_of_parts_are_those_of_the_whole():
     parts = [torch.from_numpy(draw.normal(3, 2, size=n)) for n in (50, 7, 300)]
     moments = torch.tensor([FIRST_COUNT, 0.0, 1.0], dtype=torch.float64)
     for part in parts:
-        moments = moments_with(moments, part)
+        moments = update_moments(moments, part)
     whole = torch.cat(parts)
     assert moments[1].item() == pytest.approx(whole.mean().item(), rel=1e-4)
     assert moments[2].item() == pytest.approx(whole.var(correction=0).item(), rel=1e-3)
     apart = torch.tensor([0.0, 3.0, 1e6]).double()
     told = [0, 3 / whole.std(correction=0).item(), 10]
-    assert scaled(apart, moments).tolist() == pytest.approx(told, rel=1e-3)
+    assert normalize_rewards(apart, moments).tolist() == pytest.approx(told, rel=1e-3)
 
 
 def test_standardized_advantages_do_not_blow_up_where_all_are_alike():
-    assert standardized(torch.ones(5)).tolist() == [0] * 5
-    values = standardized(torch.tensor([1.0, 2.0, 3.0]))
+    assert standardize(torch.ones(5)).tolist() == [0] * 5
+    values = standardize(torch.tensor([1.0, 2.0, 3.0]))
     assert values.tolist() == pytest.approx([-1, 0, 1])

@@ -7,7 +7,7 @@ from typing import Any
 from policies.heads.schedules import Round, Table, cosine_alphas, ddim, euler, karras
 
 
-def certain(cfg: Any) -> Table:
+def deterministic_table(cfg: Any) -> Table:
     """The rounds of a config's policy, whose `process` is ddpm, edm or flow, without noise."""
     if cfg.process == "flow":
         return euler(cfg.num_inference_steps)
@@ -18,6 +18,6 @@ def certain(cfg: Any) -> Table:
     )
 
 
-def at_once(table: Table) -> Table:
+def one_step_table(table: Table) -> Table:
     """Of a head that is asked where the first round of `table` is, and tells the chunk itself."""
     return [Round(table[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)]

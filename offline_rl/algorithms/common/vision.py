@@ -15,7 +15,7 @@ from policies.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeeingConfig(BaseConfig):
+class VisionConfig(BaseConfig):
     """How pictures are looked at, where there are any; each camera has an encoder of its own."""
 
     encoder: Kind = "conv"  # three convolutions, or ResNet18 with GroupNorm
@@ -23,12 +23,12 @@ class SeeingConfig(BaseConfig):
     crop: Annotated[Fraction, BUILT] = 0.875  # share of its sides cut out, at random while learning
 
     @property
-    def looking(self) -> dict[str, Any]:
+    def encoder_options(self) -> dict[str, Any]:
         """The options of `PictureEncoder`."""
         return {"kind": self.encoder, "num_keypoints": self.num_keypoints, "crop": self.crop}
 
 
-def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
+def build_head(spec: Spec, cfg: VisionConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
     """`head` on the one vector, or on what `cfg`'s encoders make of all channels.
 
     arguments: of `head`, as JSON takes them, but for the size of its observation.
@@ -36,14 +36,14 @@ def on(spec: Spec, cfg: SeeingConfig, head: type[nn.Module], **arguments: Any) -
     if spec.lone is not None:
         return head(spec.observation_dim, **arguments)
     kind = SeeingPlanner if hasattr(head, "plan") else Seeing
-    return kind(spec.seen, head.__name__, arguments, cfg.looking)
+    return kind(spec.seen, head.__name__, arguments, cfg.encoder_options)
 
 
-def sight(spec: Spec, cfg: Any) -> dict[str, Any]:
+def input_options(spec: Spec, cfg: Any) -> dict[str, Any]:
     """What a head that encodes by itself is told: a size, or all channels and how.
 
     cfg: a `SeeingConfig` where there is more to see than one vector.
     """
     if spec.lone is not None:
         return {"observations": spec.observation_dim}
-    return {"observations": spec.seen, "encoder": cfg.looking}
+    return {"observations": spec.seen, "encoder": cfg.encoder_options}
