@@ -1,45 +1,48 @@
-"""Logged experience in memory: flat arrays, one row a step, and never a row across an episode.
+"""A data set of transitions in memory: flat arrays with one row per step, episode after episode.
 
-    row            0    1    2    3    4         observations also holds the true observation
-    episode        |--- A ---|    |- B -|        after the last row of an episode, as an extra
-    terminated               x                   row at its end; `next_index` says for each row
-    truncated                          x         which row follows it.
+    row            0    1    2    3    4         The true observation after the last step of an
+    episode        |--- A ---|    |- B -|        episode is an extra row at the end of
+    terminated               x                   `observations`. `next_index` gives, for each
+    truncated                          x         step, the row of its next observation.
 
 Observations are one array, or a mapping of named channels (`policies.channels`): vectors, and
-pictures of uint8.
+uint8 images.
 
-`terminated` means the task is over: nothing follows, no bootstrap. `truncated` means the recording
-stopped (time limit, end of file): the task would have gone on, so the value bootstraps.
+`terminated` means that the task ended: the value of the next observation is 0. `truncated` means
+that the recording stopped (time limit, end of file): the value bootstraps.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from offline_rl.data.faults import FLAGS, faults, losses, named_in, overshoot
+from offline_rl.data.action_range import scale_arrays
+from offline_rl.data.checks import (
+    FLAGS,
+    describe_overshoot,
+    find_errors,
+    find_precision_losses,
+)
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
-from offline_rl.utils.words import unknown
 from policies import channels
 from policies.arrays import as_array
 from policies.channels import Observations
 from policies.spec import Spec
 
 ARRAYS = ("observations", "next_index", "actions", "rewards", "terminated", "truncated")
-NO_REWARDS = "no rewards are stored: all are 0"  # the note of whoever reads such a file
+NO_REWARDS = "no rewards are stored: all are 0"  # the note of a file without rewards
 
 
 class Summary(NamedTuple):
-    """A data set in numbers; returns are undiscounted sums of raw rewards."""
+    """Statistics of a data set; returns are undiscounted sums of raw rewards."""
 
     rows: int
-    usable: int  # rows whose next observation is known or not needed
+    usable: int  # rows whose next observation is stored or not needed
     episodes: int
     terminated: int
     truncated: int
@@ -58,10 +61,13 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """N steps in time order, episode after episode. Build one with `from_arrays` or `read`."""
+    """N steps in time order, episode after episode.
 
-    observations: Observations  # [M, *obs] float32 (or uint8 pictures): N rows, then extra rows
-    next_index: np.ndarray  # [N] int64, row of `observations` that follows; -1 unknown
+    Build one with `from_arrays`, `load` or `from_minari`.
+    """
+
+    observations: Observations  # [M, *obs] float32 (or uint8 images): N rows, then extra rows
+    next_index: np.ndarray  # [N] int64, row of the next observation; -1 where it is unknown
     actions: np.ndarray  # [N, A] float32 in [-1, 1]
     rewards: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool
@@ -70,8 +76,12 @@ class Dataset:
     path: str | None = None
     sha256: str | None = None  # of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
-    notes: tuple[str, ...] = ()  # what reading the file left out, had to assume, or doubts
-    spec: Spec | None = None  # names, units, rate, and what actions of -1 and 1 stand for
+    notes: tuple[str, ...] = ()  # what the reader left out or assumed, and warnings
+    spec: Spec | None = None  # names, units, control rate, and the range of the actions
+
+    # The constructors that read files. `data/load.py` sets them, because readers build a Dataset.
+    load: ClassVar[Callable[..., "Dataset"]]  # see `data.load.load_dataset`
+    from_minari: ClassVar[Callable[..., "Dataset"]]  # see `data.load.load_minari`
 
     @classmethod
     def from_arrays(
@@ -95,23 +105,27 @@ class Dataset:
         sha256: str | None = None,
         keys: Mapping[str, str] | None = None,
     ) -> "Dataset":
-        """A data set from one array per word, each with a row for every step.
+        """Build a data set from arrays with one row per step.
 
-        observations, next_observations: [N, *obs], or {channel: [N, *obs]} where more is seen than
-        one vector; then pictures are uint8, [N, H, W, C].  actions: [N, A] in [-1, 1].
-        rewards, terminated, truncated: [N] or [N, 1].  final_observations: [episodes, *obs], the
-        observation after each episode's last row, where next_observations would repeat the rest.
-        terminals, timeouts: D4RL's words for terminated and truncated.  action_scale, action_range:
-        where actions are in other units, as for `read`; the spec says so, where none is given.
-        spec: what the numbers are called and measured in; bundles that are learned here say it.
-        keys: what errors call the arrays, if not as here.
-        A last row without a flag counts as truncated. Where neither next nor final observations
-        are given, a truncated row's successor is unknown and the row is no usable transition.
-        Raises UserError on the first thing wrong.
+        observations, next_observations: [N, *obs], or {channel: [N, *obs]} if there are several
+        channels; images are uint8, [N, H, W, C].
+        actions: [N, A] in [-1, 1].
+        rewards, terminated, truncated: [N] or [N, 1].
+        final_observations: [episodes, *obs], the observation after each episode's last row. They
+        replace next_observations if all others are simply the next rows.
+        terminals, timeouts: D4RL's names of terminated and truncated.
+        action_scale, action_range: the units of the actions, as in `read`; without a spec, the
+        data set's spec gets this range.
+        spec: names, units and control rate; they are stored in bundles trained on this data.
+        keys: the names of the arrays in error messages, if they differ from the argument names.
+
+        If the last row has no flag, it counts as truncated. Without next and final observations,
+        the next observation of a truncated row is unknown, and the row is not a usable transition.
+        Raises UserError at the first problem.
         """
-        terminated = _one_of("terminated", terminated, "terminals", terminals)
-        truncated = _one_of("truncated", truncated, "timeouts", timeouts)
-        given = {
+        terminated = _choose_alias("terminated", terminated, "terminals", terminals)
+        truncated = _choose_alias("truncated", truncated, "timeouts", timeouts)
+        arrays = {
             "observations": observations,
             "actions": actions,
             "rewards": rewards,
@@ -123,18 +137,16 @@ class Dataset:
         where = path or name
         keys = keys or {}
         for word in ("observations", "actions", "rewards", "terminated"):
-            if given[word] is None:
+            if arrays[word] is None:
                 raise UserError(f"{where}: {word} is None; an array is expected")
-        c = as_columns(channels.flat({k: v for k, v in given.items() if v is not None}))
-        c, notes = narrowed(c, keys)
+        c = as_columns(channels.flat({k: v for k, v in arrays.items() if v is not None}))
+        c, notes = convert_to_float32(c, keys)
         bounds = None
         if action_scale is not None or action_range is not None:
-            from offline_rl.data.read import in_range
-
-            c, bounds = in_range(where, c, action_scale, action_range)
-        for sentence in faults(c, where, keys, bounds):
+            c, bounds = scale_arrays(where, c, action_scale, action_range)
+        for sentence in find_errors(c, where, keys, bounds):
             raise UserError(sentence)
-        if (note := overshoot(c["actions"])) is not None:
+        if (note := describe_overshoot(c["actions"])) is not None:
             notes.append(f"{keys.get('actions', 'actions')} {note}")
         if bounds is not None and spec is None:
             shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
@@ -168,45 +180,12 @@ class Dataset:
             spec,
         )
 
-    @classmethod
-    def load(
-        cls, source: str | Path, data_dir: str | Path | None = None, **options: Any
-    ) -> "Dataset":
-        """Load a file or folder of any layout that is read, or the data of a card or task.
-
-        source: a path, a name such as `gym/hopper-medium-replay`, `minari:<id>` or
-        `lerobot:<repository>`.  data_dir: where the files of cards lie.  options: those of
-        `offline_rl.data.read.read`, such as `action_range` or `observation_keys`; split="val" takes
-        a card's validation file.  Raises UserError.
-        """
-        from offline_rl.data.load import load
-        from offline_rl.data.read import read
-
-        known = {"split", *signature(read).parameters} - {"path"}
-        for name in options:
-            if name not in known:
-                raise UserError(unknown("option", name, known))
-        return load(source, data_dir, **options)
-
-    @classmethod
-    def from_minari(cls, dataset: Any) -> "Dataset":
-        """That of an id of Minari's, on this machine, or of a `minari.MinariDataset`.
-
-        Of one that was filtered, the episodes that are left. Raises UserError.
-        """
-        from offline_rl.data.load import load
-
-        if isinstance(dataset, str):
-            return load(f"minari:{dataset}")
-        data = load(Path(dataset.storage.data_path).parent)
-        return data.select(dataset.episode_indices)
-
     def __len__(self) -> int:
         return self.num_rows
 
     def __repr__(self) -> str:
-        seen = channels.shapes(self.observations)
-        shapes = f"observations {seen}, actions {self.actions.shape[1:]}"
+        observed = channels.shapes(self.observations)
+        shapes = f"observations {observed}, actions {self.actions.shape[1:]}"
         return (
             f"<Dataset {self.name}: {len(self):,} rows, {self.num_episodes:,} episodes, {shapes}>"
         )
@@ -217,7 +196,7 @@ class Dataset:
 
     @property
     def has_rewards(self) -> bool:
-        """False where the file had none and `rewards` are zeros in their place."""
+        """False if the file stores no rewards and `rewards` are zeros instead."""
         return NO_REWARDS not in self.notes
 
     @property
@@ -226,40 +205,43 @@ class Dataset:
 
     @property
     def usable(self) -> np.ndarray:
-        """[N] bool: the row is a transition, its next observation known (or masked by its end)."""
+        """Mask of the rows that are transitions, [N] bool.
+
+        The next observation of such a row is stored, or not needed because the row terminates.
+        """
         return self.next_index >= 0
 
     @property
     def next_observations(self) -> Observations:
-        """[N, *obs]. Raises UserError where any is unknown; `usable` says which."""
-        unknown = int((~self.usable).sum())
-        if unknown:
+        """Next observation of each row, [N, *obs]. Raises UserError if any is not `usable`."""
+        missing = int((~self.usable).sum())
+        if missing:
             raise UserError(
-                f"{self.path or self.name}: the next observation of {unknown:,} time-out rows is "
+                f"{self.path or self.name}: the next observation of {missing:,} time-out rows is "
                 f"not in the data. Use only the rows that are `usable`."
             )
         return channels.take(self.observations, self.next_index)
 
     @cached_property
     def episode_starts(self) -> np.ndarray:
-        """[E] int64: the first row of each episode."""
+        """First row of each episode, [E] int64."""
         return np.concatenate([[0], self.episode_ends[:-1] + 1]).astype(np.int64)
 
     @cached_property
     def episode_ends(self) -> np.ndarray:
-        """[E] int64: the last row of each episode (itself part of it)."""
+        """Last row of each episode (inclusive), [E] int64."""
         return np.flatnonzero(self.terminated | self.truncated)
 
     def episode_lengths(self) -> np.ndarray:
-        """[E] int64."""
+        """Return the number of steps of each episode, [E] int64."""
         return self.episode_ends - self.episode_starts + 1
 
     def episode_returns(self) -> np.ndarray:
-        """[E] float64: undiscounted sums of rewards."""
+        """Return the undiscounted sum of rewards of each episode, [E] float64."""
         return np.add.reduceat(self.rewards.astype(np.float64), self.episode_starts)
 
     def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
-        """[N] float32: G_t = r_t + discount * G_{t+1} within the episode.
+        """Return G_t = r_t + discount * G_{t+1} within each episode, [N] float32.
 
         tail: [E], G after the last row of each episode that did not terminate; default 0.
         """
@@ -269,17 +251,20 @@ class Dataset:
         order = np.argsort(-lengths, kind="stable")
         lengths, ends = lengths[order], self.episode_ends[order]
         returns = np.empty(self.num_rows, np.float32)
-        running = tail[order]  # of all episodes at once, backward from their last rows
+        running = tail[order]  # one value per episode, computed backward from the last rows
         for back in range(lengths[0]):
-            alive = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
-            rows = ends[:alive] - back
-            running[:alive] = self.rewards[rows] + discount * running[:alive]
-            returns[rows] = running[:alive]
+            active = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
+            rows = ends[:active] - back
+            running[:active] = self.rewards[rows] + discount * running[:active]
+            returns[rows] = running[:active]
         return returns
 
     def top_episodes(self, fraction: float) -> "Dataset":
-        """The int(fraction * E) episodes of highest return, in file order: the data of 10%-BC."""
-        count = int(_share(fraction) * self.num_episodes)
+        """Return the int(fraction * E) episodes with the highest returns, in file order.
+
+        This is the data of 10%-BC.
+        """
+        count = int(_check_fraction(fraction) * self.num_episodes)
         if count == 0:
             raise UserError(
                 f"{self.path or self.name}: a fraction of {fraction:g} of {self.num_episodes} "
@@ -288,30 +273,35 @@ class Dataset:
         return self.select(np.argsort(-self.episode_returns(), kind="stable")[:count])
 
     def top_timesteps(self, fraction: float) -> "Dataset":
-        """The best episodes as long as they stay below the fraction of rows; at least the best one.
+        """Return the best episodes whose total length is below the fraction of all rows.
 
-        The rule of kzl/decision-transformer:gym/experiment.py (`pct_traj`).
+        The best episode is always included. This is the rule of
+        kzl/decision-transformer:gym/experiment.py (`pct_traj`).
         """
         order = np.argsort(-self.episode_returns(), kind="stable")
         total = np.cumsum(self.episode_lengths()[order])
-        count = int(np.searchsorted(total, max(int(_share(fraction) * self.num_rows), 1)))
+        max_rows = max(int(_check_fraction(fraction) * self.num_rows), 1)
+        count = int(np.searchsorted(total, max_rows))
         return self.select(order[: max(count, 1)])
 
     def select(self, episodes: Sequence[int] | np.ndarray) -> "Dataset":
-        """The data set of these episodes (indices), in file order."""
-        wanted = np.zeros(self.num_episodes, bool)
-        wanted[np.asarray(episodes)] = True
-        return self.take(np.flatnonzero(np.repeat(wanted, self.episode_lengths())))
+        """Return the episodes with these indices, in file order."""
+        selected = np.zeros(self.num_episodes, bool)
+        selected[np.asarray(episodes)] = True
+        return self.take(np.flatnonzero(np.repeat(selected, self.episode_lengths())))
 
     def take(self, rows: np.ndarray) -> "Dataset":
-        """The data set of these rows (increasing); a row now last of its episode is truncated."""
+        """Return these rows (increasing). A row that becomes the last of its episode is truncated.
+
+        Terminated rows stay terminated.
+        """
         after = self.next_index[rows]  # in the old numbering
         renumbered = np.full(channels.size(self.observations), -1)
         renumbered[rows] = np.arange(len(rows))
         outside = np.unique(after[(after >= 0) & (renumbered[after] < 0)])
         renumbered[outside] = len(rows) + np.arange(len(outside))
         truncated = self.truncated[rows].copy()
-        gap = np.append(np.diff(rows) != 1, True)  # the row that followed is gone
+        gap = np.append(np.diff(rows) != 1, True)  # the next row is not selected
         truncated[gap & ~self.terminated[rows]] = True
         return replace(
             self,
@@ -325,9 +315,8 @@ class Dataset:
         )
 
     def checksum(self) -> str:
-        """SHA-256 of all arrays, with their names, types and shapes."""
-        own = channels.flat({name: getattr(self, name) for name in ARRAYS})
-        arrays = {**own, **self.extras}
+        """Return the SHA-256 of all arrays, including their names, types and shapes."""
+        arrays = channels.flat({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}
         digest = hashlib.sha256()
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -335,6 +324,7 @@ class Dataset:
         return digest.hexdigest()
 
     def summary(self) -> Summary:
+        """Return statistics of the data set."""
         lengths, returns = self.episode_lengths(), self.episode_returns()
         return Summary(
             rows=self.num_rows,
@@ -356,58 +346,58 @@ class Dataset:
         )
 
 
-def _one_of(word: str, array: Any, alias: str, other: Any) -> Any:
-    """What is given under either name. Raises UserError where it is under both."""
+def _choose_alias(word: str, array: Any, alias: str, other: Any) -> Any:
+    """Return the argument that was passed. Raises UserError if both were."""
     if array is not None and other is not None:
         raise UserError(f"{word}= and {alias}= are one; give one of them.")
     return other if array is None else array
 
 
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Numbers as float32, [N, 1] scalars as [N].
+    """Convert numbers to float32 and scalars from [N, 1] to [N].
 
-    Images stay uint8 and flags as they are. Integers from 0 on, one a step, may choose one of
-    several actions, and stay integers too. What would lose its resolution stays as it is, for
-    `narrowed` to convert and note, or `faults` to refuse.
+    Images (uint8) and flags keep their types. So do non-negative integers with one action per
+    step, which may be discrete actions. Arrays that would lose precision in float32 are not
+    converted: `convert_to_float32` converts them and adds a note, or `find_errors` refuses them.
     """
     columns = {}
-    for word, given in arrays.items():
-        array = as_array(given)
+    for word, values in arrays.items():
+        array = as_array(values)
         if (
             not word.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2
             and array.shape[1] == 1
         ):
             array = array[:, 0]
-        picture = array.dtype == np.uint8 and array.ndim > 2
-        choice = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
-        choice = choice and not (array < 0).any()
-        if array.dtype.kind in "fiub" and word not in FLAGS and not picture and not choice:
-            if losses(array):
+        image = array.dtype == np.uint8 and array.ndim > 2
+        discrete = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        discrete = discrete and not (array < 0).any()
+        if array.dtype.kind in "fiub" and word not in FLAGS and not image and not discrete:
+            if find_precision_losses(array):
                 columns[word] = array
                 continue
-            with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
+            with np.errstate(over="ignore"):  # overflow becomes infinite; `find_errors` refuses it
                 array = array.astype(np.float32, copy=False)
         columns[word] = array
     return columns
 
 
-def narrowed(
+def convert_to_float32(
     columns: Mapping[str, np.ndarray], names: Mapping[str, str], numbers: Sequence[str] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return columns with all numbers as float32 that keep enough of their resolution, and notes.
+    """Convert arrays to float32 if they keep enough precision; return all columns, and notes.
 
-    names: what the file calls the columns.  numbers: and the numbers of an observation.
+    names: the file's names of the columns.  numbers: its names of an observation's components.
     """
-    made, notes = dict(columns), []
+    converted, notes = dict(columns), []
     for word, array in columns.items():
-        lost = losses(array) if word not in FLAGS else []
+        lost = find_precision_losses(array) if word not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
-            made[word] = array.astype(np.float32)
+            converted[word] = array.astype(np.float32)
             notes.append(
-                f"{names.get(word, word)}: {lost[0].describe(array, named_in(word, numbers))}"
+                f"{names.get(word, word)}: {lost[0].describe(array, component_names(word, numbers))}"
             )
-    return made, notes
+    return converted, notes
 
 
 def _successors(
@@ -417,43 +407,46 @@ def _successors(
     where: str,
     keys: Mapping[str, str],
 ) -> tuple[Observations, np.ndarray]:
-    """Extra rows of observations, and `next_index` into observations followed by them."""
+    """Return extra rows of observations, and `next_index` into all rows, the extra rows last."""
     num_rows, last = len(ended), ended | cut
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)
     observed = channels.of(c, "observations")
     rows = channels.take(observed, slice(0))
     if (stored := channels.of(c, "next_observations")) is not None:
-        extra = last | differs(stored, observed)
+        extra = last | differs_from_next(stored, observed)
         rows = channels.take(stored, extra)
     elif (final := channels.of(c, "final_observations")) is not None:
         extra, rows = last, final
-        if (found := channels.size(rows)) != last.sum():
+        if (count := channels.size(rows)) != last.sum():
             name = keys.get("final_observations", "final_observations")
             raise UserError(
-                f"{where}: {name} has {found:,} rows; one is expected for each of the "
+                f"{where}: {name} has {count:,} rows; one is expected for each of the "
                 f"{last.sum():,} episodes."
             )
     else:
-        index[ended] = np.flatnonzero(ended)  # never looked at: the discount there is 0
+        index[ended] = np.flatnonzero(ended)  # has no effect, because the discount is 0 there
         index[cut] = -1
     index[extra] = num_rows + np.arange(int(extra.sum()))
     return rows, index
 
 
-def differs(stored: Observations, observations: Observations) -> np.ndarray:
-    """[N] bool: the stored next observation is not, to the bit, the next row's observation."""
+def differs_from_next(stored: Observations, observations: Observations) -> np.ndarray:
+    """Return where the stored next observation is not exactly the next row's, [N] bool.
+
+    The last row counts as different.
+    """
     different = np.ones(channels.size(observations), bool)
-    different[:-1] = channels.anywhere(channels.each(_unlike, stored, observations))
+    different[:-1] = channels.anywhere(channels.each(_rows_differ, stored, observations))
     return different
 
 
-def _unlike(stored: np.ndarray, array: np.ndarray) -> np.ndarray:
+def _rows_differ(stored: np.ndarray, array: np.ndarray) -> np.ndarray:
     flat = (len(array), -1)
     return (stored.reshape(flat)[:-1] != array.reshape(flat)[1:]).any(axis=1)
 
 
-def _share(fraction: float) -> float:
+def _check_fraction(fraction: float) -> float:
     if not 0 < fraction <= 1:
         raise UserError(f"fraction={fraction:g}: a share of the data in (0, 1] is expected.")
     return fraction

@@ -26,8 +26,8 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 from tqdm import tqdm
 
-from offline_rl.data.load import data_folder, file_of, impostor, stored
-from offline_rl.data.validate import unreadable
+from offline_rl.data.load import card_file, checksum_mismatch, data_folder, find_stored
+from offline_rl.data.validation import find_read_errors
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import sole_writer
 from offline_rl.version import __version__
@@ -90,10 +90,10 @@ def _fetch(
     card: "Card", split: str, data_dir: str | Path | None, patience: Patience, say: Say, show: bool
 ) -> Path:
     """The path of one file, which is downloaded unless it is there."""
-    file = file_of(card, split)
-    if path := stored(card, data_dir, split=split):
-        if not (file.sha256 or file.md5) and (faults := unreadable(path)):
-            raise UserError(f"{faults[0]} Delete it and give the same command again.")
+    file = card_file(card, split)
+    if path := find_stored(card, data_dir, split=split):
+        if not (file.sha256 or file.md5) and (errors := find_read_errors(path)):
+            raise UserError(f"{errors[0]} Delete it and give the same command again.")
         return path
     if not file.urls:
         raise UserError(
@@ -107,7 +107,7 @@ def _fetch(
             sole_writer(note, lambda: say(f"{file.name}: another process is at it")) as locked,
             Part(note, locked) as part,
         ):
-            if not stored(card, data_dir, split=split):  # else the other process has done it
+            if not find_stored(card, data_dir, split=split):  # else the other process has done it
                 _deliver(file, card.name, target, part, patience, say, show)
     except OSError as error:
         raise UserError(
@@ -291,11 +291,11 @@ def _verify(file: "File", part: "Part", *, passing: bool) -> None:
     if file.size_bytes not in (None, part.size):
         sentence = f"sent {part.size:,} bytes, where the card says {file.size_bytes:,}"
     elif file.sha256 or file.md5:
-        difference = impostor(part.path, file)
+        difference = checksum_mismatch(part.path, file)
         sentence = f"sent another file: {difference}" if difference else ""
     else:
-        faults = unreadable(part.path)
-        sentence = faults[0].replace(str(part.path), file.name) if faults else ""
+        errors = find_read_errors(part.path)
+        sentence = errors[0].replace(str(part.path), file.name) if errors else ""
     if sentence:
         part.begin(Version())
         raise _Failure(sentence, passing=passing)

@@ -1,6 +1,7 @@
-"""Where the files of the cards lie, and the data set of a task, a card or a path."""
+"""Loading the data set of a task, a card, a path or another library, and finding its file."""
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import checksum, read_yaml
+from offline_rl.utils.words import unknown
 
 if TYPE_CHECKING:
     from envs.cards import Card, File
@@ -23,22 +25,24 @@ def load(
     split: str = "train",
     **options: Any,
 ) -> Dataset:
-    """The data set of a task or card (or its name), or the one in a file (path or `file:<path>`).
+    """Load the data set of a task, a card, or a file.
 
-    `minari:<id>` and `lerobot:<repository>` are what those libraries keep on this machine.
-    split: which of the card's files, train or val.  options: of `read`.
-    A card's file is cut to the episodes its benchmark uses. Raises UserError.
+    source: a task or card, or its name; a path, `file:<path>`, or `minari:<id>` and
+    `lerobot:<repository>`, which those libraries have stored on this machine.
+    split: the card's file to load, train or val.
+    options: those of `read`.
+    A card's file is cut to the episodes that its benchmark uses. Raises UserError.
     """
-    card = source if not isinstance(source, str | Path) else _named(source)
+    card = source if not isinstance(source, str | Path) else _resolve_source(source)
     if isinstance(card, Path):
         return _cached(card, **options)
     if hasattr(card, "card"):  # a task
         if card.card is None:
             raise UserError(f"task {card.name} brings no data: give a file with dataset=<path>.")
         card = card.card
-    path = find(card, data_dir, split=split)
-    known = {"max_episode_steps": card.max_episode_steps, "name": card.name}
-    data = _cached(path, **{**known, **options})
+    path = find_file(card, data_dir, split=split)
+    defaults = {"max_episode_steps": card.max_episode_steps, "name": card.name}
+    data = _cached(path, **{**defaults, **options})
     count = card.files[split].first_episodes
     if count is None:
         return data
@@ -49,28 +53,61 @@ def load(
     return data.select(range(count))
 
 
-def find(card: "Card", data_dir: str | Path | None = None, *, split: str = "train") -> Path:
-    """The card's file: in the data folder, else in the embedded set.
+def load_dataset(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:
+    """Load a file or folder of any supported layout, or the data of a card or task.
 
-    A file counts only with the card's checksum, where the card has one. Raises UserError.
+    source: a path, a name such as `gym/hopper-medium-replay`, `minari:<id>` or
+    `lerobot:<repository>`.
+    data_dir: the folder of the cards' files.
+    options: those of `offline_rl.data.read.read`, such as `action_range` or `observation_keys`;
+    split="val" loads a card's validation file.
+    Raises UserError.
     """
-    file = file_of(card, split)
-    if path := stored(card, data_dir, split=split):
+    names = {"split", *signature(read).parameters} - {"path"}
+    for name in options:
+        if name not in names:
+            raise UserError(unknown("option", name, names))
+    return load(source, data_dir, **options)
+
+
+def load_minari(dataset: Any) -> Dataset:
+    """Load a Minari data set that is on this machine.
+
+    dataset: its id, or a `minari.MinariDataset`; of a filtered one, the remaining episodes are
+    loaded. Raises UserError.
+    """
+    if isinstance(dataset, str):
+        return load(f"minari:{dataset}")
+    data = load(Path(dataset.storage.data_path).parent)
+    return data.select(dataset.episode_indices)
+
+
+Dataset.load = staticmethod(load_dataset)
+Dataset.from_minari = staticmethod(load_minari)
+
+
+def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = "train") -> Path:
+    """Return the card's file: in the data folder, or else among the embedded data sets.
+
+    If the card has a checksum, the file must have it. Raises UserError.
+    """
+    file = card_file(card, split)
+    if path := find_stored(card, data_dir, split=split):
         return path
-    looked = ", nor ".join(str(path.parent) for path in _places(file, data_dir))
-    there = f" data_dir={data_dir}" if data_dir else ""
-    had = f"offline-rl data download {card.name}{there}, or " if file.urls else ""
+    folders = ", nor ".join(str(path.parent) for path in _places(file, data_dir))
+    option = f" data_dir={data_dir}" if data_dir else ""
+    remedy = f"offline-rl data download {card.name}{option}, or " if file.urls else ""
     if recipe := recipe_of(card):
-        place = f" out={data_dir}/{card.suite}" if data_dir else ""
-        had = f"make it with offline-rl generate {recipe}{place}, or "
+        target = f" out={data_dir}/{card.suite}" if data_dir else ""
+        remedy = f"make it with offline-rl generate {recipe}{target}, or "
     raise MissingData(
-        f"{card.name}: {file.name} is not in {looked}. Remedy: {had}name another folder with "
+        f"{card.name}: {file.name} is not in {folders}. Remedy: {remedy}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
     )
 
 
 def recipe_of(card: "Card") -> str | None:
-    """What `generate` makes the card's file from; None where no recipe of ours does."""
+    """Return the arguments of `generate` that make the card's file; None if no recipe does."""
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
         suite = recipe.get("suite", "gym")
@@ -81,14 +118,17 @@ def recipe_of(card: "Card") -> str | None:
     return None
 
 
-def stored(
+def find_stored(
     card: "Card", data_dir: str | Path | None = None, *, split: str = "train"
 ) -> Path | None:
-    """The card's file where it lies, else None. Raises UserError where another has its name."""
-    file = file_of(card, split)
+    """Return the path of the card's file if it is on this machine, else None.
+
+    Raises UserError if a file of that name has another checksum.
+    """
+    file = card_file(card, split)
     for path in _places(file, data_dir):
         if path.is_file():
-            if sentence := impostor(path, file):
+            if sentence := checksum_mismatch(path, file):
                 raise UserError(
                     f"{path}: not the published file of {card.name}: {sentence}. Delete it and "
                     f"run offline-rl data download {card.name}, or use it as it is with "
@@ -98,31 +138,31 @@ def stored(
     return None
 
 
-def file_of(card: "Card", split: str) -> "File":
-    """Raises UserError where the card has no such split."""
+def card_file(card: "Card", split: str) -> "File":
+    """Return the card's entry for a split. Raises UserError if it has no such split."""
     if split not in card.files:
         raise UserError(f"{card.name} has no {split!r} file; it has {', '.join(card.files)}.")
     return card.files[split]
 
 
-def impostor(path: Path, file: "File") -> str | None:
-    """How the file at `path` differs from what the card publishes, by checksum."""
+def checksum_mismatch(path: Path, file: "File") -> str | None:
+    """Return how the checksum of the file at `path` differs from the card's; None if it agrees."""
     for kind, expected in (("sha256", file.sha256), ("md5", file.md5)):
-        if expected and (found := checksum(path, kind)) != expected:
-            return f"its {kind.upper()} is {found}, the card's {expected}"
+        if expected and (actual := checksum(path, kind)) != expected:
+            return f"its {kind.upper()} is {actual}, the card's {expected}"
     return None
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """`data_dir`, else OFFLINE_RL_DATA, else the user's cache folder."""
-    given = data_dir or os.environ.get("OFFLINE_RL_DATA")
-    if given:
-        return Path(given).expanduser()
+    """Return `data_dir`, else OFFLINE_RL_DATA, else the user's cache folder."""
+    folder = data_dir or os.environ.get("OFFLINE_RL_DATA")
+    if folder:
+        return Path(folder).expanduser()
     return user_cache()
 
 
 def user_cache() -> Path:
-    """Where data is kept that is not told to lie elsewhere."""
+    """Return the user's cache folder of this package, the default folder of data."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "offline_rl"
 
@@ -132,13 +172,16 @@ def _cached(path: Path, **options: Any) -> Dataset:
 
 
 def minari_folder(dataset_id: str) -> Path:
-    """Where Minari keeps a data set. Raises UserError where it is not there."""
+    """Return the folder of a Minari data set. Raises UserError if there is none."""
     home = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
-    return _there([Path(home) / dataset_id], f"minari download {dataset_id}")
+    return _first_folder([Path(home) / dataset_id], f"minari download {dataset_id}")
 
 
 def lerobot_folder(repository: str) -> Path:
-    """Where LeRobot keeps a data set, recorded or downloaded. Raises UserError likewise."""
+    """Return the folder of a LeRobot data set, recorded or downloaded.
+
+    Raises UserError if there is none.
+    """
     cache = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     home = Path(os.environ.get("HF_LEROBOT_HOME") or Path(cache) / "lerobot")
     hub = home / "hub" / f"datasets--{repository.replace('/', '--')}"
@@ -146,22 +189,25 @@ def lerobot_folder(repository: str) -> Path:
     snapshots = [hub / "snapshots" / main.read_text().strip()] if main.is_file() else []
     place = home / repository
     download = f"hf download --repo-type dataset {repository} --local-dir {place}"
-    return _there([place, *snapshots], download)
+    return _first_folder([place, *snapshots], download)
 
 
 LIBRARIES = {"minari": minari_folder, "lerobot": lerobot_folder}
 
 
-def _there(places: list[Path], remedy: str) -> Path:
+def _first_folder(places: list[Path], remedy: str) -> Path:
     for place in places:
         if place.is_dir():
             return place
-    looked = ", nor ".join(map(str, places))
-    raise MissingData(f"no data set in {looked}. Remedy: {remedy}")
+    folders = ", nor ".join(map(str, places))
+    raise MissingData(f"no data set in {folders}. Remedy: {remedy}")
 
 
-def _named(source: str | Path) -> "Path | Task":
-    """A file that is there or called one, one of a library's, else the task of that name."""
+def _resolve_source(source: str | Path) -> "Path | Task":
+    """Return the path that `source` means, or else the task of that name.
+
+    A path is a library's data set, an existing file, or a name with the ending of a data file.
+    """
     text = str(source)
     library, _, name = text.partition(":")
     if library in LIBRARIES and name:
@@ -173,7 +219,7 @@ def _named(source: str | Path) -> "Path | Task":
         return path
     from envs import UnknownName, task
 
-    known_cards()
+    known_cards()  # raises UserError if a card is damaged
     try:
         return task(text)
     except UnknownName as error:
@@ -181,8 +227,6 @@ def _named(source: str | Path) -> "Path | Task":
 
 
 def _places(file: "File", data_dir: str | Path | None) -> list[Path]:
-    from envs.paths import share
-
     places = [data_folder(data_dir) / file.path]
     try:
         return [*places, share("datasets") / "embedded" / file.name]
@@ -191,7 +235,7 @@ def _places(file: "File", data_dir: str | Path | None) -> list[Path]:
 
 
 def known_cards() -> "dict[str, Card]":
-    """All cards by name. Raises UserError where one is damaged."""
+    """Return all cards by name. Raises UserError if one is damaged."""
     from envs.cards import CardError, cards
 
     try:
@@ -201,10 +245,10 @@ def known_cards() -> "dict[str, Card]":
 
 
 def locate(source: str | Path, data_dir: str | Path | None = None) -> Path:
-    """The file of a path, a card or a task's name."""
-    found = _named(source)
-    if isinstance(found, Path):
-        return found
-    if found.card is None:
-        raise UserError(f"task {found.name} brings no data: give a file.")
-    return find(found.card, data_dir)
+    """Return the file of a path, a card or a task's name."""
+    target = _resolve_source(source)
+    if isinstance(target, Path):
+        return target
+    if target.card is None:
+        raise UserError(f"task {target.name} brings no data: give a file.")
+    return find_file(target.card, data_dir)

@@ -1,25 +1,32 @@
-"""A data file or folder as a `Dataset`, its layout recognized by content (see `formats`)."""
+"""Reading a data file or folder as a `Dataset`; its layout is recognized by content."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from offline_rl.data.action_range import (
+    check_options,
+    data_range,
+    limits,
+    scale_actions,
+    uses_extremes,
+)
+from offline_rl.data.checks import find_errors
 from offline_rl.data.containers.raw import checksum_of, open_raw
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.doubts import doubts
-from offline_rl.data.faults import ROUNDING, faults, losses
-from offline_rl.data.formats.common import Bounds, Columns, Found, ReadOptions
-from offline_rl.data.formats.recognize import gather
+from offline_rl.data.formats.common import Bounds, Columns, ParsedFile, ReadOptions
+from offline_rl.data.formats.recognize import parse
+from offline_rl.data.validation import find_warnings
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange, FileFormat, plain_python
-from offline_rl.utils.words import unknown
+from offline_rl.utils.options import FileFormat, plain_python
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
-REACHED = "actions: -1 and 1 stand for the least and the greatest that the file says of each"
+# The note of a file that states the extremes of its actions, but not their limits.
+REACHED = "actions: -1 and 1 stand for the minimum and maximum of each that the file states"
 
 
 def read(
@@ -36,24 +43,25 @@ def read(
     format: FileFormat | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The data set at `path`.
+    """Read the data set at `path`.
 
-    max_episode_steps: where a file has no time-outs, an episode of this many steps timed out. Where
-    neither is there, episodes are cut where a stored next observation is not the next row's.
-    d4rl_compatible: exactly the transitions of D4RL's `qlearning_dataset`: time-out rows and the
-    last row dropped, stored next observations ignored, a terminal row's next observation being the
-    next row's. Returns then miss the dropped rows' rewards.
-    terminate_on_end: with d4rl_compatible, as D4RL's option of that name really does: time-out rows
-    are kept, neither terminated nor with their own next observation but with the next episode's.
-    action_scale: actions are divided by it; the size that 1 stands for.
-    action_range: [low, high], numbers or one list each for all actions: what -1 and 1 stand for;
-    "data": the least and greatest of each action that the file has.
-    Without either, the limits that the file itself states are mapped to [-1, 1].
-    observation_keys: which of the file's arrays make an observation, side by side in this order.
-    subset: a split that the file names, such as train.
-    infos: keep the per-step arrays under infos/ in `extras` (costs are kept always).
-    format: layout of the file; by default it is recognized by what only that layout holds.
-    Raises UserError, one sentence, on the first thing wrong.
+    max_episode_steps: if the file has no time-outs, an episode of this many steps is truncated.
+    Without this option and time-outs, an episode ends where a stored next observation is not the
+    next row's observation.
+    d4rl_compatible: return exactly the transitions of D4RL's `qlearning_dataset`. It drops
+    time-out rows and the last row, and ignores stored next observations: the next observation of
+    a terminal row is the next row's. Episode returns lack the rewards of the dropped rows.
+    terminate_on_end: with d4rl_compatible, what D4RL's option of that name actually does: time-out
+    rows are kept, are not terminated, and get the next episode's first observation as their next.
+    action_scale: actions are divided by this number; 1 stands for it.
+    action_range: [low, high], numbers or one list each for all actions, which -1 and 1 stand for;
+    "data": the minimum and maximum of each action in the file.
+    Without either, the limits that the file states are mapped to [-1, 1].
+    observation_keys: the file's arrays that make up an observation, concatenated in this order.
+    subset: a split that the file defines, such as train.
+    infos: keep the per-step arrays under infos/ in `extras` (costs are always kept).
+    format: layout of the file; by default it is recognized by its content.
+    Raises UserError, one sentence, at the first problem.
     """
     action_range = plain_python(action_range)
     options = ReadOptions(
@@ -70,185 +78,75 @@ def read(
     check_options(options)
     path = Path(path)
     with open_raw(path) as raw:
-        found = gather(raw, options, _refuse)
-    columns, bounds = scaled(raw.where, found, options), limits(raw.where, found, options)
-    for sentence in faults(columns, raw.where, found.keys, bounds, found.observation_names):
+        parsed = parse(raw, options, _refuse)
+    columns, bounds = scale_actions(raw.where, parsed, options), limits(raw.where, parsed, options)
+    for sentence in find_errors(columns, raw.where, parsed.keys, bounds, parsed.observation_names):
         raise UserError(sentence)
-    notes = [*found.notes]
+    notes = [*parsed.notes]
     if action_range == "data":
-        low, high = own_range(found.columns["actions"])
+        low, high = data_range(parsed.columns["actions"])
         notes.append(f"-1 and 1 stand for the actions {as_list(low)} and {as_list(high)}")
-    if not d4rl_compatible:  # else what D4RL makes of it is wanted, whatever it is
-        notes += doubts(columns, found.keys, max_episode_steps, notes)
-    extras = found.extras
+    if not d4rl_compatible:  # D4RL's transitions are returned without warnings
+        notes += find_warnings(columns, parsed.keys, max_episode_steps, notes)
+    extras = parsed.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}
-    columns = found.finish(columns)
+    columns = parsed.finish(columns)
     data = Dataset.from_arrays(
         **channels.nested(columns),
         extras=extras,
-        spec=spec_of(columns, found, bounds),
+        spec=make_spec(columns, parsed, bounds),
         name=name or path.stem,
         path=str(path),
-        sha256=checksum_of((*raw.files, *found.files)),
-        keys=found.keys,
+        sha256=checksum_of((*raw.files, *parsed.files)),
+        keys=parsed.keys,
     )
-    notes += [REACHED] if reaching(found, options) else []
+    notes += [REACHED] if uses_extremes(parsed, options) else []
     data = replace(data, notes=tuple(notes))
-    if found.unknown_next is not None:
-        data = replace(data, next_index=np.where(found.unknown_next, -1, data.next_index))
-    if not d4rl_compatible or found.qlearning_rows is None:
+    if parsed.unknown_next is not None:
+        data = replace(data, next_index=np.where(parsed.unknown_next, -1, data.next_index))
+    if not d4rl_compatible or parsed.qlearning_rows is None:
         return data
-    kept = np.flatnonzero(found.qlearning_rows(columns["terminated"]))
-    if not len(kept):
+    rows = np.flatnonzero(parsed.qlearning_rows(columns["terminated"]))
+    if not len(rows):
         raise UserError(f"{raw.where}: d4rl_compatible leaves none of its {data.num_rows:,} rows.")
-    return replace(data, next_index=np.arange(1, data.num_rows + 1)).take(kept)
+    return replace(data, next_index=np.arange(1, data.num_rows + 1)).take(rows)
 
 
-def check_options(options: ReadOptions) -> None:
-    """Raises UserError where an option's value cannot be meant."""
-    steps, scale = options.max_episode_steps, options.action_scale
-    if options.format is not None and options.format not in get_args(FileFormat):
-        raise UserError(unknown("format", options.format, get_args(FileFormat)))
-    if options.terminate_on_end and not options.d4rl_compatible:
-        raise UserError("terminate_on_end=true means something with d4rl_compatible=true only.")
-    if steps is not None and steps < 1:
-        raise UserError(f"max_episode_steps={steps}: 1 or more is expected.")
-    if scale is not None and not scale > 0:
-        raise UserError(f"action_scale={scale}: a number above 0 is expected.")
-    if scale is not None and options.action_range is not None:
-        raise UserError("action_scale and action_range are both given; one of them is expected.")
-    if options.action_range is not None and options.action_range != "data":
-        _bounds(options.action_range)
+def make_spec(columns: Columns, parsed: ParsedFile, bounds: Bounds | None) -> Spec | None:
+    """Build a `Spec` from what the file states.
 
-
-def limits(where: str, found: Found, options: ReadOptions) -> Bounds | None:
-    """What -1 and 1 stand for, in the file's units, as the options, else the file itself, say."""
-    actions = amounts(found, options)
-    if options.action_scale is not None:
-        return -options.action_scale, options.action_scale
-    bounds: Bounds | None
-    if options.action_range == "data":
-        if actions is None or actions.dtype.kind != "f" or not actions.size:
-            return None  # which `faults` will name
-        bounds = own_range(actions)
-    elif options.action_range is not None:
-        bounds = _bounds(options.action_range)
-    else:
-        bounds = found.action_extremes if reaching(found, options) else found.action_range
-    if bounds is None or actions is None or actions.ndim != 2:
-        return bounds
-    if not np.less(*bounds).all():
-        raise UserError(f"{where}: of the actions' limits {bounds} some are not low below high.")
-    for bound in map(np.asarray, bounds):
-        if bound.ndim and bound.shape != actions.shape[1:]:
-            raise UserError(
-                f"{where}: the actions' limits are of {bound.size} numbers, the actions of "
-                f"{actions.shape[1]}. Give a number, or one for each."
-            )
-    return bounds
-
-
-def reaching(found: Found, options: ReadOptions) -> bool:
-    """True if the actions leave [-1, 1] and the file's minimum and maximum are their limits."""
-    said = (options.action_scale, options.action_range, found.action_range)
-    actions = found.columns.get("actions")
-    if found.action_extremes is None or actions is None or said != (None, None, None):
-        return False
-    return actions.dtype.kind == "f" and bool((np.abs(actions) > 1 + ROUNDING).any())
-
-
-def amounts(found: Found, options: ReadOptions) -> np.ndarray | None:
-    """Return the actions, whole numbers as floats where their range is stated.
-
-    They are float64 where float32 would lose their resolution. Without a range whole numbers from
-    0 on may choose one of several actions.
+    Returns None if an observation is neither a vector nor a set of channels.
     """
-    actions = found.columns.get("actions")
-    stated = (options.action_scale, options.action_range, found.action_range)
-    if actions is None or actions.dtype.kind not in "iu" or stated == (None, None, None):
-        return actions
-    return actions.astype(np.float64 if losses(actions) else np.float32)
-
-
-def scaled(where: str, found: Found, options: ReadOptions) -> Columns:
-    """The columns with actions in [-1, 1], which stand for their limits, where any are known."""
-    columns, bounds = dict(found.columns), limits(where, found, options)
-    actions = amounts(found, options)
-    if bounds is None or actions is None or actions.dtype.kind != "f" or actions.ndim != 2:
-        return columns  # what is wrong with them `faults` will name
-    low, high = (np.asarray(b, np.float64) for b in bounds)
-    coarse = losses(actions - (low + high) / 2) if actions.dtype == np.float64 else []
-    if any(loss.refused for loss in coarse):
-        return columns  # likewise: the range does not take their offset off
-    if options.action_scale is not None:
-        scale = actions.dtype.type(options.action_scale)
-        columns["actions"] = (actions / scale).astype(np.float32)
-        return columns
-    if (low != -1).any() or (high != 1).any():
-        columns["actions"] = (2 * (actions - low) / (high - low) - 1).astype(np.float32)
-    return columns
-
-
-def in_range(
-    where: str, columns: Columns, action_scale: float | None, action_range: ActionRange | None
-) -> tuple[Columns, Bounds | None]:
-    """Columns of no file with their actions in [-1, 1], and what -1 and 1 stand for."""
-    options = ReadOptions(action_scale=action_scale, action_range=plain_python(action_range))
-    check_options(options)
-    found = Found("arrays", columns, {})
-    return scaled(where, found, options), limits(where, found, options)
-
-
-def own_range(actions: np.ndarray) -> Bounds:
-    """The least and greatest of each action, [A]; of one that never changes, 1 below and above."""
-    low, high = actions.min(0), actions.max(0)
-    return np.where(low < high, low, low - 1), np.where(low < high, high, high + 1)
-
-
-def spec_of(columns: Columns, found: Found, bounds: Bounds | None) -> Spec | None:
-    """What the file says of its numbers; None where they are neither a vector nor channels."""
     obs = channels.shapes(channels.of(columns, "observations"))
-    act, names, actions = columns["actions"].shape[1], found.observation_names, found.action_names
+    names, action_dim = parsed.observation_names, columns["actions"].shape[1]
     if not isinstance(obs, Mapping):
-        if len(obs) != 1 or not obs[0] or not act:
+        if len(obs) != 1 or not obs[0] or not action_dim:
             return None
         named = len(names) == obs[0]
-        units = found.observation_units if named else ()
+        units = parsed.observation_units if named else ()
         obs = (Channel(VECTOR, obs, units=units, names=names if named else ()),)
     low, high = bounds if bounds is not None else ((), ())
+    actions_named = len(parsed.action_names) == action_dim
     return Spec(
         obs,
-        act,
-        action_low=each(low, act),
-        action_high=each(high, act),
-        rate_hz=found.rate_hz,
-        action_offset=found.action_offset,
-        action_names=actions if len(actions) == act else (),
-        action_units=found.action_units if len(actions) == act else (),
+        action_dim,
+        action_low=bound_per_action(low, action_dim),
+        action_high=bound_per_action(high, action_dim),
+        rate_hz=parsed.rate_hz,
+        action_offset=parsed.action_offset,
+        action_names=parsed.action_names if actions_named else (),
+        action_units=parsed.action_units if actions_named else (),
     )
 
 
-def each(bound: Any, count: int) -> tuple[float, ...]:
-    """One limit for each action; none where there is none."""
+def bound_per_action(bound: Any, count: int) -> tuple[float, ...]:
+    """Return the bound of each action; an empty tuple if there is no bound."""
     return tuple(np.broadcast_to(bound, count).astype(float).tolist()) if np.size(bound) else ()
 
 
-def _bounds(given: Sequence[float] | Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        low, high = (np.asarray(bound, np.float64) for bound in given)
-        if low.ndim > 1 or high.ndim > 1 or not (low < high).all():
-            raise ValueError
-    except ValueError:
-        raise UserError(
-            f"action_range={given}: [low, high] is expected, two numbers or one list each for all "
-            f"actions, low below high."
-        ) from None
-    return low, high
-
-
 def as_list(values: np.ndarray | float) -> list[float]:
-    """To four digits, for people."""
+    """Round to four significant digits, for display."""
     return [float(f"{x:.4g}") for x in np.atleast_1d(values)]
 
 

@@ -10,5 +10,5 @@ A module for each family, with
     gather   its arrays in our words; a complaint for each one that cannot be had, where the rest
              can still be looked at, and UserError where it cannot
 
-docs/formats.md says what maps to what and what is lost.
+docs/reference/formats.md says what maps to what and what is lost.
 """

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from offline_rl.data.checks import Bounds as Bounds
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.faults import Bounds as Bounds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 from offline_rl.utils.options import ActionRange, FileFormat
@@ -46,7 +46,7 @@ class ReadOptions(Reading):
 
 
 @dataclass(frozen=True)
-class Found:
+class ParsedFile:
     """What a layout makes of a file."""
 
     layout: str

@@ -15,7 +15,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import as_columns
-from offline_rl.data.formats.common import Found, ReadOptions, counted, same_lengths, stacked
+from offline_rl.data.formats.common import ParsedFile, ReadOptions, counted, same_lengths, stacked
 from offline_rl.utils.errors import UserError
 
 NAME = "d3rlpy"
@@ -32,7 +32,7 @@ def missed(raw: Raw) -> str | None:
     return None if {"columns", "num_episodes"} <= {*raw.keys} else "no array 'num_episodes'"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """The episodes one after the other."""
     for name in ("columns", "num_episodes"):
         if name not in raw.keys:
@@ -60,4 +60,4 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         over = bool(np.asarray(raw.get(f"terminated_{n}")).all())
         episodes.append(arrays | {"terminated": ends & over, "truncated": ends & (not over)})
     notes = ["the observation after an episode that was cut is not stored: its last row is left"]
-    return Found("d3rlpy", as_columns(stacked(raw.where, episodes)), {}, notes=notes)
+    return ParsedFile("d3rlpy", as_columns(stacked(raw.where, episodes)), {}, notes=notes)

@@ -15,7 +15,7 @@ import numpy as np
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
-    Found,
+    ParsedFile,
     ReadOptions,
     below,
     called,
@@ -41,7 +41,7 @@ def missed(raw: Raw) -> str | None:
     return None
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """All episodes; rewards are those of data/reward, else 0."""
     names = [key for key in below(raw, "data") if key not in ("action", REWARD)]
     shapes = {key: raw.shape(f"data/{key}")[1:] for key in names}
@@ -71,4 +71,4 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     }
     words = called("observations", columns, {key: f"data/{key}" for key in keys})
     words["actions"] = "data/action"
-    return Found("diffusion_policy", as_columns(columns), words, notes=notes)
+    return ParsedFile("diffusion_policy", as_columns(columns), words, notes=notes)

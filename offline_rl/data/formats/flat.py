@@ -29,7 +29,7 @@ import numpy as np
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats import ogbench
-from offline_rl.data.formats.common import Columns, Found, ReadOptions, flag
+from offline_rl.data.formats.common import Columns, ParsedFile, ReadOptions, flag
 from offline_rl.utils.errors import UserError
 from policies import channels
 from policies.channels import Observations
@@ -67,7 +67,7 @@ def missed(raw: Raw) -> str | None:
     return "no array like observations, actions, rewards or terminals"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """The file's arrays. complain: told of each array that is missing or cannot be read."""
     layout, keys, sentences = recognize(raw, options.format)
     for sentence in sentences:
@@ -108,7 +108,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
             return np.arange(len(terminals)) < len(terminals) - 1
         return qlearning_rows(terminals, timeouts, options.max_episode_steps)
 
-    return Found(layout, columns, keys, extras, notes, finish=finish, qlearning_rows=qlearning)
+    return ParsedFile(layout, columns, keys, extras, notes, finish=finish, qlearning_rows=qlearning)
 
 
 def recognize(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
@@ -171,7 +171,7 @@ def qlearning_rows(
     return kept
 
 
-def jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
+def find_jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
     """[N] bool: the next observation is further than JUMP from the next row's; the last is not."""
     return channels.anywhere(channels.each(_jumps, observations, next_observations))
 
@@ -270,5 +270,5 @@ def _time_outs(columns: Mapping[str, np.ndarray], max_episode_steps: int | None)
             truncated[start + max_episode_steps - 1 : end : max_episode_steps] = True
             start = end + 1
     elif (stored := channels.of(columns, "next_observations")) is not None:
-        truncated = jumps(channels.of(columns, "observations"), stored) & ~ended
+        truncated = find_jumps(channels.of(columns, "observations"), stored) & ~ended
     return truncated

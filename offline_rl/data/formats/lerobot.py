@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.data.containers import film
+from offline_rl.data.checks import ROUNDING
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
+from offline_rl.data.containers.video import decode_frames
 from offline_rl.data.dataset import NO_REWARDS, as_columns
-from offline_rl.data.faults import ROUNDING
 from offline_rl.data.formats.common import (
     Bounds,
     Columns,
-    Found,
+    ParsedFile,
     ReadOptions,
     called,
     choose,
@@ -59,7 +59,7 @@ def missed(raw: Raw) -> str | None:
     return None if raw.kind == "Parquet" else "no folder with meta/info.json"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """All episodes, or those of the split `subset`, in the order of `index`."""
     info = metadata_in(raw.folder / "meta" / "info.json")
     features = info.get("features", {})
@@ -97,7 +97,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     extremes, outdated = _extremes(raw, action, arrays["action"], options)
     notes += outdated
     columns = _columns(raw.where, arrays, keys)
-    return Found(
+    return ParsedFile(
         f"LeRobot {version}",
         as_columns(columns),
         called("observations", columns, {_channel(key): key for key in keys})
@@ -158,7 +158,7 @@ def _filmed(
             frames = first[episode] + np.arange(lengths[episode])
             wanted.setdefault(path, []).append(frames)
     parts = [
-        film.pictures(raw.folder / path, np.concatenate(frames), fps)
+        decode_frames(raw.folder / path, np.concatenate(frames), fps)
         for path, frames in wanted.items()
     ]
     for part in parts:

@@ -22,7 +22,7 @@ from offline_rl.data.dataset import as_columns
 from offline_rl.data.formats.common import (
     Bounds,
     Columns,
-    Found,
+    ParsedFile,
     ReadOptions,
     below,
     called,
@@ -56,7 +56,7 @@ def missed(raw: Raw) -> str | None:
     return "no array 'terminations' in the groups episode_<number>"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """All episodes, by number. Limits of the actions are those of the action space."""
     beside = raw.folder / "metadata.json"
     metadata = metadata_in(beside) if beside.is_file() else {}
@@ -76,7 +76,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     extras = {path: columns.pop(path) for path in list(columns) if path.startswith("infos/")}
     if "infos/cost" in extras:
         columns["costs"] = extras.pop("infos/cost")
-    return Found(
+    return ParsedFile(
         "Minari",
         as_columns(columns),
         {

@@ -17,7 +17,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
-from offline_rl.data.formats.common import Found, ReadOptions, flag, same_lengths
+from offline_rl.data.formats.common import ParsedFile, ReadOptions, flag, same_lengths
 from offline_rl.utils.errors import UserError
 
 NAME = "OGBench"
@@ -42,7 +42,7 @@ def missed(raw: Raw) -> str | None:
     return None
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """The transitions of the file; rewards are 0, no row terminates."""
     arrays = {key: raw.get(key) for key in ARRAYS}
     same_lengths(raw.where, arrays, arrays["observations"].shape[0])
@@ -64,7 +64,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         }
     )
     states = [key for key in STATES if options.infos and key in raw.keys]
-    return Found(
+    return ParsedFile(
         "OGBench",
         columns,
         {},

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 from offline_rl.data.containers.raw import JOIN, Raw
-from offline_rl.data.dataset import narrowed
+from offline_rl.data.dataset import convert_to_float32
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import Found, NoArraysToChoose, ReadOptions, below
+from offline_rl.data.formats.common import NoArraysToChoose, ParsedFile, ReadOptions, below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
@@ -29,7 +29,7 @@ def layouts() -> tuple[ModuleType, ...]:
 FORMATS = layouts()
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
     layout = recognize(raw, options.format)
     for name in OPTIONAL:
@@ -38,8 +38,8 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
             raise (NoArraysToChoose if alone else UserError)(
                 f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
             )
-    found: Found = layout.gather(raw, options, complain)
-    columns, lost = narrowed(found.columns, found.keys, found.observation_names)
+    found: ParsedFile = layout.parse(raw, options, complain)
+    columns, lost = convert_to_float32(found.columns, found.keys, found.observation_names)
     return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
 
 

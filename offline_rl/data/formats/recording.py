@@ -23,7 +23,7 @@ import numpy as np
 
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
-from offline_rl.data.formats.common import Found, ReadOptions, choose
+from offline_rl.data.formats.common import ParsedFile, ReadOptions, choose
 from offline_rl.utils.errors import UserError
 
 NAME = "real_robot"
@@ -36,7 +36,7 @@ def missed(raw: Raw) -> str | None:
     return None if raw.kind == "recording" else "no recording of a robot"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """Every stretch of consecutive steps as an episode that was cut."""
     about = raw.attribute("/", "about")
     if "measured" not in about:
@@ -94,7 +94,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
         "truncated": ends,
     }
     numbers = [number for key in asked for number in about["measured"][key]]
-    return Found(
+    return ParsedFile(
         "recording",
         as_columns(columns),
         {"actions": "sent"},

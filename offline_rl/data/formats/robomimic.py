@@ -20,7 +20,7 @@ from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Columns,
-    Found,
+    ParsedFile,
     ReadOptions,
     below,
     called,
@@ -46,7 +46,7 @@ def missed(raw: Raw) -> str | None:
     return None if numbered(raw, "data/demo_") else "no group data/demo_<number>"
 
 
-def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Found:
+def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
     """All demonstrations by number, or those of `mask/<subset>`."""
     demos = list(numbered(raw, "data/demo_").values())
     if options.subset is not None:
@@ -78,7 +78,7 @@ def gather(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> F
     names = {"terminated": "dones"}
     for word, group in (("observations", "obs"), ("next_observations", "next_obs")):
         names |= called(word, columns, {key: f"{group}/{key}" for key in keys})
-    return Found(
+    return ParsedFile(
         "robomimic", as_columns(columns), names, notes=[*notes, f"observed: {', '.join(keys)}"]
     )
 

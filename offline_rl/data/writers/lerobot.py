@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.data.containers import film
+from offline_rl.data.containers.video import encode_video
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.lerobot import OBSERVED, VIDEO_3
 from offline_rl.utils.errors import UserError
@@ -58,7 +58,7 @@ def write_lerobot(
         for key, pictures in films.items():
             file = folder / VIDEO_3.format(video_key=key, chunk_index=0, file_index=0)
             file.parent.mkdir(parents=True)
-            film.write(file, pictures, int(fps))
+            encode_video(file, pictures, int(fps))
         stored = {key: values for key, values in frames.items() if key not in films}
         parquet.write_table(table(stored), folder / "data" / FIRST)
         listed = episodes(lengths, fps, task, list(films))

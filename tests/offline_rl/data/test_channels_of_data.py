@@ -11,7 +11,7 @@ from offline_rl.data import cache as cached
 from offline_rl.data.info import info
 from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing, Transform
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.data.writers.d4rl import write, write_npz
 from offline_rl.data.writers.minari import write_minari
 from offline_rl.utils.errors import UserError

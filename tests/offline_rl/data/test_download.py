@@ -22,7 +22,7 @@ from envs.cards import Card, File, cards
 from offline_rl.cli.main import main
 from offline_rl.data import download as module
 from offline_rl.data.download import Patience, download
-from offline_rl.data.load import find
+from offline_rl.data.load import find_file
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import sole_writer
 
@@ -143,7 +143,7 @@ def get(card: Card, folder: Path, patience: Patience = QUICK) -> bytes:
     """What the downloaded file holds, when nothing is left beside it and `find` finds it."""
     (path,) = download([card], folder, patience=patience)
     assert [p.name for p in (folder / "suite").iterdir()] == ["a.npz"]
-    assert path == find(card, folder)
+    assert path == find_file(card, folder)
     return path.read_bytes()
 
 

@@ -13,7 +13,7 @@ from test_zarr_layout import pusht
 
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.formats.common import ReadOptions
-from offline_rl.data.formats.recognize import FORMATS, formats, gather, recognize
+from offline_rl.data.formats.recognize import FORMATS, formats, parse, recognize
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import FileFormat
@@ -56,7 +56,7 @@ def test_a_file_is_recognized_under_a_misleading_name(tmp_path: Path, layout: st
         fitting = [module for module in FORMATS if module.missed(raw) is None]
         assert recognize(raw) is fitting[0]
         complaints: list[str] = []
-        assert gather(raw, ReadOptions(), complaints.append).layout == layout
+        assert parse(raw, ReadOptions(), complaints.append).layout == layout
     assert not complaints
 
 

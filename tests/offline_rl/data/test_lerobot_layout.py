@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_layouts import fixed_lists, free_lists, lerobot, png
 
-from offline_rl.data.containers import film
+from offline_rl.data.containers.video import encode_video
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.info import info
 from offline_rl.data.read import read
@@ -159,7 +159,7 @@ def with_videos(folder: Path, version: str = "v3.0", split_at: tuple[int, ...] =
             listed[f"videos/{key}/from_timestamp"] = [0.0, 0.3, 0.0 if camera else 0.8]
         for name, part in files.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
-            film.write(path / name, part, fps=10)
+            encode_video(path / name, part, fps=10)
     if listed:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -252,15 +252,15 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     file.write_bytes(whole[: len(whole) // 3])
     with pytest.raises(UserError, match=r"file-000\.mp4: a video that cannot be decoded \([^/]*\)"):
         read(path, observation_keys=CAMERAS)
-    film.write(file, seen_by(0)[:6], fps=10)
+    encode_video(file, seen_by(0)[:6], fps=10)
     with pytest.raises(
         UserError, match=r"4 of 10 frames are not in the video, the first at 0\.600 s"
     ):
         read(path, observation_keys=CAMERAS)
-    film.write(file, seen_by(0), fps=20)
+    encode_video(file, seen_by(0), fps=20)
     with pytest.raises(UserError, match=r"video has 20 pictures a second, and 10 are said"):
         read(path, observation_keys=CAMERAS)
-    film.write(file, seen_by(0, side=32), fps=10)
+    encode_video(file, seen_by(0, side=32), fps=10)
     with pytest.raises(UserError, match=r"pictures of \[32, 36, 3\] where \[16, 20, 3\] is said"):
         read(path, observation_keys=CAMERAS)
     file.unlink()

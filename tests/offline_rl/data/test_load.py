@@ -10,7 +10,7 @@ from made_layouts import episodes, minari
 
 from envs.cards import Card, File, cards
 from envs.tasks import Task
-from offline_rl.data.load import data_folder, find, lerobot_folder, load
+from offline_rl.data.load import data_folder, find_file, lerobot_folder, load
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 
@@ -51,14 +51,14 @@ def test_lerobots_own_folders_are_found_by_repository(
 def test_a_file_in_the_data_folder_is_found_with_its_checksum(stored: Path, tmp_path: Path):
     for sums in ({}, {"sha256": checksum(stored)}, {"md5": checksum(stored, "md5")}):
         card = a_card(File("a.hdf5", "suite/a.hdf5", **sums))
-        assert find(card, tmp_path) == stored
+        assert find_file(card, tmp_path) == stored
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
 def test_a_file_with_another_checksum_does_not_count(stored: Path, tmp_path: Path, kind: str):
     card = a_card(File("a.hdf5", "suite/a.hdf5", **{kind: "0123"}))
     with pytest.raises(UserError, match="not the published file of suite/name") as caught:
-        find(card, tmp_path)
+        find_file(card, tmp_path)
     assert checksum(stored, kind) in str(caught.value)
     assert "0123" in str(caught.value)
 
@@ -69,23 +69,23 @@ def test_the_embedded_set_comes_second(stored: Path, tmp_path: Path, monkeypatch
     (shipped / "a.hdf5").write_bytes(stored.read_bytes())
     monkeypatch.setattr("envs.paths.share", lambda name: tmp_path / "share")
     card = a_card(File("a.hdf5", "suite/a.hdf5"))
-    assert find(card, tmp_path) == stored
+    assert find_file(card, tmp_path) == stored
     stored.unlink()
-    assert find(card, tmp_path) == shipped / "a.hdf5"
+    assert find_file(card, tmp_path) == shipped / "a.hdf5"
 
 
 def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeypatch):
     card = a_card(File("a.hdf5", "suite/a.hdf5", ("http://x/a.hdf5",)))
     with pytest.raises(UserError) as caught:
-        find(card, tmp_path)
+        find_file(card, tmp_path)
     command = f"offline-rl data download suite/name data_dir={tmp_path}, or"
     for part in (tmp_path / "suite", "embedded", command, "dataset="):
         assert str(part) in str(caught.value)
     monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path))
     with pytest.raises(UserError, match="offline-rl data download suite/name, or"):
-        find(card)
+        find_file(card)
     with pytest.raises(UserError, match=r"Remedy: name another folder"):
-        find(a_card(File("a.hdf5", "suite/a.hdf5")))
+        find_file(a_card(File("a.hdf5", "suite/a.hdf5")))
     for name, made in (
         ("gym/pen-binary-medium-replay", "recipe=pen 'qualities=[medium-replay]'"),
         ("gym/antmaze-umaze", "recipe=antmaze 'qualities=[antmaze-umaze]'"),
@@ -94,14 +94,14 @@ def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeyp
     ):
         remedy = f"Remedy: make it with offline-rl generate {made} out={tmp_path}/"
         with pytest.raises(UserError, match=re.escape(remedy)):
-            find(cards()[name], tmp_path)
+            find_file(cards()[name], tmp_path)
     with pytest.raises(UserError, match="Remedy: offline-rl data download hopper-medium-v2"):
-        find(cards()["hopper-medium-v2"], tmp_path)
+        find_file(cards()["hopper-medium-v2"], tmp_path)
 
 
 def test_an_unknown_split_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="has no 'test' file; it has train"):
-        find(a_card(File("a.hdf5", "suite/a.hdf5")), tmp_path, split="test")
+        find_file(a_card(File("a.hdf5", "suite/a.hdf5")), tmp_path, split="test")
 
 
 def test_the_data_folder_is_the_argument_else_the_variable_else_the_cache(monkeypatch):

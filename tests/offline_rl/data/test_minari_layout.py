@@ -12,7 +12,7 @@ import pytest
 from made_layouts import after, before, box, column, episodes, minari
 
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
 
 LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after episode_9

@@ -7,7 +7,7 @@ import pytest
 from made_files import save
 
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
 
 Arrays = dict[str, np.ndarray]

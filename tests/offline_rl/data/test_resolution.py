@@ -9,7 +9,7 @@ from made_layouts import episodes, lerobot, minari, zarr
 
 from offline_rl.data import Dataset
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
 
 ROWS = 400

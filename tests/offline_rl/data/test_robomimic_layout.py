@@ -10,7 +10,7 @@ from made_layouts import robomimic
 
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
 
 Demo = dict[str, Any]

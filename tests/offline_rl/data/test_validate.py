@@ -9,7 +9,7 @@ from made_files import Arrays, save, steps, two_episodes, with_next
 from offline_rl.data import Dataset
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 
 
 def short() -> Arrays:

@@ -15,7 +15,7 @@ from made_layouts import Arrays, zarr, zipped
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.formats.common import ReadOptions
 from offline_rl.data.read import read
-from offline_rl.data.validate import validate
+from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
 
 ENDS = [3, 7, 10]

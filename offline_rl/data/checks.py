@@ -29,7 +29,7 @@ CONSTANT = 1e-10  # of its size: a smaller range is the rounding of float64
 EXACT = 2**24  # whole numbers up to this are exact in float32
 
 
-def faults(
+def find_errors(
     columns: Mapping[str, np.ndarray],
     where: str,
     names: Mapping[str, str],
@@ -45,7 +45,7 @@ def faults(
     sound: dict[str, np.ndarray] = {}
     for word, array in columns.items():
         fault = _kind(array) or (
-            None if word in FLAGS else _resolution(word, array, named_in(word, numbers))
+            None if word in FLAGS else _resolution(word, array, component_names(word, numbers))
         )
         fault = fault or (_choice(word, array) if bounds is None else None)
         fault = fault or _shape(word, array) or _picture(word, array)
@@ -90,7 +90,7 @@ def faults(
             )
 
 
-def overshoot(actions: np.ndarray) -> str | None:
+def describe_overshoot(actions: np.ndarray) -> str | None:
     """Return a note, without the array's name, if actions are clipped by more than float32 errors.
 
     actions: [N, A], scaled to [-1, 1] but for rounding.
@@ -126,7 +126,7 @@ def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None
     )
 
 
-def named_in(word: str, numbers: Sequence[str]) -> Sequence[str]:
+def component_names(word: str, numbers: Sequence[str]) -> Sequence[str]:
     """Return the names of the numbers of an observation, if `word` is one."""
     return numbers if word.endswith("observations") else ()
 
@@ -138,7 +138,7 @@ def _kind(array: np.ndarray) -> str | None:
 
 
 def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
-    lost = next((loss for loss in losses(array) if loss.refused), None)
+    lost = next((loss for loss in find_precision_losses(array) if loss.refused), None)
     if lost is None:
         return None
     if word == "actions":
@@ -236,7 +236,7 @@ def _not_finite(array: np.ndarray) -> str | None:
     )
 
 
-class Loss(NamedTuple):
+class PrecisionLoss(NamedTuple):
     """A column whose changes are lost in float32."""
 
     column: int | None  # None: the array has one number a step
@@ -266,7 +266,7 @@ class Loss(NamedTuple):
         )
 
 
-def losses(array: np.ndarray) -> list[Loss]:
+def find_precision_losses(array: np.ndarray) -> list[PrecisionLoss]:
     """Return the columns of an array [N, ...] that lose their resolution in float32."""
     kind = array.dtype.kind
     if not array.size or kind not in "fiu" or np.can_cast(array.dtype, np.float32):
@@ -288,7 +288,7 @@ def losses(array: np.ndarray) -> list[Loss]:
     return lost if array.ndim > 1 else [loss._replace(column=None) for loss in lost]
 
 
-def _loss(values: np.ndarray, column: int) -> Loss | None:
+def _loss(values: np.ndarray, column: int) -> PrecisionLoss | None:
     exact = np.sort(values.astype(np.float64))
     error = np.abs(exact - exact.astype(np.float32))
     if error.max() <= LOST_NOTED:
@@ -311,4 +311,4 @@ def _loss(values: np.ndarray, column: int) -> Loss | None:
     low, high = float(exact[tail]), float(exact[len(exact) - 1 - tail])
     resolved = float(np.spacing(np.float32(max(-low, high))))
     distinct = len(np.unique(exact.astype(np.float32)))
-    return Loss(column, low, high, step, resolved, distinct, refused)
+    return PrecisionLoss(column, low, high, step, resolved, distinct, refused)
