@@ -35,7 +35,7 @@ LAUNCH = [
     "-c",
     "from offline_rl.cli.main import main; raise SystemExit(main())",
 ]
-METRICS = Path(__file__).parents[1] / "docs" / "metrics.md"
+METRICS = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
 RESULT = {  # what scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
@@ -243,21 +243,21 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
         task["pretrain_updates"] = 4
-    if "expert" in cls.needs:
+    if "expert" in cls.extra_columns:
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
-    if cls.distils or cls.continues:  # it begins with another's policy
+    if cls.distills_from or cls.finetunes_from:  # it begins with another's policy
         first = {"algorithm": "diffusion_policy", "algorithm__window": 4, "algorithm__executed": 2}
-        first |= {"algorithm__process": "edm"} if cls.distils else {}
+        first |= {"algorithm__process": "edm"} if cls.distills_from else {}
         assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
         (run,) = folder.glob("runs/*/*/*")
         learn = ("distill", "num_updates=20")
-        if cls.continues:
+        if cls.finetunes_from:
             sizes = ("tuned=2", "environments=2", "decisions=12", "batch_size=12", "epochs=2")
             learn = ("finetune", "num_env_steps=48", *(f"algorithm.{size}" for size in sizes))
         assert main([*learn, f"run={run}", *rest]) == 0
-    elif cls.corrects:  # it has a base
+    elif cls.is_residual:  # it has a base
         (folder / "base.py").write_text(BASE)
         own = ("online.warmup_steps=40", "online.critic_updates=20")
         own += ("algorithm.hidden=[8,8]", "batch_size=8")

@@ -24,7 +24,7 @@ from offline_rl.data.writers.d4rl import write as write_d4rl
 from offline_rl.data.writers.lerobot import write_lerobot
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL, PYTHON = {"", "sh", "bash", "console"}, "python"
 REASONS = {  # what matches is not run
     r"[|…<]": "a synopsis, with placeholders",
@@ -99,7 +99,7 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
         small |= {key: 1 for key in known if key.endswith("layers")}
         small |= {"size": 8, "heads": 2} if {"size", "heads"} <= known else {}
         small |= {"widths": "[8,8]"} if "widths" in known else {}
-    if cls.continues:
+    if cls.finetunes_from:
         small |= {"tuned": 2, "environments": 2, "decisions": 12, "batch_size": 12, "epochs": 2}
     return {f"algorithm.{key}": value for key, value in small.items()}
 

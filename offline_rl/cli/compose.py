@@ -78,13 +78,13 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
 def refuse_lists(job: Mapping[str, Any]) -> None:
     """Raises UserError where a list is given for what takes none: -m runs each of its values."""
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.resolve import kinds_of
+    from offline_rl.training.resolve import option_types
 
     several = {k: v for k, v in job.items() if isinstance(v, list) and len(v) > 1}
     if not several:
         return
     try:
-        kinds = kinds_of(algorithm_class(str(job.get("algorithm"))))
+        kinds = option_types(algorithm_class(str(job.get("algorithm"))))
     except UserError:  # which `train` will tell
         return
     for key, value in several.items():
@@ -143,9 +143,9 @@ def experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 def check(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
     """Raises UserError naming file and key for what is no key, or has a value of another type."""
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.resolve import kinds_of
+    from offline_rl.training.resolve import option_types
 
-    kinds = kinds_of(algorithm_class(algorithm))
+    kinds = option_types(algorithm_class(algorithm))
     for key, value in preset.items():
         if key not in kinds:
             raise UserError(f"{path}: {unknown('option', key, kinds)}")

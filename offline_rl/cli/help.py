@@ -49,7 +49,7 @@ def method(algorithm: str, task: str) -> str:
         keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
     )
     if cls.online and not issubclass(cls.Online, OnPolicy):  # of which it reads nothing
-        values = {**cls.Online.changes, **tuned(algorithm, task, "online")[1]}
+        values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
         own = [option for option in documented(cls.Config) if option.name in values]
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
         parts.append(keys([*documented(cls.Online), *own], "online.", values))

@@ -179,7 +179,7 @@ def data(arguments: Sequence[str]) -> None:
            offline-rl data convert <file or card> <new file or folder> [key=value …]
 
     An interrupted download is continued by the same command; files that are there are left alone.
-    A file may also be a folder; its layout is told by what it holds: docs/formats.md.
+    A file may also be a folder; its layout is told by what it holds: docs/reference/formats.md.
     data_dir= is where the cards' files lie; the other keys are those of info, check and convert.
     format= of info and check is the layout of the file; of convert it is the layout to write, and
     source_format= the layout of the file.
@@ -191,7 +191,7 @@ def data(arguments: Sequence[str]) -> None:
     from offline_rl.data.download import download
     from offline_rl.data.formats.common import ReadOptions
     from offline_rl.data.load import locate
-    from offline_rl.data.validate import validate
+    from offline_rl.data.validation import validate
     from offline_rl.utils.options import build
     from offline_rl.utils.text import count_of
 

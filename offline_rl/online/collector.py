@@ -13,7 +13,7 @@ import torch
 
 from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
-from envs.faults import numbers
+from envs.faults import check_finite
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
@@ -60,7 +60,7 @@ def sound(step: Step, names: Iterable[str]) -> Step:
 
     Raises Broken if an observation, a reward, or an info that `told` gives is not finite.
     """
-    numbers("step", step.observations, step.rewards)
+    check_finite("step", step.observations, step.rewards)
     for info in (TOLD[name] for name in names if name in TOLD):
         if not np.isfinite(step.infos.get(info, 0)).all():
             raise Broken(f"step answers a {info} that is no number")
@@ -130,7 +130,7 @@ class Collector:
     def _reset(self, s: int) -> None:
         seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
         first = self.envs[s].reset([seed])
-        numbers("reset", first)
+        check_finite("reset", first)
         channels.put(self._observations, [s], first)
         self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
@@ -141,7 +141,7 @@ class Collector:
             size, draws = self.envs[0].action_dim, list[np.ndarray]()
             for s, seed in enumerate(self.engine.seeds):
                 random = np.random.default_rng((seed, self.steps))
-                own = self.online.drawn(random, channels.take(observations, s), size)
+                own = self.online.warmup_action(random, channels.take(observations, s), size)
                 draws += [] if own is None else [own]
             if draws:
                 return np.asarray(draws, np.float32)

@@ -10,7 +10,7 @@ import torch
 
 from envs import Broken, VectorEnv
 from envs.adapters import SUCCESS
-from envs.faults import numbers
+from envs.faults import check_finite
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
@@ -135,7 +135,7 @@ class RolloutCollector:
             for row in rows
         ]
         first = self.transform.normalizer(self.env.reset(self._seeds[rows].tolist(), rows))
-        numbers("reset", first)
+        check_finite("reset", first)
         self._seen[rows] = first[:, None]
         self._watched[rows, 0] = first
 
@@ -244,7 +244,7 @@ class RolloutCollector:
         if len(over):
             self._begin(over)
         if self.buffer.full:
-            made = self.engine.apply("digest", self.buffer.tensors(), ONLINE)
+            made = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
             self.buffer.put(made, self.engine.updates)
 
     def _whole(self, row: int, terminated: bool, adds: bool) -> None:

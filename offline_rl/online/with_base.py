@@ -24,7 +24,7 @@ import numpy as np
 import policies
 from envs import Step, VectorEnv
 from offline_rl.data import Dataset
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from offline_rl.utils.modules import named
@@ -32,9 +32,8 @@ from policies import Bundle, Channel, Spec, channels, noise
 from policies.bundle import BUNDLE
 from policies.channels import BASE_ACTION, Observations
 from policies.chunks import Queue
-from policies.player import episodes
 from policies.policy import BundlePolicy, refuse_rewards
-from policies.residual import Corrected, ResidualPolicy, beside
+from policies.residual import ResidualPolicy, ResidualQueue, add_base_action, make_queue
 from policies.spec import VECTOR
 
 EPISODES = 256  # of demonstrations that are labeled side by side
@@ -52,7 +51,7 @@ class Base:
 
     name: str  # as it was given
     sha256: str  # of its file, and of its name in it
-    made: Callable[[], Queue | Corrected]  # the queue of new episodes
+    made: Callable[[], Queue | ResidualQueue]  # the queue of new episodes
     action_dim: int
     bundle: Bundle | None = None  # where it is one
     weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)  # its own
@@ -65,13 +64,13 @@ class Base:
         return {"before": digest(held(self.bundle)), "after": digest(self.weights())}
 
     def observe(
-        self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
+        self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
     ) -> dict[str, Any]:
         """What is observed in episodes `rows` [R], with what the base would do. BaseFault."""
-        return beside(observations, self.answer(queue, observations, rows).clip(-1, 1))
+        return add_base_action(observations, self.answer(queue, observations, rows).clip(-1, 1))
 
     def answer(
-        self, queue: Queue | Corrected, observations: Observations, rows: np.ndarray
+        self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
     ) -> np.ndarray:
         """Actions [R, A] as the base gives them. BaseFault."""
         try:
@@ -100,7 +99,7 @@ class WithBase(VectorEnv):
             setattr(self, name, getattr(env, name))
         for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
             setattr(self, name, getattr(env, name))
-        self.observation_shape = beside(env.observation_shape, (env.action_dim,))  # type: ignore[arg-type]
+        self.observation_shape = add_base_action(env.observation_shape, (env.action_dim,))  # type: ignore[arg-type]
 
     def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> Any:
         rows = self._all if indices is None else np.asarray(indices)
@@ -116,7 +115,7 @@ class WithBase(VectorEnv):
         if len(going):
             seen = channels.take(step.observations, going)
             shown[going] = self.base.observe(self._queue, seen, rows[going])[BASE_ACTION]
-        return step._replace(observations=beside(step.observations, shown))
+        return step._replace(observations=add_base_action(step.observations, shown))
 
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
@@ -159,7 +158,7 @@ def labeled(data: Dataset, base: Base) -> Dataset:
     apart = data.next_index >= data.num_rows  # within an episode: stored beside the row after it
     apart[data.episode_ends] = False
     actions[data.next_index[apart]] = actions[: data.num_rows][np.flatnonzero(apart) + 1]
-    seen, notes = beside(data.observations, actions), data.notes
+    seen, notes = add_base_action(data.observations, actions), data.notes
     if share := float(beyond[: data.num_rows].mean()):
         notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")
     spec = data.spec and with_base(data.spec)
@@ -223,7 +222,7 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source} corrects a base that it does not hold, and can be none")
     if (problem := differs(own, here)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
-    told = source, checksum(Path(source)), lambda: episodes(policy), env.action_dim, policy.bundle
+    told = source, checksum(Path(source)), lambda: make_queue(policy), env.action_dim, policy.bundle
     return Base(*told, weights=lambda: acting(policy))
 
 

@@ -157,11 +157,11 @@ def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -
         own = [f for f in own if hyper[f.name] is not None or f.default is None]
         kept = {f.name: hyper[f.name] for f in own}
     else:
-        kept = networks_of(kind.Config, hyper) | kind.inherits(start.algorithm, hyper)
+        kept = networks_of(kind.Config, hyper) | kind.config_from_run(start.algorithm, hyper)
         if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
             kept["discount"] = hyper["discount"]  # what the critics that are taken over are worth
     keys |= {f"algorithm.{k}": v for k, v in kept.items()}
-    if algorithm == start.algorithm and kind.begins_online():
+    if algorithm == start.algorithm and kind.starts_online():
         keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}  # it can act already
     if "batch_size" in given:
         keys.pop("algorithm.batch_size", None)  # the two keys are one
@@ -198,8 +198,8 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
     if not kind.online:
         chunks = "horizon" in config["hyper"]  # which those take that continue a clone
         kinds = {name: algorithm_class(name) for name in algorithm_names()}
-        able = [k for k, v in kinds.items() if v.online and bool(v.continues) == chunks]
-        able = [name for name in able if not kinds[name].corrects]
+        able = [k for k, v in kinds.items() if v.online and bool(v.finetunes_from) == chunks]
+        able = [name for name in able if not kinds[name].is_residual]
         raise UserError(
             f"{told['algorithm']} does not learn online; name one that does and has its networks, "
             f"with algorithm={' or '.join(able)}"
@@ -219,19 +219,19 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
         k.replace("__", "."): plain_python(v) for k, v in keys.items()
     }
     student = algorithm_class(keys["algorithm"])
-    if not student.distils:
+    if not student.distills_from:
         raise UserError(f"{keys['algorithm']} learns from data alone: train it")
     if not keys.get("num_updates"):
         raise UserError("distill: say how long, with num_updates=…")
     seeds = keys.pop("seeds", None)
     start, config = start_of(run, seeds)
     hyper = config["hyper"]
-    given = student.of_teacher(start.algorithm, hyper)
+    given = student.config_from_teacher(start.algorithm, hyper)
     if given is None:
         how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
             f"run={run}, of {start.algorithm}{how}, is no teacher: {keys['algorithm']} is taught "
-            f"by {student.distils}"
+            f"by {student.distills_from}"
         )
     told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     told |= {name: config[name] for name in KEPT if config.get(name) is not None}

@@ -1,4 +1,4 @@
-"""What `offline-rl train` takes."""
+"""Options of `offline-rl train`, `finetune` and `distill`."""
 
 from __future__ import annotations
 
@@ -10,76 +10,102 @@ from offline_rl.utils.options import ActionRange, Amount, Checked, Count, FileFo
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Checked):
-    """What `offline-rl train` takes. Hyper-parameters are `algorithm.<field>`."""
+    """Options of `offline-rl train`. Hyper-parameters are `algorithm.<field>`."""
 
-    algorithm: str  # a method's name, such as iql; a file of your own, mine.py; or module:Class
-    task: str  # see `offline-rl data list`; or env:<Gymnasium id>; or none, for no evaluation
-    dataset: str | None = None  # a file or card instead of the task's; minari:<id>, lerobot:<repo>
-    expert_dataset: str | None = None  # an expert's data beside the other, for recoil
-    base: str | None = None  # a frozen policy that resfit corrects: a bundle, or module:function
-    action_scale: Positive | None = None  # the data's actions are divided by it
-    action_range: ActionRange | None = None  # or: what -1 and 1 stand for; data: its own range
-    observation_keys: list[str] | None = None  # what is seen of a file's arrays, or of env:…
-    subset: str | None = None  # a split that the file names, such as train
-    format: FileFormat | None = None  # layout of the data file; default: recognized by its content
-    episodes: Count | None = None  # of the data, the first so many; default: all
-    max_episode_steps: Count | None = None  # ends episodes of a file without time-outs, or of env:…
-    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
-    terminate_on_end: bool = False  # the same with D4RL's option of that name
-    data_dir: str | None = None  # default: OFFLINE_RL_DATA, else the user's cache folder
-    seeds: int | list[int] = 1  # a count (0, 1, …) or a list; they train side by side
-    num_updates: Amount = 1_000_000  # of the main phase, offline; of sac, td3 and rlpd: 0
-    stretch: bool = False  # a higher num_updates goes on, though a rate's schedule ended with it
-    pretrain_updates: Amount | None = None  # of each preliminary phase, where an algorithm has one
-    num_env_steps: Amount = 0  # environment steps to learn from online
-    utd: Positive | None = None  # updates for each environment step; default: the method's
-    overlap: bool = False  # the next environment step is taken beside the updates of the last
-    keep_data: bool = False  # leaves what was seen online as a data set, experience.hdf5 of a seed
-    batch_size: Count | None = None  # default: the algorithm's own, mostly 256
-    eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
-    eval_episodes: Count | Literal["all"] = 10  # for each seed; all: each start, of tasks with few
-    eval_envs: Count | None = (
-        None  # open at once in evaluation; 1 if only one environment can exist
+    algorithm: str  # a name such as iql, a Python file with your algorithm, or module:Class
+    task: str  # a name from `offline-rl data list`, env:<Gymnasium id>, or none (no evaluation)
+    dataset: str | None = (
+        None  # a file, a dataset's name, minari:<id> or lerobot:<repo>; default: the task's data
     )
-    checkpoint_every: Count = 10_000  # updates (online: environment steps)
-    device: str = "auto"  # auto, cpu, cuda, cuda:1
-    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # of matrix products
-    compile: Literal["auto", "always", "never"] = "auto"  # the updates
-    stream: Literal["auto", "always", "never"] = "auto"  # data stays on the host, in its file
-    out: str = "runs"  # the folder of all runs
-    name: str = "default"  # of this run: <out>/<task>/<algorithm>/<name>/seed_<n>
-    tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # where curves go
+    expert_dataset: str | None = None  # expert demonstrations, in addition to dataset (recoil)
+    base: str | None = None  # frozen base policy of resfit: a bundle or module:function
+    action_scale: Positive | None = None  # the actions of the data are divided by this number
+    action_range: ActionRange | None = (
+        None  # [low, high] of the data's actions, mapped to [-1, 1]; data: their minimum, maximum
+    )
+    observation_keys: list[str] | None = (
+        None  # arrays of the file, or keys of env:…, that form the observation, in this order
+    )
+    subset: str | None = None  # a named split of the data file, such as train
+    format: FileFormat | None = None  # layout of the data file; default: recognized by its content
+    episodes: Count | None = None  # use only this many episodes, from the start; default: all
+    max_episode_steps: Count | None = (
+        None  # time limit of env:…, and of episodes in a file without time-outs
+    )
+    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
+    terminate_on_end: bool = False  # with d4rl_compatible=true: D4RL's option of the same name
+    data_dir: str | None = None  # folder of datasets; default: OFFLINE_RL_DATA, else a cache folder
+    seeds: int | list[int] = 1  # a count (3: seeds 0, 1, 2) or a list; all seeds train in parallel
+    num_updates: Amount = (
+        1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0
+    )
+    stretch: bool = False  # extend a finished run although its learning-rate schedule has reached 0
+    pretrain_updates: Amount | None = (
+        None  # gradient updates of each preliminary phase; default: the algorithm's
+    )
+    num_env_steps: Amount = 0  # environment steps of online training, per seed
+    utd: Positive | None = (
+        None  # gradient updates per environment step (update-to-data); default: the algorithm's
+    )
+    overlap: bool = False  # step the environment in parallel with the updates of the step before
+    keep_data: bool = False  # save each seed's online experience as a dataset, experience.hdf5
+    batch_size: Count | None = None  # transitions per update; default: the algorithm's, mostly 256
+    eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
+    eval_episodes: Count | Literal["all"] = (
+        10  # per seed; all: every initial state once, if the task has a finite list
+    )
+    eval_envs: Count | None = (
+        None  # evaluation environments open at a time; 1 if only one can exist; default: no limit
+    )
+    checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
+    device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = (
+        "auto"  # of matrix products; auto: bf16 if a stored result shows no loss of score, or fp32
+    )
+    compile: Literal["auto", "always", "never"] = (
+        "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time
+    )
+    stream: Literal["auto", "always", "never"] = (
+        "auto"  # read batches from the data file; auto: if the data does not fit into device memory
+    )
+    out: str = "runs"  # folder of all runs
+    name: str = "default"  # name of the run, in <out>/<task>/<algorithm>/<name>/seed_<n>
+    tracker: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # logger of learning curves
 
 
 @dataclass(frozen=True, kw_only=True)
 class WandbOptions:
-    """What `wandb.<field>` says of a run at Weights & Biases, with tracker=wandb."""
+    """Options of a run at Weights & Biases (`tracker=wandb`): `wandb.<field>`."""
 
-    project: str = "offline_rl"  # where runs are filed
-    entity: str | None = None  # the account or team; default: yours
-    group: str | None = None  # what a run's seeds stand under; default: <task>/<algorithm>/<name>
-    tags: list[str] = field(default_factory=list)  # of each seed's run
-    mode: Literal["online", "offline", "disabled"] | None = None  # default: WANDB_MODE, or online
+    project: str = "offline_rl"  # W&B project
+    entity: str | None = None  # W&B account or team; default: yours
+    group: str | None = None  # W&B group of the run's seeds; default: <task>/<algorithm>/<name>
+    tags: list[str] = field(default_factory=list)  # W&B tags of each seed
+    mode: Literal["online", "offline", "disabled"] | None = (
+        None  # W&B mode; default: the environment variable WANDB_MODE, else online
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Checked):
-    """What `offline-rl finetune` takes beside the keys of `train`."""
+    """Options of `offline-rl finetune`, in addition to those of `train`."""
 
-    run: str | None = None  # the folder above the seeds of a run of `train` or `finetune`
-    base: str | None = None  # or: a frozen policy to correct, a bundle or module:function
-    num_env_steps: Count  # of each seed
-    algorithm: str | None = None  # default: the run's; of a base resfit
-    task: str | None = None  # default: the run's
-    utd: Positive | None = None  # updates for each environment step; default: the method's
-    name: str | None = None  # of the new run; default: from-<algorithm>
+    run: str | None = None  # run folder (contains seed_0) of `train` or `finetune` to continue from
+    base: str | None = None  # instead of run: a frozen base policy, a bundle or module:function
+    num_env_steps: Count  # environment steps of online training, per seed
+    algorithm: str | None = None  # default: the algorithm of the run; with base: resfit
+    task: str | None = None  # default: the task of the run
+    utd: Positive | None = (
+        None  # gradient updates per environment step (update-to-data); default: the algorithm's
+    )
+    name: str | None = None  # name of the new run; default: from-<algorithm>
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions(Checked):
-    """What `offline-rl distill` takes beside the keys of `train`."""
+    """Options of `offline-rl distill`, in addition to those of `train`."""
 
-    run: str  # the folder above the seeds of a run: the teacher
-    num_updates: Count  # of the student
-    algorithm: str = "consistency"  # how the student learns
-    name: str | None = None  # of the new run; default: from-<algorithm>
+    run: str  # run folder (contains seed_0) of the teacher
+    num_updates: Count  # gradient updates of the student
+    algorithm: str = "consistency"  # algorithm of the student
+    name: str | None = None  # name of the new run; default: from-<algorithm>

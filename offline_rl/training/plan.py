@@ -1,4 +1,4 @@
-"""Everything that is checked before anything is written: the keys' meaning, then the data's."""
+"""Checks of a run before anything is written: first its options, then its data and networks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from offline_rl.algorithms.common.registry import (
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
-from offline_rl.data.doubts import columns_of, doubts
+from offline_rl.data.env_spec import in_range_of, spec_of, stated
 from offline_rl.data.formats.common import NoArraysToChoose
-from offline_rl.data.meaning import in_range_of, spec_of, stated
 from offline_rl.data.transform import center_of, range_of_returns
+from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labeled, with_base
 from offline_rl.replay.columns import TOLD
@@ -43,8 +43,8 @@ from policies import Spec, channels
 from policies.channels import BASE_ACTION
 from policies.heads.head import kinds
 
-IN_MEMORY = "in memory"  # what stands for a Dataset where a file's name would
-# options that say how a file is read
+IN_MEMORY = "in memory"  # stands in the config for a Dataset that was passed as an object
+# options that determine how a file is read
 READING = (
     "action_scale",
     "action_range",
@@ -55,12 +55,12 @@ READING = (
     "terminate_on_end",
     "max_episode_steps",
 )
-# those that may differ when a run is resumed: where things lie, how they are computed
+# options that may differ when a run is resumed: locations and hardware, not stored in the config
 FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
     *("keep_data", "stretch", "eval_envs"),
 )
-# options that may be others when a run goes on: what is read is known by its checksum
+# stored options that may differ when a run is resumed: files are compared by their checksums
 CHANGING = (
     *("dataset", "expert_dataset", "base", "start.run"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
@@ -69,21 +69,24 @@ CHANGING = (
 
 @dataclass(frozen=True)
 class Plan(Resolved):
-    """Everything that is checked before anything is written."""
+    """Checked run: its options, data, spec and schedule."""
 
     dataset: Dataset | None
-    expert: Dataset | None  # what expert_dataset names
+    expert: Dataset | None  # the data of expert_dataset=
     spec: Spec
     schedule: list[Piece]
-    start: Start | None  # where it goes on from, if not from nothing
-    stackable: bool  # its seeds train side by side
-    starts: np.ndarray  # the seeds of an evaluation's episodes
-    base: Base | None = None  # the frozen policy that it corrects
-    actions: Spec | None = None  # of its environment; an action range only where it states one
-    limit: str | None = None  # why only one environment may be open; None: as many as are wanted
+    start: Start | None  # the run to continue from; None: train from scratch
+    stackable: bool  # the seeds train in parallel
+    starts: np.ndarray  # seeds of the evaluation episodes
+    base: Base | None = None  # frozen base policy of a residual policy
+    actions: Spec | None = None  # of the environment; has an action range only if it states one
+    limit: str | None = None  # why only one environment may be open; None: no limit
 
     def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
-        """So many environments of its task, as the learner sees them; `fewer`: or what can be."""
+        """Return `count` environments as the learner observes them, with the base's action if any.
+
+        fewer: if the environment does not allow `count` instances, return as many as it allows.
+        """
         one = single(self.options)
         try:
             env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer, single=one)
@@ -94,146 +97,153 @@ class Plan(Resolved):
 
 @dataclass(frozen=True)
 class Member:
-    """One seed of one run: what trains in one place of the stack."""
+    """One seed of one run."""
 
     folder: SeedFolder
     cfg: Any
-    description: dict[str, Any]  # what makes two runs the same run
+    description: dict[str, Any]  # config.json; two runs with equal descriptions are the same run
 
 
 def prepare(keys: Mapping[str, Any], start: Start | None = None) -> Plan:
-    """Options, then data; nothing is written. start: where the run goes on from."""
+    """Check the options, then the data of a run. Writes nothing. start: the run to continue from.
+
+    Raises UserError.
+    """
     with ExitStack() as opened:
         return _prepare(keys, start, opened)
 
 
 def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) -> Plan:
-    """See `prepare`. opened: closes the environment."""
-    given = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
+    """Implement `prepare`. opened: closes the environment."""
+    datasets = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
     for key in ("dataset", "expert_dataset"):
         if hasattr(keys.get(key), "shape") or isinstance(keys.get(key), Mapping):
             raise UserError(
-                f"{key}= is a file's name or a Dataset: offline_rl.Dataset.from_arrays("
-                "observations, actions, rewards, terminals) makes one of arrays"
+                f"{key}= takes a file name or a Dataset, not arrays. Use offline_rl.Dataset."
+                "from_arrays(observations, actions, rewards, terminals)"
             )
-    chosen = resolve({**keys, **dict.fromkeys(given, IN_MEMORY)})
+    chosen = resolve({**keys, **dict.fromkeys(datasets, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
-    if algorithm.distils and start is None:
+    if algorithm.distills_from and start is None:
         raise UserError(
-            f"{options.algorithm} is taught by another policy: offline-rl distill run=<folder>, of "
-            f"{algorithm.distils}"
+            f"{options.algorithm} needs a teacher. Use offline-rl distill run=<folder> with a run "
+            f"of {algorithm.distills_from}"
         )
-    if algorithm.continues and start is None:
+    if algorithm.finetunes_from and start is None:
         raise UserError(
-            f"{options.algorithm} goes on from another policy: offline-rl finetune "
-            f"algorithm={options.algorithm} run=<folder>, of {algorithm.continues}"
+            f"{options.algorithm} fine-tunes a trained policy. Use offline-rl finetune "
+            f"algorithm={options.algorithm} run=<folder> with a run of {algorithm.finetunes_from}"
         )
     try:
-        env = tried_out(chosen.task, options) if chosen.task.env_id else None
+        env = open_trial_envs(chosen.task, options) if chosen.task.env_id else None
         if env is not None:
             opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
-            env.attempt()
-    except ValueError as error:  # a package that is missing, actions that are no vector
+            env.check_first_steps()
+    except ValueError as error:  # a missing package, or actions that are not a vector
         raise UserError(str(error)) from None
-    begun = starts(chosen.task, options.eval_episodes, "eval_episodes")
+    eval_seeds = starts(chosen.task, options.eval_episodes, "eval_episodes")
     hardware.device(options.device)
-    base = frozen(options, algorithm, env)
+    base = load_base(options, algorithm, env)
     if options.action_range == "data" and env is not None:
         raise UserError(
-            f"action_range=data: {options.task} takes actions of its whole range, for which the "
-            "data's would be mistaken; give action_range=[low,high], or task=none"
+            f"action_range=data needs task=none: the range of the data may be smaller than that of "
+            f"{options.task}. Set action_range=[low,high]"
         )
     dataset = expert = None
     how = chosen.interaction
     if reads_data(chosen):
-        if not brings_data(chosen):
-            wanted = {
+        if not has_dataset(chosen):
+            reads = {
                 "num_updates": options.num_updates,
                 "online.offline_fraction": how.online.offline_fraction,
             }
-            alone = " ".join(f"{name}=0" for name, value in wanted.items() if value)
+            no_data = " ".join(f"{name}=0" for name, value in reads.items() if value)
             raise UserError(
-                f"task {options.task} brings no data; give it with dataset=<path or id>"
-                + (f", or {alone} to learn online alone" if options.num_env_steps else "")
+                f"task {options.task} has no dataset. Set dataset=<path or id>"
+                + (f", or {no_data} to learn online only" if options.num_env_steps else "")
             )
-        dataset = converted(dataset_of(chosen, given.get("dataset"), env), env, options)
-        settings = completed(chosen, dataset)
-        how = replace(how, cfg=algorithm.complete(how.cfg, dataset))
-        if "mc_returns" in algorithm.needs and options.num_env_steps:
-            now = {cfg.discount for cfg in settings.values()}
-            if now != {how.cfg.discount}:
+        dataset = load_dataset(chosen, datasets.get("dataset"), env)
+        dataset = convert_actions(dataset, env, options)
+        settings = complete_settings(chosen, dataset)
+        how = replace(how, cfg=algorithm.complete_config(how.cfg, dataset))
+        if "mc_returns" in algorithm.extra_columns and options.num_env_steps:
+            offline_discounts = {cfg.discount for cfg in settings.values()}
+            if offline_discounts != {how.cfg.discount}:
                 raise UserError(
-                    f"online.discount={how.cfg.discount:g}: {options.algorithm} keeps its data's "
-                    f"returns, which are of algorithm.discount={min(now):g}; give both one value"
+                    f"online.discount={how.cfg.discount:g} differs from "
+                    f"algorithm.discount={min(offline_discounts):g}, with which "
+                    f"{options.algorithm} computed the returns of the dataset. Use the same value"
                 )
-        if "next_actions" in algorithm.needs and how.online.n_step > 1:
+        if "next_actions" in algorithm.extra_columns and how.online.n_step > 1:
             raise UserError(
-                f"online.n_step={how.online.n_step}: {options.algorithm} learns from the action "
-                "that follows a step, and there would be several steps between; leave it at 1"
+                f"online.n_step={how.online.n_step}: {options.algorithm} needs n_step=1, because it "
+                "learns from the action directly after a step"
             )
         if base is not None:
-            specification(chosen.task, env, dataset)  # refuses data of another task
-            dataset = beside(dataset, base, next(iter(settings.values())).scale)
+            merge_specs(chosen.task, env, dataset)  # refuses data of another task
+            dataset = add_base_actions(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
-            expert = data_of(given.get("expert_dataset", options.expert_dataset), options, env)
-            expert = converted(expert, env, options)
+            source = datasets.get("expert_dataset", options.expert_dataset)
+            expert = convert_actions(data_of(source, options, env), env, options)
             if env is None and dataset.spec is not None:
                 name = dataset.path or dataset.name
                 expert = in_range_of(expert, dataset.spec, name, option=None)
-    spec = specification(chosen.task, env, dataset, expert, corrects=base is not None)
+    spec = merge_specs(chosen.task, env, dataset, expert, has_base=base is not None)
     opened.close()
     if spec.lone is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
         remedy = f"Use {', '.join(able) or 'another algorithm'}"
-        joined = (chosen.task.env_id or "env:").startswith("env:") and not given
-        if joined and spec.vectors == spec.channels:
+        can_join = (chosen.task.env_id or "env:").startswith("env:") and not datasets
+        if can_join and spec.vectors == spec.channels:
             names = ",".join(channel.name for channel in spec.channels)
             remedy = f"Set observation_keys=[{names}] to join them, or use {', '.join(able)}"
         elif options.observation_keys:
-            remedy = f"Leave pictures out of observation_keys=, or use {', '.join(able)}"
+            remedy = f"Remove images from observation_keys=, or use {', '.join(able)}"
         raise UserError(
             f"{options.algorithm} needs one observation vector, but the observations are "
-            f"{seen(spec)}. {remedy}"
+            f"{describe_shape(spec)}. {remedy}"
         )
-    learner = small_enough(algorithm, spec, next(iter(settings.values())), how, options.device)
+    learner = build_learner(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in kinds().values():
         raise UserError(
-            f"{options.algorithm} acts by {head.__name__}, of which no bundle can be made: what "
-            f"acts is one of policies.heads, {', '.join(kinds())}; all else may be your own module"
+            f"the policy of {options.algorithm} is a {head.__name__}, which cannot be saved as a "
+            f"bundle. Use a class of policies.heads: {', '.join(kinds())}. Other networks may be "
+            "of any class"
         )
     if options.pretrain_updates is not None and not learner.phases:
         raise UserError(
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
-            "phase with these settings; leave it out"
+            "phase with these settings. Remove it"
         )
     if learner.phases and not options.num_updates and start is None:
         raise UserError(
-            f"{options.algorithm} goes on in an environment from what it learned from data: give "
-            "num_updates= too, or fine-tune a run of it"
+            f"{options.algorithm} must train on a dataset before it trains online. Set "
+            "num_updates=, or fine-tune a run of it"
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
     for piece in schedule:
-        period = learner.at(piece.phase).period
+        period = learner.for_phase(piece.phase).period
         if isinstance(piece, Learn) and piece.updates % period:
             key = "num_updates" if piece.phase == "update" else piece.phase
             key = "pretrain_updates" if key == piece.phase and pretrain is not None else key
             raise UserError(
-                f"{key}={piece.updates}: {options.algorithm} repeats every {period}; "
-                f"give a multiple of {period}"
+                f"{key}={piece.updates} is not a multiple of {period} ({options.algorithm} repeats "
+                f"every {period} updates). Use a multiple of {period}"
             )
     limit = limit_of(env, options, how.cfg)
     check_policy_learns(learner, schedule)
     device = hardware.device(options.device).type
-    known = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
-    known |= {"stackable": learner.stacks(device) and limit is None, "starts": begun}
-    known |= {"actions": None if env is None else stated(env), "limit": limit}
-    return Plan(**known, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
+    parts = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    stackable = learner.prefers_stacked_seeds(device) and limit is None
+    parts |= {"stackable": stackable, "starts": eval_seeds}
+    parts |= {"actions": None if env is None else stated(env), "limit": limit}
+    return Plan(**parts, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 
-def tried_out(task: Task, options: TrainOptions) -> envs.VectorEnv:
-    """Return environments of the task; two of a user's, to try if both may be open."""
+def open_trial_envs(task: Task, options: TrainOptions) -> envs.VectorEnv:
+    """Return environments of the task: two of a user's class, to test if both can be open."""
     count = 1 if task.env_id in NATIVE or options.eval_envs == 1 else 2
     return envs.make_vector(task, count, fewer=True, single=single(options))
 
@@ -255,7 +265,7 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
         return None
     if (count := getattr(cfg, "environments", 1)) > 1:
         raise UserError(
-            f"{env.limit}, and {options.algorithm} collects in {count} at once. Use "
+            f"{env.limit}, and {options.algorithm} collects in {count} at the same time. Use "
             "algorithm.environments=1"
         )
     return env.limit
@@ -267,102 +277,112 @@ def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
     if "update" in phases and (left_out := [x for x in learner.needed_phases if x not in phases]):
         raise UserError(
             f"{type(learner).__name__} relies on {left_out[0]}, which has 0 updates here. Raise "
-            "pretrain_updates, or leave it out for the algorithm's own number"
+            "pretrain_updates, or remove it to use the algorithm's default"
         )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
-        alone, key = learner.at(phase).policy_begins(phase)
+        alone, key = learner.for_phase(phase).updates_before_policy(phase)
         total = phase_updates(learner, schedule, phase)
         if 0 < total <= alone:
-            given = "num_env_steps" if phase == ONLINE else "num_updates"
+            length = "num_env_steps" if phase == ONLINE else "num_updates"
             kind = "offline" if phase == "update" else phase
             raise UserError(
                 f"The policy would not change: all {total:,} {kind} updates fall within {key} "
-                f"({alone:,} updates). Raise {given} or lower {key}"
+                f"({alone:,} updates). Raise {length} or lower {key}"
             )
 
 
 def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
-    """Number of updates of `phase` in the whole schedule."""
-    now, total = learner.at(phase), 0
+    """Return the number of updates of `phase` in the complete schedule."""
+    of_phase, total = learner.for_phase(phase), 0
     for piece in schedule:
         if piece.phase == phase and isinstance(piece, Learn):
             total += piece.updates
         if piece.phase == phase and isinstance(piece, Interact):
-            online = now.interaction.online
-            total += online.due(piece.env_steps, learner.cfg.batch_size, now.period)
+            online = of_phase.interaction.online
+            total += online.updates_due(piece.env_steps, learner.cfg.batch_size, of_phase.period)
     return total
 
 
-def brings_data(chosen: Resolved) -> bool:
-    """Whether a data set is named, or the task has one."""
+def has_dataset(chosen: Resolved) -> bool:
+    """Return True if `dataset=` is set or the task has a dataset."""
     return chosen.options.dataset is not None or chosen.task.card is not None
 
 
 def reads_data(chosen: Resolved) -> bool:
-    """Whether a data set is learned from, or what is seen is normalized by one."""
+    """Return True if the run learns from a dataset or normalizes observations by one."""
     o, offline_fraction = chosen.options, chosen.interaction.online.offline_fraction
-    normalizes = chosen.algorithm.corrects and brings_data(chosen)
+    normalizes = chosen.algorithm.is_residual and has_dataset(chosen)
     return bool(o.num_updates or (o.num_env_steps and (offline_fraction or normalizes)))
 
 
-def dataset_of(
-    chosen: Resolved, given: Dataset | None = None, env: envs.VectorEnv | None = None
+def load_dataset(
+    chosen: Resolved, in_memory: Dataset | None = None, env: envs.VectorEnv | None = None
 ) -> Dataset:
-    """`given`, else what is named, else the task's; of it the episodes that are asked for."""
+    """Return the data of a run, cut to `episodes=`: `in_memory`, else `dataset=`, else the task's.
+
+    Raises UserError.
+    """
     o = chosen.options
-    dataset = data_of(given if given is not None else o.dataset or chosen.task, o, env)
+    dataset = data_of(in_memory if in_memory is not None else o.dataset or chosen.task, o, env)
     return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
 
 
-def converted(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) -> Dataset:
+def convert_actions(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) -> Dataset:
     """Return `data` with its actions in [-1, 1] of the range of `env`. Raises UserError."""
     if env is None:
         return data
-    given = (k for k in ("action_scale", "action_range") if getattr(options, k) is not None)
-    return in_range_of(data, stated(env), f"task {options.task}", option=next(given, None))
+    passed = (k for k in ("action_scale", "action_range") if getattr(options, k) is not None)
+    return in_range_of(data, stated(env), f"task {options.task}", option=next(passed, None))
 
 
-def completed(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
-    """The settings with what the data say. Raises UserError where data do not allow them."""
+def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
+    """Return the settings of each run, with open values filled in from the data.
+
+    Raises UserError if the data do not allow these settings.
+    """
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
-    if "costs" in algorithm.needs and "costs" not in dataset.extras:
+    if "costs" in algorithm.extra_columns and "costs" not in dataset.extras:
         raise UserError(
-            f"{dataset.path or dataset.name} has no costs, which {options.algorithm} learns "
-            "from: give data with a column `costs`, as DSRL's"
+            f"{dataset.path or dataset.name} has no costs, which {options.algorithm} needs. Use "
+            "data with a column `costs`, such as DSRL's"
         )
     unusable = algorithm.unusable_rows(dataset)
     if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
-            f"{dataset.usable.sum():,} have a next observation: there is nothing to learn from"
+            f"{dataset.usable.sum():,} have a next observation. That is too little to learn from"
         )
     if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
         raise UserError(
-            f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} learns "
-            "from: give data that has them, or an algorithm that needs none, as bc or recoil"
+            f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} needs. Use "
+            "data with rewards, or an algorithm that needs none, such as bc or recoil"
         )
-    settings = {name: algorithm.complete(cfg, dataset) for name, cfg in settings.items()}
+    settings = {name: algorithm.complete_config(cfg, dataset) for name, cfg in settings.items()}
     if any(cfg.normalize_returns for cfg in settings.values()):
-        range_of_returns(dataset)  # refuses what has none
+        range_of_returns(dataset)  # refuses data whose returns have no range
     if any(cfg.center_rewards for cfg in settings.values()):
         if options.num_env_steps:
             raise UserError(
-                "center_rewards=true is sound where nothing terminates, which nobody knows of "
-                "what num_env_steps= will bring; leave one of them out"
+                "center_rewards=true requires that no episode terminates, which is unknown for "
+                "online experience. Remove center_rewards or num_env_steps"
             )
         center_of(dataset)  # refuses where episodes terminate
     return settings
 
 
-def small_enough(
+def build_learner(
     algorithm: type[Algorithm], spec: Spec, cfg: Any, how: Interaction, device: str
 ) -> Algorithm:
-    """The learner. Raises UserError where its networks or a batch are more than memory holds."""
+    """Return the algorithm with its networks.
+
+    Raises UserError if the networks or one batch are larger than memory.
+    """
     total = hardware.memory(hardware.device(device))
     numbers = spec.action_dim + 2 * sum(prod(channel.shape) for channel in spec.vectors)
     if cfg.batch_size * numbers * 4 > total:
         raise UserError(
-            f"batch_size={cfg.batch_size}: one batch is larger than memory, {total / 2**30:.0f} GiB"
+            f"batch_size={cfg.batch_size}: one batch is larger than memory ({total / 2**30:.0f} "
+            "GiB). Lower it"
         )
     try:
         return algorithm(spec, cfg, interaction=how)
@@ -370,77 +390,94 @@ def small_enough(
         if not hardware.out_of_memory(error):
             raise
         sizes = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
-        largest = max(sizes, key=lambda name: most(sizes[name]))
+        largest = max(sizes, key=lambda name: largest_integer(sizes[name]))
         raise UserError(
-            f"algorithm.{largest}={sizes[largest]}: networks of that size are larger than memory"
+            f"algorithm.{largest}={sizes[largest]}: networks of this size are larger than memory. "
+            "Lower it"
         ) from error
 
 
-def most(value: Any) -> int:
-    """The greatest whole number in it."""
+def largest_integer(value: Any) -> int:
+    """Return the largest integer in a value or tuple; 0 if there is none."""
     parts = value if isinstance(value, tuple) else (value,)
     return max((part for part in parts if isinstance(part, int)), default=0)
 
 
-def frozen(
+def load_base(
     options: TrainOptions, algorithm: type[Algorithm], env: envs.VectorEnv | None
 ) -> Base | None:
-    """The policy that is corrected, where there is one. Raises UserError."""
-    if not algorithm.corrects:
+    """Return the frozen base policy of a residual algorithm; None for other algorithms.
+
+    Raises UserError.
+    """
+    if not algorithm.is_residual:
         if options.base is not None:
-            raise UserError(f"base= is read by resfit; {options.algorithm} corrects no policy")
+            raise UserError(
+                f"base= is used by resfit; {options.algorithm} has no base policy. Remove it"
+            )
         return None
     if options.base is None:
         raise UserError(
-            f"{options.algorithm} corrects a policy that stays as it is: give it with "
-            "base=<bundle>, or base=module:function for one of your own"
+            f"{options.algorithm} needs a frozen base policy. Set base=<bundle>, or "
+            "base=module:function for your own code"
         )
     if env is None or not options.num_env_steps or options.num_updates:
         raise UserError(
-            f"{options.algorithm} learns in an environment alone: give task= and num_env_steps=, "
-            "and num_updates=0; or offline-rl finetune"
+            f"{options.algorithm} only learns online. Set task=, num_env_steps= and num_updates=0, "
+            "or use offline-rl finetune"
         )
     return base_of(options.base, env)
 
 
-def beside(data: Dataset, base: Base, scale: float) -> Dataset:
-    """`data` with what the base would have done, and a note where that is too far away."""
+def add_base_actions(data: Dataset, base: Base, scale: float) -> Dataset:
+    """Return `data` with the base's actions as an observation channel.
+
+    A note reports how many actions a residual within `scale` cannot reach. Raises UserError.
+    """
     try:
-        made = labeled(data, base)
+        labeled_data = labeled(data, base)
     except BaseFault as error:
-        raise UserError(f"{data.path or data.name}: {error}: data of another task?") from error
-    proposed = made.observations[BASE_ACTION][: made.num_rows]
-    share = float((np.abs(made.actions - proposed) > scale).any(1).mean())
+        raise UserError(
+            f"{data.path or data.name}: {error}. Is the data of another task?"
+        ) from error
+    base_actions = labeled_data.observations[BASE_ACTION][: labeled_data.num_rows]
+    share = float((np.abs(labeled_data.actions - base_actions) > scale).any(1).mean())
     if not share:
-        return made
-    note = f"{share:.0%} of its actions are further than scale={scale:g} from the base's"
-    return replace(made, notes=(*made.notes, note))
+        return labeled_data
+    note = f"{share:.0%} of its actions differ from the base's by more than scale={scale:g}"
+    return replace(labeled_data, notes=(*labeled_data.notes, note))
 
 
 def data_of(
     source: str | Task | Dataset, options: TrainOptions, env: envs.VectorEnv | None = None
 ) -> Dataset:
-    """Load the data set that `source` names as `options` say, or return `source` itself.
+    """Load the dataset that `source` names with the reading options, or return `source` itself.
 
-    `observation_keys` may choose among the parts of the task's environment alone. Then data with
-    one vector is used as it is, and a note says so.
-    env: the task's, if it is open.
+    If `observation_keys` applies to the environment and the data has one observation vector, the
+    vector is used unchanged and a note says so. env: the task's environment, if it is open.
+    Raises UserError.
     """
     how = {name: getattr(options, name) for name in READING}
     how = {name: value for name, value in how.items() if value is not None}
-    if source == IN_MEMORY:  # what the config of such a run says
+    if source == IN_MEMORY:
         raise UserError(
-            "the run learned from data that was in memory: give it again from Python, as dataset="
+            "the run was trained on a Dataset that was in memory. Pass it again from Python, as "
+            "dataset="
         )
     own_task = options.task.startswith("env:")
-    has_parts = env.observes_parts if isinstance(env, LoopVectorEnv) else env is None
+    has_parts = env.observes_dict if isinstance(env, LoopVectorEnv) else env is None
     keys = options.observation_keys if own_task and has_parts else None
     if isinstance(source, Dataset):
         elsewhere = {"max_episode_steps"} if own_task else set()
         elsewhere |= {"observation_keys"} if keys else set()
-        if told := [name for name, value in how.items() if value and name not in elsewhere]:
-            raise UserError(f"{told[0]}= says how a file is read; this data is in memory already")
-        notes = dict.fromkeys([*source.notes, *doubts(columns_of(source), {}, None, source.notes)])
+        if unused := [name for name, value in how.items() if value and name not in elsewhere]:
+            raise UserError(
+                f"{unused[0]}= has no effect on data in memory: it controls how a file is read. "
+                "Remove it"
+            )
+        notes = dict.fromkeys(
+            [*source.notes, *find_warnings(columns_of(source), {}, None, source.notes)]
+        )
         data = replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
     else:
         try:
@@ -452,100 +489,100 @@ def data_of(
         data = load(source, options.data_dir, **how)
     if not keys or isinstance(data.observations, Mapping):
         return data
-    note = f"observations are taken as the environment's {', '.join(keys)}, in this order"
+    note = f"observations are used as the environment's {', '.join(keys)}, in this order"
     return replace(data, notes=(*data.notes, note))
 
 
 def first_episodes(data: Dataset, count: int) -> Dataset:
-    """`data` cut after so many. Raises UserError where it has fewer."""
+    """Return the first `count` episodes of `data`. Raises UserError if it has fewer."""
     if count > data.num_episodes:
         raise UserError(
-            f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes; "
-            "episodes=null takes all"
+            f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes. "
+            "Lower it, or use episodes=null for all"
         )
     return data.select(range(count))
 
 
-def specification(
+def merge_specs(
     task: Task,
     env: envs.VectorEnv | None,
     dataset: Dataset | None,
     expert: Dataset | None = None,
     *,
-    corrects: bool = False,
+    has_base: bool = False,
 ) -> Spec:
-    """The policy's spec: what data and environment say of themselves, the environment first.
+    """Return the policy's spec, merged from data and environment. The environment has priority.
 
-    corrects: a base's action is observed besides; in the data it is already.
+    has_base: the environment's observations do not contain the base's action yet, the data's do.
 
-    Raises UserError where they contradict each other.
+    Raises UserError if data and environment contradict each other.
     """
-    told = list[tuple[str, Spec]]()
+    specs = list[tuple[str, Spec]]()
     for data in (dataset, expert):
         if data is not None:
-            told.append((f"{data.path or data.name}", described(data)))
+            specs.append((f"{data.path or data.name}", data_spec(data)))
     if env is not None:
-        here = spec_of(env)
-        told.append((f"task {task.name}", with_base(here) if corrects else here))
-    first, spec = told[0]
+        env_spec = spec_of(env)
+        specs.append((f"task {task.name}", with_base(env_spec) if has_base else env_spec))
+    first, spec = specs[0]
     if spec.lone is not None and len(spec.observation_shape) != 1:
         raise UserError(
-            f"{first} has observations {seen(spec)} and {spec.action_dim} actions: what is learned "
-            "from are vectors of at least one number, or named channels; choose arrays with "
-            "observation_keys=, or flatten them"
+            f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, but "
+            "observations must be vectors of at least one number, or named channels. Choose arrays "
+            "with observation_keys=, or flatten them"
         )
-    for name, own in told[1:]:
-        if (spec.seen, spec.action_dim) != (own.seen, own.action_dim):
+    for name, other in specs[1:]:
+        if (spec.seen, spec.action_dim) != (other.seen, other.action_dim):
             raise UserError(
-                f"{first} has observations {seen(spec)} and {spec.action_dim} actions, {name} has "
-                f"{seen(own)} and {own.action_dim}: "
-                f"{apart(spec, own, name, task)}{left_out(dataset, expert)}"
+                f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, "
+                f"{name} has {describe_shape(other)} and {other.action_dim}: "
+                f"{mismatch_remedy(spec, other, name, task)}{unobserved_arrays(dataset, expert)}"
             )
-        if not spec.same_rate(own):
+        if not spec.same_rate(other):
             raise UserError(
-                f"{first} has {spec.rate_hz:g} actions a second, {name} has {own.rate_hz:g}: a "
-                "policy learned from the one is not at home in the other; give data of that rate, "
-                "or task=none to train only"
+                f"{first} has {spec.rate_hz:g} actions a second, {name} has {other.rate_hz:g}. A "
+                "policy trained at one rate does not work at the other. Use data of that rate, or "
+                "task=none to train without evaluation"
             )
-        if (problem := spec.contradiction(own)) is not None:
-            field, mine, theirs = problem
+        if (problem := spec.contradiction(other)) is not None:
+            field, first_values, values = problem
             raise UserError(
-                f"{first} has {field} {list(mine)}, {name} has {list(theirs)}: bring the data into "
-                "the same units and order, or use task=none to train only"
+                f"{first} has {field} {list(first_values)}, {name} has {list(values)}. Convert the "
+                "data to the same units and order, or use task=none to train without evaluation"
             )
-        spec = own.over(spec)
+        spec = other.over(spec)
     return spec
 
 
-def left_out(*every: Dataset | None) -> str:
-    """What their files hold besides, and how it is observed."""
-    notes = [note for data in every if data is not None for note in data.notes]
-    found = [note for note in notes if note.startswith("not observed: ")]
-    return f"; {found[0]}, which observation_keys= would add" if found else ""
+def unobserved_arrays(*datasets: Dataset | None) -> str:
+    """Return a clause about the files' unused observation arrays; empty if there are none."""
+    notes = [note for data in datasets if data is not None for note in data.notes]
+    unused = [note for note in notes if note.startswith("not observed: ")]
+    return f"; {unused[0]}, which observation_keys= would add" if unused else ""
 
 
-def described(data: Dataset) -> Spec:
-    """What a data set's file says of its numbers. Raises UserError where there are none."""
+def data_spec(data: Dataset) -> Spec:
+    """Return the spec of a dataset. Raises UserError if an observation or action is empty."""
     obs, act = channels.shapes(data.observations), data.actions.shape[1]
     if not act or not all(shape and min(shape) for shape in channels.parts(obs)):
         raise UserError(
             f"{data.path or data.name} has observations {channels.each(list, obs)} and {act} "
-            "actions: what is learned from are vectors of at least one number; choose arrays with "
+            "actions, but both must be vectors of at least one number. Choose arrays with "
             "observation_keys=, or flatten them"
         )
     return data.spec or Spec(obs, act)
 
 
-def apart(one: Spec, other: Spec, name: str, task: Task) -> str:
+def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
     """Return what to do if `other`, the observations of `name`, differ from those of `one`."""
     for channel in other.channels if one.lone is None and other.lone is None else ():
-        own = next((c for c in one.channels if c.name == channel.name), None)
-        if own is None:
+        match = next((c for c in one.channels if c.name == channel.name), None)
+        if match is None:
             names = ", ".join(c.name for c in one.channels)
-            return f"it lacks {channel.name}, and has {names}; choose or rename arrays of it"
-        if channel.kind == "picture" and own.shape != channel.shape:
+            return f"it has {names}, but not {channel.name}. Choose or rename arrays of it"
+        if channel.kind == "picture" and match.shape != channel.shape:
             height, width, colors = channel.shape
-            return f"its {channel.name} is to be {height} x {width} of {colors} colors; resize it"
+            return f"resize its {channel.name} to {height} x {width} pixels of {colors} colors"
     vector, parts = (one, other) if one.lone is not None else (other, one)
     vectors_alone = parts.lone is None and parts.vectors == parts.channels
     if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
@@ -561,85 +598,88 @@ def apart(one: Spec, other: Spec, name: str, task: Task) -> str:
                 )
             stored = " and ".join(f"observations/{key}" for key in keys)
             return f"store the data's observations as {stored}"
-    return "data of another task? Use its own task, or task=none to train only"
+    return "is it data of another task? Use its task, or task=none to train without evaluation"
 
 
-def seen(spec: Spec) -> str:
-    """The shape of what is observed, in words."""
+def describe_shape(spec: Spec) -> str:
+    """Return the observation shape of `spec` as text."""
     if spec.lone is not None:
         return str(list(spec.lone.shape))
     return ", ".join(f"{channel.name} {list(channel.shape)}" for channel in spec.channels)
 
 
-def decided(plan: Resolved, name: str) -> dict[str, Any]:
-    """What the keys alone decide of the run `name`, as config.json has it."""
+def resolved_config(plan: Resolved, name: str) -> dict[str, Any]:
+    """Return the part of the config.json of run `name` that follows from its keys alone."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
-    made: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
-    if own := origin(plan.options.algorithm):
-        made["code_sha256"] = own["sha256"]
+    config: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
+    if code := origin(plan.options.algorithm):
+        config["code_sha256"] = code["sha256"]
     if plan.options.num_env_steps:
-        made["online"] = asdict(plan.interaction.online)
-        own = plan.settings[name]
-        then = asdict(plan.interaction.of(own).cfg)
-        made["online"] |= {k: v for k, v in then.items() if v != getattr(own, k)}
-    return options | made
+        config["online"] = asdict(plan.interaction.online)
+        cfg = plan.settings[name]
+        online_cfg = asdict(plan.interaction.of(cfg).cfg)
+        config["online"] |= {k: v for k, v in online_cfg.items() if v != getattr(cfg, k)}
+    return options | config
 
 
 def description(plan: Plan, name: str, seed: int) -> dict[str, Any]:
-    """What makes two runs the same run, of a seed."""
-    made: dict[str, Any] = decided(plan, name)
-    made["data"] = plan.dataset.sha256 if plan.dataset is not None else None
+    """Return the config.json of a seed of run `name`. Equal configs mean the same run."""
+    config: dict[str, Any] = resolved_config(plan, name)
+    config["data"] = plan.dataset.sha256 if plan.dataset is not None else None
     if plan.start is not None:
-        made["start"] = plan.start.to_json(seed)
+        config["start"] = plan.start.to_json(seed)
     if plan.base is not None:
-        made["base_sha256"] = plan.base.sha256
+        config["base_sha256"] = plan.base.sha256
     if plan.expert is not None:
-        made["expert_data"] = plan.expert.sha256
-    return made
+        config["expert_data"] = plan.expert.sha256
+    return config
 
 
-def lengthened(plan: Plan, member: Member) -> bool:
-    """Whether a run is there that has fewer updates than are wanted, and may go on to them.
+def is_extension(plan: Plan, member: Member) -> bool:
+    """Return True if the seed's folder holds this run with fewer updates, which can be extended.
 
-    Raises UserError where that would not be one run any more.
+    Raises UserError if the extended run would differ from one uninterrupted run.
     """
-    folder, wanted = member.folder, plan.options.num_updates
+    folder, num_updates = member.folder, plan.options.num_updates
     if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
         return False
-    before = read_object(folder.config).get("num_updates", wanted)
-    if not isinstance(before, int) or not 0 < before < wanted:
+    old_updates = read_object(folder.config).get("num_updates", num_updates)
+    if not isinstance(old_updates, int) or not 0 < old_updates < num_updates:
         return False
-    found = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
-    if left := sorted(found - {*plan.seeds}):
+    seeds = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
+    if missing := sorted(seeds - {*plan.seeds}):
         raise UserError(
-            f"{folder.path.parent} has the seeds {sorted(found)}: raise num_updates of all of them "
-            f"together, {left} as well, or give the new run another name=…"
+            f"{folder.path.parent} has the seeds {sorted(seeds)}, which must be extended together. "
+            f"Add {missing} to seeds=, or use another name=…"
         )
-    old, new = (plan.algorithm(plan.spec, member.cfg, n).optimizers() for n in (before, wanted))
-    half = torch.tensor(before // 2)
+    old, new = (
+        plan.algorithm(plan.spec, member.cfg, n).optimizers() for n in (old_updates, num_updates)
+    )
+    half = torch.tensor(old_updates // 2)
     for name, adam in old.items():
-        later = new[name].schedule
-        moved = adam.schedule and later and adam.schedule(half) != later(half)
-        if moved and not plan.options.stretch:
+        new_schedule = new[name].schedule
+        differs = adam.schedule and new_schedule and adam.schedule(half) != new_schedule(half)
+        if differs and not plan.options.stretch:
             raise UserError(
-                f"{folder.path} was begun with num_updates={before}, at whose end the learning "
-                f"rate of {name} is 0; with {wanted} it rises again: stretch=true goes on so, or "
-                "give the new run another name=…"
+                f"{folder.path} was started with num_updates={old_updates}, at which the learning "
+                f"rate of {name} is 0. With num_updates={num_updates} it would rise again. Set "
+                "stretch=true to continue anyway, or use another name=…"
             )
     return True
 
 
 def headline(plan: Plan) -> str:
-    """What is about to happen, in a few lines."""
+    """Return the lines printed before training: algorithm, task, seeds, data, settings, notes."""
     o, data = plan.options, plan.dataset
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
-        rows += f", {plan.expert.num_rows:,} of the expert's"
+        rows += f", {plan.expert.num_rows:,} rows of the expert"
     card = prepared(o.algorithm, tuned_for(o))
-    table = f"; the card's {', '.join(f'{k}={v:g}' for k, v in card.items())}" if card else ""
-    table += f"; {row_of(o.algorithm, plan.pattern)}"
+    table = f"; from the dataset card {', '.join(f'{k}={v:g}' for k, v in card.items())}"
+    table = table if card else ""
+    table += f"; {settings_source(o.algorithm, plan.pattern)}"
     where = "" if plan.task.env_id else "\nno environment: training without evaluation"
-    where += idle(plan) + still_rising(plan)
+    where += too_few_steps_note(plan) + warmup_note(plan)
     count = len(plan.settings)
     several = f" for each of {count} settings" if count > 1 else ""
     notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
@@ -647,14 +687,14 @@ def headline(plan: Plan) -> str:
         notes += rows_left_out(plan, each) if each is not None else ""
     if plan.base is not None and plan.base.bundle is None:
         notes += (
-            f"\nbase={plan.base.name} is code, which no bundle holds: the policy's will be the "
-            "correction alone, and evaluate and play are to be given base= as well"
+            f"\nbase={plan.base.name} is code and cannot be stored in a bundle. The bundle will "
+            "contain the residual policy only; pass base= to evaluate and play as well"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
 
 
-def row_of(algorithm: str, pattern: str | None) -> str:
-    """Return where an algorithm's settings are from: the row of a per-task table, or none."""
+def settings_source(algorithm: str, pattern: str | None) -> str:
+    """Return the origin of an algorithm's settings as text: a row of a per-task table, or none."""
     owner = table_of(algorithm)
     file = f"configs/algorithm/{owner}.yaml"
     if owner is None:
@@ -678,22 +718,22 @@ def rows_left_out(plan: Plan, data: Dataset) -> str:
     )
 
 
-def idle(plan: Plan) -> str:
-    """A sentence where an environment's steps are too few to learn from; else nothing."""
+def too_few_steps_note(plan: Plan) -> str:
+    """Return a note if `num_env_steps` is too low for any update; empty otherwise."""
     steps, online, batch = plan.options.num_env_steps, plan.interaction.online, plan.cfg.batch_size
     if not any(isinstance(piece, Interact) for piece in plan.schedule):
         return ""
     learner = plan.algorithm(plan.spec, plan.cfg, interaction=plan.interaction)
-    period = learner.at(ONLINE).period
+    period = learner.for_phase(ONLINE).period
     episode = plan.task.max_episode_steps or 0
     if steps < episode and any(
-        name != "expert" and name not in TOLD for name in plan.algorithm.needs
+        name != "expert" and name not in TOLD for name in plan.algorithm.extra_columns
     ):
         return (
             f"\nnum_env_steps={steps} may end before learning starts: {plan.options.algorithm} "
-            f"learns from whole episodes of up to {episode:,} steps. Raise num_env_steps"
+            f"learns from complete episodes of up to {episode:,} steps. Raise num_env_steps"
         )
-    if online.due(steps, batch, period):
+    if online.updates_due(steps, batch, period):
         return ""
     by_batch = online.warmup_steps < batch
     key, value = ("batch_size", batch) if by_batch else ("online.warmup_steps", online.warmup_steps)
@@ -704,19 +744,18 @@ def idle(plan: Plan) -> str:
     )
 
 
-def still_rising(plan: Plan) -> str:
-    """A sentence if the learning rate never reaches its full value; else nothing."""
-    rising: int = getattr(plan.cfg, "num_warmup_updates", 0)
-    if not 0 < plan.options.num_updates < rising:
+def warmup_note(plan: Plan) -> str:
+    """Return a note if training ends within the learning-rate warm-up; empty otherwise."""
+    warmup: int = getattr(plan.cfg, "num_warmup_updates", 0)
+    if not 0 < plan.options.num_updates < warmup:
         return ""
     return (
-        f"\nnum_updates={plan.options.num_updates}: little will be learned, since the learning "
-        f"rate rises over the first algorithm.num_warmup_updates={rising} and does not reach its full "
-        "value"
+        f"\nnum_updates={plan.options.num_updates} ends within the learning-rate warm-up "
+        f"(algorithm.num_warmup_updates={warmup}): little will be learned"
     )
 
 
 def stacked(cfgs: Sequence[Any]) -> dict[str, list[float]]:
-    """The fields in which `cfgs` differ, with each one's value."""
+    """Return the fields in which `cfgs` differ, with each config's value."""
     columns = {f.name: [getattr(cfg, f.name) for cfg in cfgs] for f in fields(cfgs[0])}
     return {name: values for name, values in columns.items() if any(v != values[0] for v in values)}

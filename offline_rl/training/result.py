@@ -20,6 +20,7 @@ from offline_rl.utils.text import duration, mean_std, table
 from offline_rl.utils.trees import plain
 from offline_rl.version import __version__
 from policies import bundle
+from policies.golden import seal
 
 EXPERIENCE = "experience.hdf5"  # what a seed saw, with keep_data
 
@@ -128,7 +129,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         if plan.base is not None and plan.base.bundle is None:  # it is not in the bundle
             told |= {"base": plan.base.name, "base_sha256": plan.base.sha256}
         policy = trainer.policy(s, told)
-        policy = policy if plan.base is None else replace(policy, base=plan.base.bundle)
+        policy = seal(policy if plan.base is None else replace(policy, base=plan.base.bundle))
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)
     if progress.diverged[s] is not None:

@@ -77,7 +77,7 @@ def experience(plan: Plan, steps: int, seeds: Sequence[int], device: torch.devic
         actions,
         steps,
         streams=len(seeds),
-        columns=shapes(plan.algorithm.needs, actions),
+        columns=shapes(plan.algorithm.extra_columns, actions),
         device=device,
     )
 
@@ -129,7 +129,7 @@ def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
             )
         return False
     for reason, holds in {
-        "learns from windows of several steps": not plan.algorithm.streams(plan.cfg),
+        "learns from windows of several steps": not plan.algorithm.can_stream(plan.cfg),
         "has an expert's data beside the other": plan.expert is not None,
         "learns online": bool(plan.options.num_env_steps),
     }.items():
@@ -159,4 +159,4 @@ def streamed(
 
 def further_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
     """What `algorithm` needs of a batch beyond the usual five columns."""
-    return columns(algorithm.needs, data, partial(algorithm.mc_returns, cfg))
+    return columns(algorithm.extra_columns, data, partial(algorithm.mc_returns, cfg))

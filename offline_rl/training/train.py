@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.registry import as_it_learned, label
+from offline_rl.algorithms.common.registry import label, rebuild_algorithm
 from offline_rl.algorithms.common.schedule import Interact, Learn
-from offline_rl.data.meaning import note_on_shares
+from offline_rl.data.env_spec import note_on_shares
 from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.engine import Engine
 from offline_rl.engine.work import COMPILED_SPEEDUP
@@ -227,7 +227,7 @@ def _train_group(
         engine.say = partial(tqdm.write, file=sys.stdout)
     choices = begun or choose(o, engine, *longest(plan))
     engine.compiled, engine.fallbacks = choices.compile, dict(choices.fallbacks)
-    engine.brief = {name for name, size in sizes(plan).items() if size < BRIEF}
+    engine.uncompiled_phases = {name for name, size in sizes(plan).items() if size < BRIEF}
     torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
     if show and not begun:
         rewards = plan.algorithm.uses_rewards(plan.cfg)
@@ -459,7 +459,7 @@ def go_on(engine: Engine, start: Start) -> None:
         try:
             own = engine.seed_state(s)
             if own.keys() != tensors.keys():
-                tensors = engine.algorithm.adopt(own, tensors)
+                tensors = engine.algorithm.initialize_from(own, tensors)
             engine.load_seed_state(s, tensors)
         except ValueError as error:
             made = networks_of(type(engine.algorithm.cfg), start.hyper)
@@ -479,7 +479,7 @@ def other_functions(own: Algorithm, start: Start) -> str | None:
     """
     if hasattr(own.modules[own.policy], "plan"):
         return None
-    learned = as_it_learned(start.algorithm, start.hyper, own.spec)
+    learned = rebuild_algorithm(start.algorithm, start.hyper, own.spec)
     for name, module in own.modules.items():
         other = learned.modules.get(name)
         if other is None:

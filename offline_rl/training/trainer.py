@@ -21,7 +21,15 @@ from tqdm import tqdm
 
 from envs import Broken, Task, VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Interact, Learn, Piece, at
+from offline_rl.algorithms.common.schedule import (
+    ONLINE,
+    Collect,
+    Fill,
+    Interact,
+    Learn,
+    Piece,
+    locate,
+)
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes
@@ -110,7 +118,7 @@ class Trainer:
     @property
     def work(self) -> tuple[Piece, int] | None:
         """The piece under way, and how much of it is done; None at the end."""
-        k, done = at(self.schedule, self.clock)
+        k, done = locate(self.schedule, self.clock)
         return (self.schedule[k], done) if k < len(self.schedule) else None
 
     def updates(self, kind: str) -> int:
@@ -195,13 +203,13 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         """At the first stop after a multiple of `every`, and wherever one piece of work ends."""
-        k, done = at(self.schedule, self.clock)
+        k, done = locate(self.schedule, self.clock)
         worked = next((j for j in range(k if done else k - 1, 0, -1) if self.schedule[j].size), 0)
         begun = sum(work.size for work in self.schedule[:worked])
         before = max(self.clock - self._period(self.schedule[worked]), begun)  # its last step
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
-        end &= k == 0 or phases[k - 1] not in self.engine.algorithm.unseen
+        end &= k == 0 or phases[k - 1] not in self.engine.algorithm.phases_without_eval
         return end or self.clock - self.clock % every > before
 
     def _advance(self, stop: int) -> None:
@@ -269,7 +277,7 @@ class Trainer:
         """Updates that so many environment steps bring in all."""
         algorithm, _ = self.engine.at(phase)
         online = algorithm.interaction.online
-        return online.due(env_steps, self.engine.batch_size, algorithm.period)
+        return online.updates_due(env_steps, self.engine.batch_size, algorithm.period)
 
     @property
     def _behind(self) -> bool:
@@ -337,7 +345,7 @@ class Trainer:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
         for phase in dict.fromkeys(work.phase for work in self.schedule):
             means = self.engine.metrics(phase)
-            self.engine.at(phase)[0].refuse(phase, means)
+            self.engine.at(phase)[0].check_phase(phase, means)
             metrics |= means
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
         broken = set(np.flatnonzero(~self.engine.finite()).tolist())

@@ -17,13 +17,14 @@ import envs
 from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.data.meaning import in_range_of, spec_of, stated
+from offline_rl.data.env_spec import in_range_of, spec_of, stated
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
 from offline_rl.online.with_base import differs
-from offline_rl.training.plan import prepare, specification
+from offline_rl.training.plan import merge_specs, prepare
 from offline_rl.training.train import begun_with, range_note
 from policies import Channel, Normalizer, Spec, bundle
+from policies.golden import seal
 
 STEPS = 5
 QUICK: dict[str, Any] = {"algorithm": "bc", "num_updates": 4, "compile": "never", "device": "cpu"}
@@ -80,7 +81,7 @@ def constant(path: Path, action: float, low: float, high: float) -> Path:
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     spec = Spec((1,), 1, action_low=(low,), action_high=(high,))
     same = Normalizer.identity((1,))
-    bundle.write(path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, same))
+    bundle.write(path, seal(bundle.Bundle(spec, "DeterministicActor", arguments, weights, same)))
     return path
 
 
@@ -194,7 +195,7 @@ def test_other_units_and_another_order_of_the_joints_are_refused():
     def told(**changes: Any) -> str | None:
         data = Dataset.from_arrays(*columns, spec=replace(here, **changes))
         with pytest.raises(UserError) as error:
-            specification(envs.task("arm/reach"), env, data)
+            merge_specs(envs.task("arm/reach"), env, data)
         return str(error.value)
 
     assert "has action_units ['deg', " in (told(action_units=("deg",)) or "")

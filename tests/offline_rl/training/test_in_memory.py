@@ -10,7 +10,7 @@ import envs
 from envs import Task
 from offline_rl import Dataset, UserError, train
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.plan import Member, apart, headline, prepare
+from offline_rl.training.plan import Member, headline, mismatch_remedy, prepare
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.train import engine_of
 from offline_rl.utils.files import read_json
@@ -70,7 +70,7 @@ def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
 
 
 def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="action_scale= says how a file is read"):
+    with pytest.raises(UserError, match="action_scale= has no effect on data in memory"):
         train(**QUICK, dataset=made(), action_scale=2.0, out=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
@@ -79,15 +79,15 @@ def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
     parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
     vector, mine, named = Spec((5,), 2), Task("env:a", "env:a"), Task("mine", "mine")
     told = "set observation_keys=[position,velocity] if the data's vector holds position and vel"
-    assert apart(vector, parts, "task env:a", mine).startswith(told)
+    assert mismatch_remedy(vector, parts, "task env:a", mine).startswith(told)
     stored = "store the data's observations as observations/position and observations/velocity"
-    assert apart(vector, parts, "task mine", named) == stored
-    assert apart(vector, parts, "expert.npz", mine) == stored
+    assert mismatch_remedy(vector, parts, "task mine", named) == stored
+    assert mismatch_remedy(vector, parts, "expert.npz", mine) == stored
     joined = "store position and velocity of the data as one array, observations"
-    assert apart(parts, vector, "task env:a", mine) == joined
+    assert mismatch_remedy(parts, vector, "task env:a", mine) == joined
     for other in (Spec((6,), 2), Spec((5,), 3)):
-        assert apart(other, parts, "task env:a", mine).startswith("data of another task?")
-    assert apart(vector, Spec((5,), 3), "task env:a", mine).startswith("data of another task?")
+        assert mismatch_remedy(other, parts, "task env:a", mine).startswith("is it data of another task?")
+    assert mismatch_remedy(vector, Spec((5,), 3), "task env:a", mine).startswith("is it data of another task?")
 
 
 PARTS = """

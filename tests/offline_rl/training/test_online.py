@@ -23,7 +23,7 @@ from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Algorithm, minimize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.algorithms.common.schedule import Interact, Learn, Online, at
+from offline_rl.algorithms.common.schedule import Interact, Learn, Online, locate
 from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
@@ -432,7 +432,7 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
     learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
     stacked = {"tau": torch.tensor(0.2)}
     assert learner.with_values(stacked).cfg.tau == stacked["tau"]
-    assert learner.at("online").with_values(stacked).cfg.tau == then
+    assert learner.for_phase("online").with_values(stacked).cfg.tau == then
     for name, cfg in plan.settings.items():
         assert description(plan, name, 0)["online"].get("tau", cfg.tau) == then
 
@@ -752,7 +752,7 @@ class Count(Algorithm):
     def period(self) -> int:
         return self.cfg.cycle
 
-    def alike(self, i: int) -> int:
+    def equivalent_step(self, i: int) -> int:
         return i if i == self.period - 1 else 0
 
     def networks(self) -> dict[str, nn.Module]:
@@ -800,11 +800,11 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
 
 def test_a_schedule_says_what_is_under_way() -> None:
     schedule = [Learn("fit", 3), Learn("update", 5), Interact("online", 4)]
-    assert at(schedule, 0) == (0, 0)
-    assert at(schedule, 3) == (1, 0)
-    assert at(schedule, 7) == (1, 4)
-    assert at(schedule, 8) == (2, 0)
-    assert at(schedule, 12) == (3, 0)
+    assert locate(schedule, 0) == (0, 0)
+    assert locate(schedule, 3) == (1, 0)
+    assert locate(schedule, 7) == (1, 4)
+    assert locate(schedule, 8) == (2, 0)
+    assert locate(schedule, 12) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -812,7 +812,7 @@ def test_a_schedule_says_what_is_under_way() -> None:
 )
 def test_updates_come_after_the_warm_up_in_whole_cycles(steps: int, due: int) -> None:
     """utd 2, cycles of 4: an update pair a step after the 100th, four at a time."""
-    assert Online(warmup_steps=100, utd=2.0).due(steps, 8, 4) == due
+    assert Online(warmup_steps=100, utd=2.0).updates_due(steps, 8, 4) == due
 
 
 def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:

@@ -76,7 +76,7 @@ def test_preliminary_updates_are_refused_where_there_is_no_such_phase(given, alg
 def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written(
     given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("offline_rl.algorithms.iql.IQL.needs", ("costs",))
+    monkeypatch.setattr("offline_rl.algorithms.iql.IQL.extra_columns", ("costs",))
     with pytest.raises(UserError, match=r"small\.npz has no costs, which iql learns from"):
         train(**given, algorithm="iql")
     assert [p.name for p in tmp_path.iterdir()] == ["small.npz"]
