@@ -29,11 +29,11 @@ from offline_rl.reporting.records import run_of
 from offline_rl.training.plan import (
     CHANGING,
     READING,
-    brings_data,
-    completed,
-    dataset_of,
-    decided,
+    complete_settings,
+    has_dataset,
+    load_dataset,
     reads_data,
+    resolved_config,
 )
 from offline_rl.training.resolve import Resolved, main_updates, resolve
 from offline_rl.training.run_folder import (
@@ -137,7 +137,7 @@ class Cell:
             return {}
         run = self.keys.get("run")
         resolved = resolve({k: v for k, v in self.keys.items() if k != "run"})
-        wanted = decided(resolved, next(iter(resolved.settings)))
+        wanted = resolved_config(resolved, next(iter(resolved.settings)))
         now = {k: v for k, v in flatten(plain(wanted), ".").items() if k not in MOVING}
         if run is not None:
             given = {key.replace("__", ".") for key in self.keys}
@@ -287,7 +287,7 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
     What goes on from a run learns from that run's data. Raises UserError naming the cell.
     """
     chosen = [(c, resolve(c.keys)) for c in wanted if not c.finished and "run" not in c.keys]
-    chosen = [(c, r) for c, r in chosen if reads_data(r) and brings_data(r)]
+    chosen = [(c, r) for c, r in chosen if reads_data(r) and has_dataset(r)]
 
     def source(entry: tuple[Cell, Resolved]) -> str:
         o = entry[1].options
@@ -298,8 +298,8 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
         dataset = None
         for cell, resolved in entries:
             try:
-                dataset = dataset or dataset_of(resolved)
-                completed(resolved, dataset)
+                dataset = dataset or load_dataset(resolved)
+                complete_settings(resolved, dataset)
             except MissingData as error:
                 missing[str(error)] = None
                 break  # the others' is the same
@@ -350,9 +350,9 @@ def begun(before: str, keys: dict[str, Any], firsts: Mapping[str, SeedFolder]) -
     if run not in firsts:
         raise UserError(f"from={before}: no cell before it is {algorithm} of that name and task")
     keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])
-    if kind.distils:
+    if kind.distills_from:
         return {**keys, "run": run}
-    if kind.corrects:
+    if kind.is_residual:
         return {**keys, "base": str(firsts[run].bundle), "num_updates": 0}
     return {**keys, "run": run, "num_updates": 0}
 

@@ -32,7 +32,7 @@ from offline_rl.suite.plan import (
     write_plan,
 )
 from offline_rl.suite.queue import Display, Progress, taken, work_off
-from offline_rl.training.plan import decided
+from offline_rl.training.plan import resolved_config
 from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_json
@@ -358,7 +358,7 @@ def test_settings_are_compared_as_they_are_meant(
     before, cell = Cell(keys | then), Cell(keys | now)
     assert cell.begun_otherwise() == {}
     resolved = resolve(before.keys)
-    write_json(before.folders[1].config, plain(decided(resolved, "default")))
+    write_json(before.folders[1].config, plain(resolved_config(resolved, "default")))
     assert before.begun_otherwise() == {}
     assert cell.begun_otherwise() == found
     config = json.loads(before.folders[1].config.read_text())
@@ -372,7 +372,7 @@ def test_a_run_that_goes_on_is_compared_in_what_is_said_and_where_it_began() -> 
     own |= {"seeds": 1, "out": "runs", "run": "runs/env_Pendulum-v1/td3_bc/first"}
     cell, folder = Cell(own), Cell(own).folders[0]
     resolved = resolve({k: v for k, v in own.items() if k != "run"} | {"algorithm.tau": 0.5})
-    begun = decided(resolved, "default") | {"start": {"run": "moved/env_Pendulum-v1/td3_bc/first"}}
+    begun = resolved_config(resolved, "default") | {"start": {"run": "moved/env_Pendulum-v1/td3_bc/first"}}
     write_json(folder.config, plain(begun))
     assert cell.begun_otherwise() == {}  # the rate may be the first run's
     other = replace(cell, keys=own | {"run": "runs/env_Pendulum-v1/td3_bc/second"})
