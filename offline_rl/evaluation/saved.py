@@ -76,7 +76,7 @@ def name_of(keys: Mapping[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
 
 
-def saved_beside(path: Path) -> list[SavedEvaluation]:
+def saved_evaluations(path: Path) -> list[SavedEvaluation]:
     """Return the saved evaluations of a bundle, sorted by file name. Raises UserError."""
     return [read(file) for file in sorted(path.parent.glob(f"{path.stem}.evaluation.*.json"))]
 

@@ -1,11 +1,11 @@
-"""A study's finished runs as three small files, which `report` reads like the runs' own folders.
+"""Compact files: the finished runs of a study in three small files, which `report` also reads.
 
-    runs.csv            a row for each seed: its result, its machine, its last metrics
-    configs.json        <task>/<algorithm>/<name> -> the resolved configuration all its seeds share
-    evaluations.csv.gz  a row for each episode of every evaluation
+    runs.csv            one row per seed: result, machine, last metrics
+    configs.json        <task>/<algorithm>/<name> -> the resolved configuration that its seeds share
+    evaluations.csv.gz  one row per episode of every evaluation
 
-The same runs give the same bytes. Floats are written so that they are read back exactly; what
-follows from the episodes (means, scores, the last evaluation) is computed again when they are read.
+Equal runs give equal bytes. Floats are stored without loss. Values that follow from the episodes
+(means, scores, the last evaluation) are recomputed when the files are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
 
 RUNS, CONFIGS, EVALUATIONS = "runs.csv", "configs.json", "evaluations.csv.gz"
-LAST = ("returns", "success", "costs")  # of a result: those of its last evaluation
+LAST = ("returns", "success", "costs")  # fields of a result that repeat its last evaluation
 REFERENCE = ("min", "max", "source", "environment")
 FIRST: tuple[str, ...] = ("task", "algorithm", "name", "seed", "seeds_stacked", "num_updates")
 FIRST += ("pretrain_updates", "online_updates", "num_env_steps", "score", "mean_return")
@@ -39,7 +39,7 @@ FIRST += ("behavior_score", "behavior_return", "seconds", "compile_seconds", "up
 FIRST += ("device", "precision", "compiled", "dataset", "dataset_sha256", "diverged_at")
 EPISODE: tuple[str, ...] = ("run", "seed", "updates", "env_steps", "episode_seed", "return")
 EPISODE += ("length", "success", "cost")
-# Cells of these columns are text as it stands, of all others JSON; an empty one is null.
+# Cells of these columns are plain text, all others are JSON. An empty cell is null.
 TEXT = {"task", "algorithm", "name", "device", "precision", "dataset", "dataset_sha256", "version"}
 TEXT |= {"commit", "last_checkpoint", "score_reference.source", "score_reference.environment"}
 VERSIONS = ("offline_rl", "commit", "python", "torch", "numpy", "mujoco", "gymnasium", "machine")
@@ -47,29 +47,34 @@ TEXT |= {f"environment.{key}" for key in (*VERSIONS, "gpu", "choices.precision")
 
 
 def pack(folders: Sequence[str | Path], out: str | Path) -> int:
-    """Adds the finished seeds below `folders` to the compact files in `out`; how many it has then.
+    """Add the finished seeds below `folders` to the compact files in `out`; return their number.
 
-    A seed that is there already is replaced. Raises UserError, and leaves `out` as it was, where
-    two folders hold the same seed, or a run's seeds were trained otherwise.
+    A seed that `out` already holds is replaced. Raises UserError, and does not change `out`, if two
+    folders hold the same seed or the settings of a run's seeds differ.
     """
-    out, records = Path(out), dict[tuple[str, int], Record]()
-    found = {folder: seed_folders(Path(folder)) for folder in folders}
-    if empty := [str(folder) for folder, seeds in found.items() if not seeds]:
-        raise UserError(f"{', '.join(empty)}: no run in it; give folders that hold runs")
-    for seed in chain(*found.values()):
+    out, new = Path(out), dict[tuple[str, int], Record]()
+    seeds_in = {folder: seed_folders(Path(folder)) for folder in folders}
+    if empty := [str(folder) for folder, seeds in seeds_in.items() if not seeds]:
+        raise UserError(f"{', '.join(empty)}: no run in it. Give folders that hold runs.")
+    for seed in chain(*seeds_in.values()):
         record = of_folder(seed)
         if record.result is None:
             continue
-        if record.key in records:
-            raise UserError(f"{seed.path} is seed {seed.seed} of {record.run} a second time")
-        records[record.key] = portable(record)
-    kept = {record.key: record for record in read(out)} if (out / RUNS).is_file() else {}
-    write(list((kept | records).values()), out)
-    return len(kept | records)
+        if record.key in new:
+            raise UserError(
+                f"{seed.path} is seed {seed.seed} of {record.run} a second time. Pack one of them."
+            )
+        new[record.key] = portable(record)
+    old = {record.key: record for record in read(out)} if (out / RUNS).is_file() else {}
+    write(list((old | new).values()), out)
+    return len(old | new)
 
 
 def portable(record: Record) -> Record:
-    """Without places on this machine: data is named from the data folder on, else by its file."""
+    """Return `record` without paths of this machine.
+
+    Data is named relative to the data folder, or by its file name if it lies elsewhere.
+    """
     assert record.result is not None
 
     def shortened(values: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def portable(record: Record) -> Record:
         return values | {key: short(values[key]) for key in names}
 
     environment = {k: v for k, v in record.environment.items() if not k.startswith("dataset")}
-    if "file" in (origin := environment.get("algorithm") or {}):  # one of the user's
+    if "file" in (origin := environment.get("algorithm") or {}):  # a user's algorithm
         environment["algorithm"] = origin | {"file": Path(origin["file"]).name}
     config, result = shortened(record.config), shortened(record.result)
     config["algorithm"] = short(config["algorithm"])
@@ -85,7 +90,7 @@ def portable(record: Record) -> Record:
 
 
 def short(file: str) -> str:
-    """The path from the data folder on; the name of one that is of this machine or its folders."""
+    """Return a path relative to the data folder, or its file name if it lies elsewhere."""
     path = Path(file).expanduser()
     if not path.is_absolute() and ".." not in path.parts:
         return file
@@ -96,7 +101,10 @@ def short(file: str) -> str:
 
 
 def write(records: Sequence[Record], out: Path) -> None:
-    """The three files, sorted by run and seed. Raises UserError where a run's seeds disagree."""
+    """Write the three files, sorted by run and seed.
+
+    Raises UserError if the settings of a run's seeds differ.
+    """
     records = sorted(records, key=lambda r: r.key)
     configs: dict[str, Any] = {}
     for record in records:
@@ -104,12 +112,12 @@ def write(records: Sequence[Record], out: Path) -> None:
         a, b = flatten(first, "."), flatten(record.config, ".")
         differ = [k for k in sorted(a | b) if not (agree_in(k, a, b) or k.startswith(SUMS))]
         if differ:
-            told = ", ".join(map(typed, differ))
             raise UserError(
-                f"seeds of {record.run} differ in {told} and so have no common configuration: pack "
-                "them apart, or train one of them under another name=…"
+                f"The seeds of {record.run} differ in {', '.join(map(typed, differ))} and have no "
+                "common configuration. Pack them into separate folders, or train one of them under "
+                "another name=…"
             )
-        if first.get("start"):  # what each of its seeds goes on from
+        if first.get("start"):  # the checkpoint that each of its seeds continues
             sums = first["start"]["sha256"] | record.config["start"]["sha256"]
             sums = dict(sorted(sums.items(), key=lambda item: int(item[0])))
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
@@ -127,7 +135,7 @@ def write(records: Sequence[Record], out: Path) -> None:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """A table whose cells `cell` writes."""
+    """Write a CSV table, its cells formatted by `cell`."""
     text = io.StringIO()
     sheet = csv.writer(text, lineterminator="\n")
     sheet.writerow(columns)
@@ -136,7 +144,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """A seed's row: the result without its episodes, the machine, the last metrics."""
+    """Return a seed's row: the result without its episodes, the machine, the last metrics."""
     assert record.result is not None
     result = {k: v for k, v in record.result.items() if k not in LAST}
     metrics = {k: v for k, v in record.metrics.items() if k.startswith("train/")}
@@ -146,7 +154,7 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def episodes_of(record: Record) -> Iterator[list[str]]:
-    """A row for each episode."""
+    """Yield a row for each episode of every evaluation."""
     assert record.result is not None
     run, seed = record.key
     for e in record.evaluations:
@@ -159,21 +167,21 @@ def episodes_of(record: Record) -> Iterator[list[str]]:
 
 
 def cell(column: str, value: Any) -> str:
-    """A CSV cell; floats keep every digit."""
+    """Return a CSV cell; floats keep every digit."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return str(value) if column in TEXT else json.dumps(value)
 
 
-def content(column: str, text: str) -> Any:
-    """The inverse of `cell`."""
+def parse_cell(column: str, text: str) -> Any:
+    """Return the value of a CSV cell; the inverse of `cell`."""
     if not text:
         return None
     return text if column in TEXT else json.loads(text)
 
 
 def read(folder: str | Path) -> list[Record]:
-    """What `pack` wrote. Raises UserError naming a file that is damaged."""
+    """Read the compact files in `folder`. Raises UserError naming a damaged file."""
     folder = Path(folder)
     file = folder / CONFIGS
     try:
@@ -183,18 +191,18 @@ def read(folder: str | Path) -> list[Record]:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
             sheet = csv.reader(lines)
             if tuple(next(sheet)) != EPISODE:
-                raise ValueError("another version's columns")
+                raise ValueError("columns of another version")
             for (run, seed, updates, steps), rows in groupby(sheet, itemgetter(slice(4))):
-                seen = evaluations.setdefault((run, int(seed)), [])
-                whole = list(rows)
-                first = [n for n, row in enumerate(whole) if row[4] == whole[0][4]]
-                for n, end in pairwise([*first, len(whole)]):  # of one moment there may be two
-                    seen.append(evaluation(int(updates), int(steps), whole[n:end]))
+                of_seed = evaluations.setdefault((run, int(seed)), [])
+                episodes = list(rows)
+                first = [n for n, row in enumerate(episodes) if row[4] == episodes[0][4]]
+                for n, end in pairwise([*first, len(episodes)]):  # two may share their counts
+                    of_seed.append(evaluation(int(updates), int(steps), episodes[n:end]))
         file, records = folder / RUNS, []
         with file.open(encoding="utf-8", newline="") as lines:
             columns, *table = csv.reader(lines)
         for texts in table:
-            row = {c: content(c, text) for c, text in zip(columns, texts, strict=True)}
+            row = {c: parse_cell(c, text) for c, text in zip(columns, texts, strict=True)}
             run = run_of(row)
             played = evaluations.pop((run, row["seed"]), [])
             records.append(record_of(row, own(configs[run], row["seed"]), played))
@@ -202,11 +210,11 @@ def read(folder: str | Path) -> list[Record]:
             raise ValueError(f"no row for {', '.join(map(str, evaluations))}")
         return records
     except (AttributeError, EOFError, KeyError, OSError, StopIteration, ValueError) as error:
-        raise UserError(f"{file} is not as `compact.pack` leaves it: {error!r}") from None
+        raise UserError(f"{file} is not a file that `compact.pack` wrote: {error!r}") from None
 
 
 def evaluation(updates: int, env_steps: int, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """A line of evaluations.jsonl, but for its score, from the rows of its episodes."""
+    """Return a line of evaluations.jsonl, without its score, from the rows of its episodes."""
     seeds, returns, lengths, success, costs = list(zip(*rows, strict=True))[4:]
     played = [float(text) if text else None for text in returns]
     return {
@@ -224,7 +232,7 @@ def evaluation(updates: int, env_steps: int, rows: Sequence[Sequence[str]]) -> d
 def record_of(
     row: dict[str, Any], config: dict[str, Any], evaluations: list[dict[str, Any]]
 ) -> Record:
-    """A seed from its row in runs.csv, with the scores of its evaluations."""
+    """Return a seed's record from its row in runs.csv, with the scores of its evaluations."""
     parts: dict[str, dict[str, Any]] = {"environment": {}, "score_reference": {}}
     result: dict[str, Any] = {}
     metrics = {k: v for k, v in row.items() if k.startswith("train/") and v is not None}
@@ -234,11 +242,11 @@ def record_of(
             parts[part][key] = value
         elif not part.startswith("train/") and column != "name":
             result[column] = value
-    result["task"] = config["task"]  # a row's says of which dataset task=none is, too
+    result["task"] = config["task"]  # for task=none, the row's task also names the dataset
     reference = parts["score_reference"]
-    known = reference.get("min") is not None
-    result["score_reference"] = {key: reference[key] for key in REFERENCE} if known else None
-    for e in evaluations if known else ():
+    scored = reference.get("min") is not None
+    result["score_reference"] = {key: reference[key] for key in REFERENCE} if scored else None
+    for e in evaluations if scored else ():
         low, high = reference["min"], reference["max"]
         returns = [math.nan if r is None else r for r in e["returns"]]
         e["eval/score"] = mean((100 * (np.asarray(returns) - low) / (high - low)).tolist())
@@ -248,5 +256,5 @@ def record_of(
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """The mean; null where a value is, as JSON has what is no number."""
+    """Return the mean, or None if there is no value or one of them is None (null in JSON)."""
     return None if None in values or not len(values) else float(np.mean(np.asarray(values, float)))

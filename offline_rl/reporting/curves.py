@@ -1,4 +1,4 @@
-"""The picture of learning curves."""
+"""The figure of learning curves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
 STYLES = ("-", ":", "-.")  # dashed is the behavior policy
-MOST = 12  # lines in a panel: the best ones
-HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: of a panel's axes, and between two labels
-LETTER = 0.065  # inches, of a label
-# from the end of a short line to the edge; dotted, and no color of a line, so that it is no data
+MAX_LINES = 12  # per panel; the best runs are drawn
+HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: size of a panel's axes, distance of two labels
+LETTER = 0.065  # inches, width of a label's character
+# Connects the end of a short line to the right edge; gray and dotted, not to be taken for data
 DOTS: dict[str, Any] = {"color": "0.6", "ls": (0, (1, 4)), "lw": 1.0, "zorder": 1}
 
 
 class Line(NamedTuple):
-    """One algorithm in one panel."""
+    """One algorithm's learning curve in a panel."""
 
     label: str
     updates: list[int]
@@ -32,12 +32,12 @@ class Line(NamedTuple):
 
     @property
     def last(self) -> float:
-        """What it came to; below all others where that is no number."""
+        """The mean over seeds of the last evaluation; -inf if it is not a number."""
         return float(np.nan_to_num(self.values[:, -1].mean(), nan=-np.inf))
 
 
 class End(NamedTuple):
-    """Where a line ends, and what it is called."""
+    """End point and label of a line."""
 
     label: str
     updates: float
@@ -47,23 +47,23 @@ class End(NamedTuple):
 
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
-    """Writes `picture` as a PNG."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is no news
-    picture(tasks).savefig(path, format="png")
+    """Write the learning curves of `tasks` as a PNG."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message about its font cache
+    draw_figure(tasks).savefig(path, format="png")
 
 
-def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
-    """A panel for each task, a line for each algorithm, its seeds' range shaded.
+def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
+    """Draw a panel for each task, with a line for each algorithm and its seeds' range shaded.
 
-    Lines are named at their ends; of more than `MOST` the best are drawn, and the title says of how
-    many. An algorithm has the same color in every panel. Drawn are the updates at which all of
-    its seeds were evaluated.
+    Labels are at the ends of the lines. Of more than `MAX_LINES` algorithms the best are drawn, and
+    the title says so. An algorithm has the same color in every panel. A line has a point at each
+    number of updates at which all of its seeds were evaluated.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    found = {task: sorted(lines(seeds), key=lambda x: -x.last) for task, seeds in tasks.items()}
-    shown = {task: best[:MOST] for task, best in found.items()}
+    ranked = {task: sorted(lines(seeds), key=lambda x: -x.last) for task, seeds in tasks.items()}
+    shown = {task: best[:MAX_LINES] for task, best in ranked.items()}
     labels = sorted({line.label for best in shown.values() for line in best})
     side = 0.3 + LETTER * max(map(len, [*labels, BEHAVIOR]))
     columns = 2 if len(tasks) == 4 else min(len(tasks), 3)
@@ -87,8 +87,9 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
             if value is not None:
                 axes.axhline(value, color="0.35", ls="--", lw=1.2)
                 ends.append(End(BEHAVIOR, axes.get_xlim()[1], value, "0.35", "--"))
-        name_ends(axes, ends)
-        more = f" (best {MOST} of {len(found[task])} runs)" if len(found[task]) > MOST else ""
+        label_ends(axes, ends)
+        count = len(ranked[task])
+        more = f" (best {MAX_LINES} of {count} runs)" if count > MAX_LINES else ""
         axes.set_title(task + more, fontsize=11)
         acts = any(seed.moments for seed in seeds)
         axes.set_xlabel("updates on data, then environment steps" if acts else "updates")
@@ -104,7 +105,7 @@ def picture(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
 
 
 def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
-    """Of a task's algorithms, where its seeds have an evaluation in common."""
+    """Yield the line of each of a task's algorithms whose seeds have a common evaluation."""
     key = key_of(seeds)
     for label, group in groups(seeds).items():
         curves = [seed.curves[key] for seed in group if seed.curves[key]]
@@ -113,11 +114,11 @@ def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
             yield Line(label, updates, np.array([[c[u] for u in updates] for c in curves]))
 
 
-def name_ends(axes: Any, ends: Sequence[End]) -> None:
-    """Write each label to the right of the axes, at the height where its line ends or near it.
+def label_ends(axes: Any, ends: Sequence[End]) -> None:
+    """Write each label to the right of the axes, as close as possible to the end of its line.
 
-    A leader in the line's color lies outside the axes, so that it is no data. A line that ends
-    before the right edge gets a dot at its end, and gray dots lead from there to the edge.
+    A leader in the line's color connects them outside the axes, where it is not taken for data. A
+    line that ends before the right edge gets a dot at its end, and gray dots lead to the edge.
     """
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
@@ -153,8 +154,8 @@ def name_ends(axes: Any, ends: Sequence[End]) -> None:
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, in the order of `wanted`, which rises, and as near as may be."""
-    touching = list[tuple[float, int]]()  # the middle of some that touch, and how many
+    """Return positions at least `gap` apart, as close as possible to the ascending `wanted`."""
+    touching = list[tuple[float, int]]()  # center and size of each group of adjacent labels
     for place in wanted:
         middle, count = place, 1
         while touching and middle - touching[-1][0] < gap * (count + touching[-1][1]) / 2:

@@ -1,34 +1,37 @@
-"""The table of evaluations that were saved beside the bundles of runs."""
+"""The table of evaluations that `offline-rl evaluate` saved next to the bundles of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offline_rl.evaluation.saved import SavedEvaluation, saved_beside
+from offline_rl.evaluation.saved import SavedEvaluation, saved_evaluations
 from offline_rl.reporting.runs import Seed
-from offline_rl.reporting.standing import share_of, share_text
+from offline_rl.reporting.summary import share_of, share_text
 from offline_rl.training.run_folder import BUNDLE
 from offline_rl.utils.text import mean_std
 
-HEADER = ["algorithm", "in", "score", "return", "success %", "cost", "episodes", "keys"]
-LESS_NEEDED = ["cost", "return", "keys", "in", "episodes"]
+HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "episodes", "keys"]
+LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]  # hidden first, to fit the terminal
+LEGEND = {
+    "keys": "options of `offline-rl evaluate` besides `task` and `episodes`.",
+}
 
 
 def rows_of(seeds: Sequence[Seed]) -> list[list[str]]:
     """Return a row for each evaluation of a task's runs, means over their training seeds.
 
-    An evaluation counts while its bundle still holds the policy that was evaluated.
+    An evaluation is left out if its bundle no longer holds the policy that was evaluated.
     """
-    found: dict[tuple[str, str], list[SavedEvaluation]] = {}
+    evaluations: dict[tuple[str, str], list[SavedEvaluation]] = {}
     for seed in seeds:
-        for saved in saved_beside(seed.path / BUNDLE):
+        for saved in saved_evaluations(seed.path / BUNDLE):
             if saved.is_current:
-                found.setdefault((seed.label, saved.file.name), []).append(saved)
-    return [row(label, saved) for (label, _), saved in sorted(found.items())]
+                evaluations.setdefault((seed.label, saved.file.name), []).append(saved)
+    return [row(label, saved) for (label, _), saved in sorted(evaluations.items())]
 
 
 def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
-    """Return the cells of one run's evaluation with the same keys, by training seed."""
+    """Return the cells for one run. saved: an evaluation of each training seed, with equal keys."""
     keys, played = saved[0].keys, [each.episodes for each in saved]
     success = [s for e in played if e.success is not None for s in e.success.tolist()]
     return [

@@ -1,4 +1,4 @@
-"""The tables of a report in numbers: as rows, as CSV and as LaTeX."""
+"""The numbers of a report as rows, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from offline_rl.reporting.published import published_scores
 from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, groups, key_of
-from offline_rl.reporting.standing import standing
+from offline_rl.reporting.summary import summarize
 
 COLUMNS = ["task", "algorithm", "data", "seeds", "score", "score_std", "return", "return_std"]
 COLUMNS += ["error", "last_five", "last_five_std", "success", "success_low", "success_high"]
-COLUMNS += ["cost", "episodes", "updates", "env_steps", "formed", "seconds"]
+COLUMNS += ["cost", "episodes", "updates", "env_steps", "critic_convergence", "seconds"]
 COLUMNS += ["published", "published_std", "published_about", "published_source"]
 LATEX = {"\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"}
 LATEX |= {"{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -27,52 +27,52 @@ LATEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 def numbers_of(seeds: Sequence[Seed]) -> list[dict[str, Any]]:
     """Return a row for each algorithm of a task with finished seeds, then for its behavior policy.
 
-    Means and standard deviations (ddof 0) are over seeds; error is the standard error over the
-    episodes of the last evaluation; success has Wilson's 95 % interval; what is unknown is None.
+    Means and standard deviations (ddof 0) are over seeds. `error` is the standard error over the
+    episodes of the last evaluation. `success` has Wilson's 95 % interval. Unknown values are None.
     """
-    key, found = key_of(seeds), list[dict[str, Any]]()
+    key, rows = key_of(seeds), list[dict[str, Any]]()
     published = published_scores(seeds) if key == "score" else {}
     for label, group in groups(seeds).items():
-        result = standing(group, key)
+        result = summarize(group, key)
         done = [seed.outcome for seed in result.seeds if seed.outcome is not None]
         if not done:
             continue
         costs = [float(np.mean(o.costs)) for o in done if o.costs]
-        known = published.get(label.partition(" ")[0])
+        reference = published.get(label.partition(" ")[0])
         share, low, high = result.success or (None, None, None)
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {"task": seeds[0].task, "algorithm": label, "seeds": len(done)}
         row |= mean_and_std("score", [o.score for o in done])
         row |= mean_and_std("return", [o.mean_return for o in done])
-        row |= mean_and_std("last_five", result.lasts)
-        row |= {"error": result.error, "formed": result.formed}
+        row |= mean_and_std("last_five", result.last_five)
+        row |= {"error": result.error, "critic_convergence": result.critic_convergence}
         row |= {"success": share, "success_low": low, "success_high": high}
         row |= {"cost": float(np.mean(costs)) if costs else None}
         row |= {"episodes": min(len(o.returns or ()) for o in done)}
         row |= {"updates": max(o.updates for o in done)}
         row |= {"env_steps": max(o.num_env_steps for o in done)}
         row |= {"seconds": sum(o.seconds / o.seeds_stacked for o in done)}
-        if known is not None:
-            row |= {f"published_{k}": v for k, v in known._asdict().items() if k != "score"}
-            row["published"] = known.score
-        found.append(row)
-    found.sort(key=lambda row: -_known(row[key]))
+        if reference is not None:
+            row |= {f"published_{k}": v for k, v in reference._asdict().items() if k != "score"}
+            row["published"] = reference.score
+        rows.append(row)
+    rows.sort(key=lambda row: -_sort_value(row[key]))
     for name, (score, mean) in behavior(seeds).items():
         row = dict.fromkeys(COLUMNS)
         row |= {"task": seeds[0].task, "algorithm": BEHAVIOR, "data": name}
-        found.append(row | {"score": score, "return": mean})
-    return found
+        rows.append(row | {"score": score, "return": mean})
+    return rows
 
 
 def mean_and_std(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
-    """Return the mean and the standard deviation of the known values."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Return the mean and the standard deviation of the values that are not None."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return {name: None, f"{name}_std": None}
-    return {name: float(np.mean(known)), f"{name}_std": float(np.std(known))}
+    return {name: float(np.mean(numbers)), f"{name}_std": float(np.std(numbers))}
 
 
-def _known(value: float | None) -> float:
+def _sort_value(value: float | None) -> float:
     return -math.inf if value is None else value
 
 
@@ -86,10 +86,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_latex(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a tabular for booktabs: a row for each task, a column for each algorithm.
+    """Return a LaTeX tabular (booktabs) with a row for each task and a column for each algorithm.
 
-    Cells are scores, or returns where a task has no scores; the highest mean of a row is bold, be
-    it that of the behavior policy.
+    Cells are scores, or returns if a task has no scores. The highest mean of a row is bold, even if
+    it is that of the behavior policy.
     """
     tasks = dict.fromkeys(row["task"] for row in rows)
     names = [row["algorithm"] for row in rows]
@@ -97,17 +97,17 @@ def as_latex(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(escaped, heads)) + r" \\", r"\midrule"]
     for task in tasks:
-        own = [row for row in rows if row["task"] == task]
-        key = "score" if any(row["score"] is not None for row in own) else "return"
-        shown = {row["algorithm"]: row for row in reversed(own)}
-        best = max((_known(row[key]) for row in shown.values()), default=None)
+        of_task = [row for row in rows if row["task"] == task]
+        key = "score" if any(row["score"] is not None for row in of_task) else "return"
+        shown = {row["algorithm"]: row for row in reversed(of_task)}
+        best = max((_sort_value(row[key]) for row in shown.values()), default=None)
         cells = {name: latex_cell(row, key, best) for name, row in shown.items()}
         lines.append(" & ".join([escaped(task), *(cells.get(h, "") for h in heads[1:])]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def latex_cell(row: Mapping[str, Any], key: str, best: float | None) -> str:
-    """Return mean and deviation in math mode."""
+    """Return the mean and the standard deviation in math mode; "" for an unknown value."""
     if row[key] is None:
         return ""
     mean = f"{row[key]:.1f}"
@@ -117,5 +117,5 @@ def latex_cell(row: Mapping[str, Any], key: str, best: float | None) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text with the characters that mean something to LaTeX escaped."""
+    """Return `text` with LaTeX's special characters escaped."""
     return re.sub(r"[\\_%&#${}~^|<>]", lambda match: LATEX[match[0]], text)

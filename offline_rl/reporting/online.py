@@ -1,7 +1,7 @@
-"""How runs went on in an environment: the dip after the switch, what was lost on the way, the end.
+"""Online training: performance over environment steps, the initial drop, and the regret.
 
-Over environment steps, from the last evaluation before the first of them. Compared is the share of
-episodes that succeeded where the task tells it, else the score or the return.
+The first point is the last evaluation before the first environment step. Runs are compared by their
+success rate if the task reports success, otherwise by score or return.
 """
 
 from __future__ import annotations
@@ -15,59 +15,68 @@ from typing import NamedTuple
 import numpy as np
 
 from offline_rl.reporting.curves import COLORS, STYLES
+from offline_rl.reporting.legend import legend, shown_columns
 from offline_rl.reporting.runs import Seed, groups, key_of
 from offline_rl.reporting.statistics import wilson
 
-EARLY = 0.1  # share of all steps in which what was learned may collapse
-FIGURE = "online.png"  # what `draw` makes is called
-HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end", "lost"]
-HEADER += ["score"]
-LESS_NEEDED = ("worst after warm-up", "score", "lost", "worst early", "env steps", "before")
+EARLY = 0.1  # share of all environment steps in which an initial drop is looked for
+FIGURE = "online.png"  # name of the figure's file
+HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end"]
+HEADER += ["regret", "scores"]
+LESS_NEEDED = ("worst after warm-up", "scores", "regret", "worst early", "env steps", "before")
 NOTE = (
-    "In an environment, of several evaluations after as many steps the last counts: before is that "
-    "before the first step, worst early the "
-    f"lowest in the first {100 * EARLY:.0f} % of all steps, and when that was, worst after warm-up "
-    f"that in the {100 * EARLY:.0f} % after it, end the last one. Success in per cent with "
-    "Wilson's 95 % interval over all seeds' episodes, as though none shared a start; scores and "
-    "returns as means over seeds. Lost: 100 less the mean over the run's own steps of success or "
-    "score (cumulative regret), between evaluations linear. Score: before, lowest at all, and at "
-    "the end, where success is compared. "
-    "A policy that acts is judged by what it does after as many steps, however far its values have "
-    "formed."
+    "Values are success rates in per cent, with Wilson's 95 % interval over all seeds' episodes, "
+    "if the task reports success. The interval treats all episodes as independent, although seeds "
+    "share initial states. Otherwise values are scores or returns, averaged over seeds. Of several "
+    "evaluations after the same number of steps the last one counts. A policy that acts in an "
+    "environment is judged by its performance after a number of steps, whatever its critic "
+    "convergence."
 )
+LEGEND = {
+    "env steps": "environment steps of a seed at the last evaluation.",
+    "before": "value before the first environment step.",
+    "worst early": f"minimum over the first {100 * EARLY:.0f} % of environment steps, and after "
+    "how many steps it occurred.",
+    "worst after warm-up": f"minimum over the first {100 * EARLY:.0f} % of environment steps after "
+    "the warm-up.",
+    "end": "last evaluation.",
+    "regret": "cumulative regret: 100 minus the mean of success rate or score over the run's "
+    "environment steps, interpolated linearly between evaluations.",
+    "scores": "score before the first environment step, minimum score, and score at the end.",
+}
 
 
 class Point(NamedTuple):
-    """All seeds of a method after so many environment steps."""
+    """Result of all seeds of a method after a number of environment steps."""
 
     env_steps: int
     value: float
-    low: float  # of the 95 % interval of a share, else of the seeds
+    low: float  # lower end of a success rate's 95 % interval, otherwise the lowest seed
     high: float
 
 
 @dataclass(frozen=True)
 class Course:
-    """A method's way through its environment steps."""
+    """Results of a method over its environment steps."""
 
     points: list[Point]
     measure: str  # success, score or return
-    warmup_steps: int = 0  # steps before anything was learned
-    scores: Sequence[float] = ()  # at the same moments, where success is compared
+    warmup_steps: int = 0  # environment steps before the first update
+    scores: Sequence[float] = ()  # of the same evaluations, if `measure` is success
 
     @property
     def before(self) -> Point | None:
-        """Where it began, if it was evaluated there."""
+        """The result before the first environment step; None if it was not evaluated."""
         return self.points[0] if self.points[0].env_steps == 0 else None
 
     @property
     def worst_early(self) -> Point | None:
-        """The lowest of the first steps, if it was evaluated among them."""
+        """The worst result in the first environment steps; None without an evaluation there."""
         return self._worst(0)
 
     @property
     def worst_after_warm_up(self) -> Point | None:
-        """The lowest of the first steps that follow it, if there is one."""
+        """The worst result in the first environment steps after a warm-up; None without one."""
         return self._worst(self.warmup_steps) if self.warmup_steps else None
 
     def _worst(self, first: int) -> Point | None:
@@ -76,8 +85,8 @@ class Course:
         return min(early, key=lambda p: p.value) if early else None
 
     @property
-    def lost(self) -> float | None:
-        """100 less the mean over all steps; None of returns, or of fewer than two evaluations."""
+    def regret(self) -> float | None:
+        """100 minus the mean over all steps; None for returns or fewer than two evaluations."""
         if self.measure == "return" or len(self.points) < 2:
             return None
         steps, values = np.array([(p.env_steps, p.value) for p in self.points]).T
@@ -86,73 +95,78 @@ class Course:
 
 
 def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
-    """The tasks in whose environment something was learned."""
-    return {task: own for task, own in tasks.items() if any(seed.moments for seed in own)}
+    """Return the tasks in whose environment a run has trained."""
+    return {t: seeds for t, seeds in tasks.items() if any(seed.moments for seed in seeds)}
 
 
 def measure_of(seeds: Sequence[Seed]) -> str:
-    """What the seeds of a task are compared by in an environment."""
-    told = [m.success is not None for seed in seeds for m in seed.moments.values()]
-    return "success" if all(told) else key_of(seeds)
+    """Return what the online runs of a task are compared by: success, score or return."""
+    reported = [m.success is not None for seed in seeds for m in seed.moments.values()]
+    return "success" if all(reported) else key_of(seeds)
 
 
 def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
-    """Label -> its way, of a task's seeds that act; only moments that all its seeds have."""
+    """Return label -> results over environment steps, at evaluations that all its seeds have."""
     acting = [seed for seed in seeds if seed.moments]
-    measure, found = measure_of(acting), {}
+    measure, by_label = measure_of(acting), {}
     for label, group in groups(acting).items():
         common = sorted(set.intersection(*(set(seed.moments) for seed in group)))
         if common:
             points = [point(group, steps, measure) for steps in common]
             warmup_steps = int(group[0].config.get("online.warmup_steps", 0))
             scores = [point(group, steps, "score").value for steps in common]
-            told = measure == "success" and not np.isnan(scores).any()
-            found[label] = Course(points, measure, warmup_steps, scores if told else ())
-    return found
+            scored = measure == "success" and not np.isnan(scores).any()
+            by_label[label] = Course(points, measure, warmup_steps, scores if scored else ())
+    return by_label
 
 
 def point(seeds: Sequence[Seed], env_steps: int, measure: str) -> Point:
-    """All of `seeds` at one moment."""
+    """Return the result of all `seeds` after `env_steps` environment steps."""
     moments = [seed.moments[env_steps] for seed in seeds]
     if measure == "success":
-        told = [s for m in moments for s in m.success or ()]
-        share = sum(told) / len(told)
-        low, high = wilson(sum(told), len(told))
+        success = [s for m in moments for s in m.success or ()]
+        share = sum(success) / len(success)
+        low, high = wilson(sum(success), len(success))
         return Point(env_steps, 100 * share, 100 * low, 100 * high)
     values = [m.score if measure == "score" else m.mean_return for m in moments]
-    known = np.array([np.nan if v is None else v for v in values])
-    return Point(env_steps, float(known.mean()), float(known.min()), float(known.max()))
+    array = np.array([np.nan if v is None else v for v in values])
+    return Point(env_steps, float(array.mean()), float(array.min()), float(array.max()))
 
 
 def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
-    """The rows of a task, the highest end first."""
-    found = sorted(courses(seeds).items(), key=lambda item: -item[1].points[-1].value)
-    return [row(label, course) for label, course in found]
+    """Return the rows of a task's table, the highest final value first."""
+    ranked = sorted(courses(seeds).items(), key=lambda item: -item[1].points[-1].value)
+    return [row(label, course) for label, course in ranked]
+
+
+def explanation(body: Sequence[Sequence[str]]) -> str:
+    """Return the note on tables with the rows `body`, and definitions of their columns."""
+    return f"{NOTE}\n\n{legend(LEGEND, shown_columns(HEADER, body))}"
 
 
 def row(label: str, course: Course) -> list[str]:
-    """A method's cells."""
-    lost, scores = course.lost, course.scores
+    """Return the cells of a method's row."""
+    regret, scores = course.regret, course.scores
     first = f"{scores[0]:.1f}, " if scores and course.before else ""
     return [
         label,
         f"{course.points[-1].env_steps:,}",
-        said(course.before, course.measure),
-        when(course.worst_early, course.measure),
-        when(course.worst_after_warm_up, course.measure),
-        said(course.points[-1], course.measure),
-        "" if lost is None else f"{lost:.1f}",
+        value_text(course.before, course.measure),
+        value_and_step(course.worst_early, course.measure),
+        value_and_step(course.worst_after_warm_up, course.measure),
+        value_text(course.points[-1], course.measure),
+        "" if regret is None else f"{regret:.1f}",
         f"{first}{min(scores):.1f}, {scores[-1]:.1f}" if scores else "",
     ]
 
 
-def when(point: Point | None, measure: str) -> str:
-    """A value, and after how many steps."""
-    return "" if point is None else f"{said(point, measure)} at {point.env_steps:,}"
+def value_and_step(point: Point | None, measure: str) -> str:
+    """Return a result and its number of environment steps; "" for None."""
+    return "" if point is None else f"{value_text(point, measure)} at {point.env_steps:,}"
 
 
-def said(point: Point | None, measure: str) -> str:
-    """A value, and the interval of a share."""
+def value_text(point: Point | None, measure: str) -> str:
+    """Return a result, with its interval if it is a success rate; "" for None."""
     if point is None:
         return ""
     if measure != "success":
@@ -161,21 +175,21 @@ def said(point: Point | None, measure: str) -> str:
 
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
-    """Writes a PNG: a panel for each task, a line for each method over environment steps."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its font cache is no news
+    """Write a PNG with a panel for each task and a line for each method over environment steps."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message about its font cache
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    ways = {task: courses(seeds) for task, seeds in tasks.items()}
-    labels = sorted({label for own in ways.values() for label in own})
-    columns = min(len(ways), 2)
-    rows = -(-len(ways) // columns)
+    lines = {task: courses(seeds) for task, seeds in tasks.items()}
+    labels = sorted({label for by_label in lines.values() for label in by_label})
+    columns = min(len(lines), 2)
+    rows = -(-len(lines) // columns)
     figure = Figure(figsize=(max(6.4, 5.2 * columns), 3.6 * rows + 0.7), dpi=150)
     figure.set_layout_engine("constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     handles = {}
-    for axes, (task, own) in zip(panels, ways.items(), strict=False):
-        for label, course in own.items():
+    for axes, (task, by_label) in zip(panels, lines.items(), strict=False):
+        for label, course in by_label.items():
             k, (steps, *values) = labels.index(label), np.array(course.points).T
             color, style = COLORS[k % len(COLORS)], STYLES[k // len(COLORS) % len(STYLES)]
             (handles[label],) = axes.plot(steps, values[0], color=color, ls=style, lw=1.8)
@@ -189,7 +203,7 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.02)
-    for axes in panels[len(ways) :]:
+    for axes in panels[len(lines) :]:
         axes.set_visible(False)
     shown = {label: handles[label] for label in labels if label in handles}
     title = "shaded: 95 % interval of a success rate, else from the lowest to the highest seed"

@@ -1,4 +1,4 @@
-"""What `offline-rl report` takes beside folders."""
+"""Options of `offline-rl report`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What `offline-rl report` takes beside folders."""
+    """Options of `offline-rl report`, besides the folders."""
 
-    out: str | None = None  # the folder of report.md and the figures; default: the first one
+    out: str | None = None  # folder for report.md and the figures; default: the first run folder
     format: Literal["text", "csv", "latex"] = (
-        "text"  # csv or latex: print this format and write report.csv or report.tex
+        "text"  # csv or latex: print this format and also write report.csv or report.tex
     )

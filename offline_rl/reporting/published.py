@@ -1,4 +1,4 @@
-"""Published scores beside ours, from `benchmarks/published`, where each row names its source."""
+"""Published scores, from `benchmarks/published`, where each row names its source."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from offline_rl.reporting.runs import Seed
 from offline_rl.utils.paths import share
 
 FOLDER = "benchmarks/published"
-NEORL2_NAMES = {"td3bc": "td3_bc"}  # published names that are not ours
+NEORL2_NAMES = {"td3bc": "td3_bc"}  # published names that differ from the names here
 
 
 class PublishedScore(NamedTuple):
-    """The score of one algorithm on one task."""
+    """A published score of one algorithm on one task."""
 
     score: float
     std: float
     source: str  # repository and file, or paper
-    about: str  # what makes it comparable, or not
+    about: str  # the data and settings behind it, on which comparability depends
 
 
 def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
-    """Return what is published for a task's algorithms; nothing for runs on a user's own data."""
+    """Return algorithm -> published score on a task; empty for runs on a user's own data."""
     if any(seed.config.get("dataset") for seed in seeds):
         return {}
     task = seeds[0].task.removeprefix("d4rl:")
     suite, _, name = task.rpartition("/")
     if suite == "neorl2":
-        about = "on the same data, the best of a grid of settings after 1,000,000 or more updates"
+        about = "same data, best of a grid of settings after 1,000,000 or more updates"
         return {
             NEORL2_NAMES.get(row["algorithm"], row["algorithm"]): score_of(row, "value", about)
             for row in rows_of("neorl2.csv")
@@ -38,18 +38,18 @@ def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
             if row["algorithm"] != "data"
         }
     dataset = f"{name}-v2" if suite == "gym" else task
-    about = "on the same data" if dataset == task else f"on D4RL's {dataset}, which is other data"
+    about = "same data" if dataset == task else f"other data: D4RL's {dataset}"
     rows = [row for row in rows_of("d4rl.csv") if row["dataset"] == dataset]
     return {row["algorithm"]: score_of(row, "score", about) for row in rows}
 
 
 def score_of(row: dict[str, str], column: str, about: str) -> PublishedScore:
-    """Return the score in a row."""
+    """Return the score in a row of a file of published numbers."""
     return PublishedScore(float(row[column]), float(row["std"]), row["source"], about)
 
 
 @cache
 def rows_of(name: str) -> list[dict[str, str]]:
-    """Read a file of published numbers."""
+    """Read the rows of a file of published numbers."""
     with (share(FOLDER) / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Runs as reports see them, from their folders and from compact files alike."""
+"""Runs as reports read them, from run folders and from compact files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
 
-BEHAVIOR = "behavior policy"  # the policy that made the data
+BEHAVIOR = "behavior policy"  # label of the policy that collected the data
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reports show of a seed's result.json."""
+    """Fields of a seed's result.json that reports show."""
 
     score: float | None
     mean_return: float | None
     returns: list[float | None] | None
     success: list[bool] | None
     costs: list[float] | None
-    num_updates: int  # of the main phase, offline
+    num_updates: int  # of the main phase, on data
     online_updates: int
     num_env_steps: int
     seconds: float
@@ -47,48 +47,48 @@ class Outcome:
 
     @property
     def updates(self) -> int:
-        """On the data and in the environment."""
+        """The number of updates on data and in the environment."""
         return self.num_updates + self.online_updates
 
 
 @dataclass(frozen=True)
 class Moment:
-    """An evaluation of a run that acts in an environment."""
+    """One evaluation of a run that acts in an environment."""
 
     score: float | None
     mean_return: float
-    success: list[bool] | None  # of its episodes, where the environment tells
+    success: list[bool] | None  # per episode; None if the environment does not report success
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One seed's folder."""
+    """One training seed of a run."""
 
     task: str
     label: str  # algorithm, and the run's name unless it is the default
     number: int
     path: Path
-    config: dict[str, Any]  # flat
+    config: dict[str, Any]  # flat: "hyper.tau" -> value
     curves: dict[str, dict[int, float]]  # "score", "return": clock -> mean over the episodes
-    outcome: Outcome | None  # None where it is not finished
+    outcome: Outcome | None  # None if the seed is not finished
     machine: dict[str, Any]  # environment.json
-    state: str  # finished, running, interrupted, or failed and why
-    metrics: dict[str, Any] = field(default_factory=dict)  # the last row's
-    moments: dict[int, Moment] = field(default_factory=dict)  # environment steps -> the last then
+    state: str  # finished, running, interrupted, or failed with the reason
+    metrics: dict[str, Any] = field(default_factory=dict)  # last line of metrics.jsonl
+    moments: dict[int, Moment] = field(default_factory=dict)  # env steps -> last evaluation there
 
     @property
     def target(self) -> float | None:
-        """The last mean target of the critics, where there are any."""
+        """The last mean target of the critics; None without critics."""
         return self.metrics.get("train/target")
 
 
 def read(folder: SeedFolder) -> Seed:
-    """The seed in `folder`. Raises UserError naming a file that is not as `train` writes it."""
+    """Read the seed in `folder`. Raises UserError naming a damaged file."""
     return seed_of(of_folder(folder), folder.path)
 
 
 def seed_of(record: Record, path: Path) -> Seed:
-    """What a report shows of `record`. Raises UserError naming the file of `path` to blame."""
+    """Return the seed that `record` holds. Raises UserError naming the damaged file in `path`."""
     file, outcome = path / "config.json", None
     try:
         config = flatten(record.config, ".")
@@ -105,113 +105,120 @@ def seed_of(record: Record, path: Path) -> Seed:
         moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
         file = path / "result.json"
         if record.result is not None:
-            known = {f.name: record.result[f.name] for f in fields(Outcome)}
-            if (reference := known["score_reference"]) is not None:
-                known["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
-            outcome = build(Outcome, known, f"{file}: ")
+            values = {f.name: record.result[f.name] for f in fields(Outcome)}
+            if (reference := values["score_reference"]) is not None:
+                values["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
+            outcome = build(Outcome, values, f"{file}: ")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is not as a run leaves it: {error!r}") from None
+        raise UserError(
+            f"{file} is damaged ({error!r}). Remove the seed's folder, or train it again."
+        ) from None
     number_of = int(path.name.removeprefix("seed_"))
-    told = (curves, outcome, record.environment, record.state, record.metrics, moments)
-    return Seed(task, title, number_of, path, config, *told)
+    rest = (curves, outcome, record.environment, record.state, record.metrics, moments)
+    return Seed(task, title, number_of, path, config, *rest)
 
 
 def updates_before(config: dict[str, Any]) -> int:
-    """Those of the run that a run with this flat config goes on from."""
+    """Return the number of updates of the run that a run with this flat config continues."""
     return int(config.get("start.updates") or 0)
 
 
 def clocks(rows: Sequence[dict[str, Any]], before: int) -> list[int]:
-    """When each evaluation was: updates on data and environment steps that were done by then.
+    """Return the clock of each evaluation: updates on data plus environment steps until then.
 
-    before: updates of the run that it goes on from. Updates in an environment count for nothing
-    beside its steps.
+    before: updates of the run that this run continues. Updates between environment steps are not
+    counted.
     """
-    found, last = list[int](), (before, 0)
+    clock, last = list[int](), (before, 0)
     for row in rows:
         updates, env_steps = int(row["updates"]), int(row["env_steps"])
         done = env_steps - last[1] or updates - last[0]
-        found.append(done + (found[-1] if found else 0))
+        clock.append(done + (clock[-1] if clock else 0))
         last = updates, env_steps
-    return found
+    return clock
 
 
 def moment(row: dict[str, Any]) -> Moment:
-    """Of a line of evaluations.jsonl."""
+    """Return the evaluation in a line of evaluations.jsonl."""
     score = number(row["eval/score"]) if "eval/score" in row else None
     return Moment(score, number(row["eval/return"]), row.get("success"))
 
 
 def number(value: float | None) -> float:
-    """A NaN or an infinity became null in JSON."""
+    """Return `value`, or NaN for the null that JSON holds for a NaN or an infinity."""
     return math.nan if value is None else float(value)
 
 
 def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
-    """Task -> every seed at any depth below `folders`, sorted.
+    """Return task -> every seed at any depth below `folders`, sorted.
 
-    Raises UserError where there is none, where a file is damaged, and where the seeds of one task,
-    algorithm and name have no common mean: twice the same seed, or different settings.
+    Raises UserError if there is none, if a file is damaged, or if the seeds of one task, algorithm
+    and name cannot be averaged: the same seed twice, or different settings.
     """
-    found: dict[tuple[str, str, int], Seed] = {}
+    seeds_by_key: dict[tuple[str, str, int], Seed] = {}
     firsts: dict[tuple[str, str], Seed] = {}
     for folder in folders:
         seeds = [*map(read, seed_folders(folder)), *compact_seeds(folder)]
         if not seeds:
             raise UserError(
-                f"{folder} holds no run: expected <task>/<algorithm>/<name>/seed_<n>, or the "
-                f"{compact.RUNS} of a study"
+                f"{folder} holds no run. Expected <task>/<algorithm>/<name>/seed_<n>, or the "
+                f"{compact.RUNS} of a study."
             )
         for seed in seeds:
-            other = found.setdefault((seed.task, seed.label, seed.number), seed)
+            other = seeds_by_key.setdefault((seed.task, seed.label, seed.number), seed)
             if other.path != seed.path:
                 same = f"seed {seed.number} of {seed.label} on {seed.task}"
-                raise UserError(f"{other.path} and {seed.path} are both {same}: report one of them")
+                raise UserError(
+                    f"{other.path} and {seed.path} are both {same}. Report one of them."
+                )
             first = firsts.setdefault((seed.task, seed.label), seed)
             a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if not of_one(k) and not agree_in(k, a, b)]
+            differ = [k for k in sorted(a | b) if not may_differ(k) and not agree_in(k, a, b)]
             if differ:
                 raise UserError(
-                    f"{first.path} and {seed.path} differ in {', '.join(differ)} and so have no "
-                    "common mean: report them apart, or train one of them under another name=…"
+                    f"{first.path} and {seed.path} differ in {', '.join(differ)} and cannot be "
+                    "averaged. Report them separately, or train one of them under another name=…"
                 )
-    seeds = [found[key] for key in sorted(found)]
+    seeds = [seeds_by_key[key] for key in sorted(seeds_by_key)]
     return {seed.task: [s for s in seeds if s.task == seed.task] for seed in seeds}
 
 
-def of_one(key: str) -> bool:
-    """Whether seeds of one run may differ in it."""
+def may_differ(key: str) -> bool:
+    """Return True if seeds of one run may differ in this config key."""
     return key in CHANGING or key.startswith(SUMS)
 
 
 def compact_seeds(folder: Path) -> list[Seed]:
-    """Those in compact files at any depth below `folder`."""
-    found = []
+    """Return the seeds in compact files at any depth below `folder`."""
+    seeds = []
     for file in sorted(folder.resolve().rglob(compact.RUNS)):
         for record in compact.read(file.parent):
             run, number_of = record.key
-            found.append(seed_of(record, file / run / f"seed_{number_of}"))
-    return found
+            seeds.append(seed_of(record, file / run / f"seed_{number_of}"))
+    return seeds
 
 
 def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
-    """Label -> the seeds that are averaged: the finished ones, or all where none is."""
-    found: dict[str, list[Seed]] = {}
+    """Return label -> the seeds that are averaged: the finished ones, or all if none is."""
+    by_label: dict[str, list[Seed]] = {}
     for seed in seeds:
-        found.setdefault(seed.label, []).append(seed)
-    return {label: [s for s in own if s.outcome] or own for label, own in found.items()}
+        by_label.setdefault(seed.label, []).append(seed)
+    return {label: [s for s in group if s.outcome] or group for label, group in by_label.items()}
 
 
 def key_of(seeds: Sequence[Seed]) -> str:
-    """What the seeds of a task are compared by: "score" where all have one, else "return"."""
+    """Return what the seeds of a task are compared by: "score" if all have one, else "return"."""
     return "return" if any(s.curves["return"] and not s.curves["score"] for s in seeds) else "score"
 
 
 def behavior(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
-    """Name of the data -> score and return of the policy that made it; of several names, all."""
+    """Return name of the data -> score and return of its behavior policy.
+
+    Names of data sets with equal values are joined.
+    """
     names = dict[tuple[float | None, float], dict[str, None]]()
     for o in (seed.outcome for seed in seeds):
         if o is not None and o.behavior_return is not None:
             value = o.behavior_score, o.behavior_return
             names.setdefault(value, {})[Path(o.dataset or "").name] = None
-    return {", ".join(own): value for value, own in names.items()}
+    return {", ".join(equal): value for value, equal in names.items()}

@@ -1,8 +1,9 @@
-"""How far a result had come, and how sure it is: small functions of numbers.
+"""Critic convergence, standard errors and confidence intervals.
 
-Values form slowly: a critic that meets its goal at once, r + discount * target, whose target moves
-by the share `tau` each update, comes nearer to its fixed point by tau * (1 - discount) an update of
-the target. Before most of the way is gone a score says what the first updates do, and little else.
+Critic convergence says how close the critic can be to its fixed point. It assumes a critic that
+always equals r + discount * target. Each update moves the target network by the share tau, and so
+removes the share tau * (1 - discount) of the remaining distance. A score that is measured before
+most of the distance is gone describes the first updates and little else.
 """
 
 from __future__ import annotations
@@ -13,51 +14,54 @@ from typing import Any
 
 import numpy as np
 
-FORMED = 0.9  # of their way that values must have gone for a result to be compared
-NORMAL = 1.959964  # 97.5 % of the normal distribution lie below
+MIN_CONVERGENCE = 0.9  # below it a result is marked unfinished and not compared
+NORMAL = 1.959964  # 97.5 % quantile of the standard normal distribution
 
 
-def formed(target_updates: float, tau: float, discount: float) -> float:
-    """The share to which values have formed: 1 - (1 - tau (1 - discount))^target_updates."""
+def critic_convergence(target_updates: float, tau: float, discount: float) -> float:
+    """Return the critic convergence, 1 - (1 - tau (1 - discount))^target_updates, in [0, 1]."""
     return 1 - (1 - tau * (1 - discount)) ** target_updates
 
 
-def formed_share(hyper: Mapping[str, Any], updates: int) -> float | None:
-    """`formed` after `updates` updates of a run with these hyper-parameters.
+def convergence_after(hyper: Mapping[str, Any], updates: int) -> float | None:
+    """Return the critic convergence of a run with these hyper-parameters after `updates` updates.
 
-    None where nothing bootstraps: no discount, or no target that follows, as of values that are
-    learned from rollouts (by a trace).
+    None if no critic bootstraps: there is no discount or no target network, or the values are
+    learned from rollouts (`trace`).
     """
     if hyper.get("tau") is None or hyper.get("discount") is None or "trace" in hyper:
         return None
-    return formed(updates / hyper.get("policy_delay", 1), hyper["tau"], hyper["discount"])
+    return critic_convergence(
+        updates / hyper.get("policy_delay", 1), hyper["tau"], hyper["discount"]
+    )
 
 
-def formed_text(share: float | None) -> str:
-    """In per cent rounded down, and whether that is too little; nothing without values."""
+def convergence_text(share: float | None) -> str:
+    """Return a convergence in per cent, rounded down and marked if it is too low; "" for None."""
     if share is None:
         return ""
-    return f"{math.floor(100 * share)} %" + ("" if share >= FORMED else ", unfinished")
+    return f"{math.floor(100 * share)} %" + ("" if share >= MIN_CONVERGENCE else ", unfinished")
 
 
 def evaluation_error(returns: np.ndarray) -> float | None:
-    """Standard error of the mean over episodes, returns [S, E]; None of fewer than two episodes.
+    """Return the standard error of the mean over episodes; None for fewer than two episodes.
 
-    Episode e of every seed begins alike, so the seeds' mean is what differs from start to start.
+    returns: [S, E]. Episode e has the same initial state for every seed, so the error is that of
+    the E means over seeds.
     """
     means = np.asarray(returns, np.float64).mean(0)
     return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
 
 
 def last_mean(curve: Mapping[int, float], count: int = 5) -> float | None:
-    """The mean of the last `count` evaluations, those before the first update left out."""
+    """Return the mean of the last `count` evaluations, without those before the first update."""
     values = [value for updates, value in sorted(curve.items()) if updates][-count:]
     return float(np.mean(values)) if values else None
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a probability from `successes` in `trials`."""
+    """Return Wilson's 95 % interval of a probability from `successes` in `trials`."""
     p, z = successes / trials, NORMAL
     center = (p + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z / (1 + z**2 / trials) * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2))
-    return max(center - half, 0.0), min(center + half, 1.0)  # rounded, an end passes 0 or 1
+    return max(center - half, 0.0), min(center + half, 1.0)  # rounding can exceed 0 and 1

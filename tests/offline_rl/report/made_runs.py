@@ -1,4 +1,4 @@
-"""Runs written by hand, in the layout that `train` leaves."""
+"""Run folders written by hand, in the layout of `train`."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def seed_folder(
     config: dict[str, Any] | None = None,
     **result: Any,
 ) -> SeedFolder:
-    """Evaluated in two episodes at updates -> score; a score of s is a return of 100 + 2 s."""
+    """Write a seed with two episodes per evaluation. scores: updates -> s, a return of 100 + 2 s."""
     folder = SeedFolder(run_folder(str(out), task, algorithm, name), seed)
     settings = {"algorithm": algorithm, "task": task, "name": name, "dataset": None, "data": "ab12"}
     settings |= {"num_updates": 4000, "hyper": {"beta": 3.0}}
@@ -33,12 +33,12 @@ def seed_folder(
         row = {"updates": updates, "env_steps": 0, "eval/return": mean, "eval/length": 5.0}
         row |= {"eval/score": score} if scored else {}
         row |= {"returns": [mean - 1, mean + 1], "lengths": [4, 6], "seeds": [7, 8]}
-        told = {key: result.get(key) for key in ("success", "costs")}
-        folder.append("evaluations", {**row, **told})
+        outcome = {key: result.get(key) for key in ("success", "costs")}
+        folder.append("evaluations", {**row, **outcome})
     if finished:
         last = list(scores.values())[-1] if scores else None
         mean = None if last is None else 100 + 2 * last
-        whole: dict[str, Any] = {
+        default: dict[str, Any] = {
             "algorithm": algorithm,
             "task": task,
             "dataset": "/far/away/line.npz",
@@ -60,5 +60,5 @@ def seed_folder(
             "score_reference": REFERENCE if scored else None,
             "diverged_at": None,
         }
-        write_json(folder.result, whole | result)
+        write_json(folder.result, default | result)
     return folder

@@ -1,4 +1,4 @@
-"""Compact files: three small ones that say what the runs' folders say."""
+"""Compact files: three small files with the content of run folders."""
 
 import csv
 import gzip
@@ -15,13 +15,13 @@ from offline_rl.utils.errors import UserError
 
 
 def runs(out: Path) -> Path:
-    """Two tasks, one with success; an odd number, a diverged seed, a hyper-parameter's name."""
+    """Write runs of two tasks: one with success, a name like a number, a diverged seed."""
     seed_folder(out, 0, {0: 0.1 + 0.2, 4000: 100 / 3}, name="1e5", config={"dataset": "/a/b.npz"})
     seed_folder(out, 1, {0: 2.0, 4000: 40.0}, name="1e5", config={"dataset": "/a/b.npz"})
     seed_folder(out, 0, {0: 2.0, 2000: 3.0}, algorithm="iql", diverged_at=3000, version="0.1")
-    told = {"success": [True, False], "costs": [0.5, 1.0]}
+    outcome = {"success": [True, False], "costs": [0.5, 1.0]}
     for seed in (0, 10):
-        seed_folder(out, seed, {4000: 50.0}, task="reach", scored=False, **told)
+        seed_folder(out, seed, {4000: 50.0}, task="reach", scored=False, **outcome)
     metrics = {"updates": 4000, "train/target": 1 / 3, "time/updates_per_second": 9.0}
     seed_folders(out)[0].append("metrics", {"updates": 10, "train/target": 9.0})
     seed_folders(out)[0].append("metrics", metrics)
@@ -29,7 +29,7 @@ def runs(out: Path) -> Path:
 
 
 def tables(folder: Path, out: Path) -> str:
-    """The report, but for where it was written."""
+    """Return the report without the folder it was written to."""
     text = report([folder], out=str(out))
     return text.replace(str(out), "")
 
@@ -42,21 +42,21 @@ def test_a_packed_study_has_the_same_report(tmp_path: Path) -> None:
     assert curves[0] == curves[1]
 
 
-def test_everything_a_seed_came_to_is_read_back_exactly(tmp_path: Path) -> None:
+def test_the_results_of_a_seed_are_read_back_exactly(tmp_path: Path) -> None:
     compact.pack([runs(tmp_path / "raw")], tmp_path / "packed")
     back = {record.key: record for record in compact.read(tmp_path / "packed")}
     for folder in seed_folders(tmp_path / "raw"):
         record = compact.portable(of_folder(folder))
-        found = back.pop(record.key)
-        assert found.config == record.config
-        assert found.result is not None
+        read = back.pop(record.key)
+        assert read.config == record.config
+        assert read.result is not None
         assert record.result is not None
-        assert {k: found.result[k] for k in record.result} == record.result
-        for row, again in zip(record.evaluations, found.evaluations, strict=True):
-            given = {k: v for k, v in row.items() if k not in ("eval/length", "eval/score")}
-            assert {k: again[k] for k in given} == given
+        assert {k: read.result[k] for k in record.result} == record.result
+        for row, again in zip(record.evaluations, read.evaluations, strict=True):
+            exact = {k: v for k, v in row.items() if k not in ("eval/length", "eval/score")}
+            assert {k: again[k] for k in exact} == exact
             assert again.get("eval/score") == pytest.approx(row.get("eval/score"))
-        assert found.metrics == {k: v for k, v in record.metrics.items() if "train/" in k}
+        assert read.metrics == {k: v for k, v in record.metrics.items() if "train/" in k}
     assert not back
 
 
@@ -72,7 +72,7 @@ def test_the_same_runs_give_the_same_bytes_and_packing_again_changes_nothing(
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_new_seeds_join_those_that_are_there(tmp_path: Path) -> None:
+def test_new_seeds_are_added_to_the_packed_ones(tmp_path: Path) -> None:
     seed_folder(tmp_path / "first", 0, {4000: 40.0})
     seed_folder(tmp_path / "later", 1, {4000: 60.0})
     assert compact.pack([tmp_path / "first"], tmp_path / "packed") == 1
@@ -80,8 +80,8 @@ def test_new_seeds_join_those_that_are_there(tmp_path: Path) -> None:
     assert "50.0 ± 10.0" in report([tmp_path / "packed"], out=str(tmp_path))
 
 
-def test_two_evaluations_of_one_moment_stay_two(tmp_path: Path) -> None:
-    """As before and after the switch from data to environment."""
+def test_two_evaluations_after_equal_numbers_of_updates_stay_separate(tmp_path: Path) -> None:
+    """They occur before and after the switch from data to the environment."""
     folder = seed_folder(tmp_path / "raw", 0, {0: 2.0, 4000: 40.0})
     folder.append("evaluations", folder.rows("evaluations")[-1])
     compact.pack([tmp_path / "raw"], tmp_path / "packed")
@@ -95,13 +95,13 @@ def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
         compact.pack([tmp_path / "nowhere"], tmp_path / "packed")
 
 
-def test_what_is_running_is_left_out(tmp_path: Path) -> None:
+def test_running_seeds_are_left_out(tmp_path: Path) -> None:
     seed_folder(tmp_path / "raw", 0, {4000: 40.0})
     seed_folder(tmp_path / "raw", 1, {2000: 60.0}, finished=False)
     assert compact.pack([tmp_path / "raw"], tmp_path / "packed") == 1
 
 
-def test_the_files_are_plain_tables_with_a_row_for_each_seed_and_each_episode(
+def test_the_files_are_plain_tables_with_a_row_per_seed_and_per_episode(
     tmp_path: Path,
 ) -> None:
     seed_folder(tmp_path / "raw", 3, {0: 0.0, 4000: 40.0}, dataset="/home/me/line.npz")
@@ -122,7 +122,7 @@ def test_the_files_are_plain_tables_with_a_row_for_each_seed_and_each_episode(
     assert list(json.loads((tmp_path / "configs.json").read_text())) == [run]
 
 
-def test_seeds_without_a_common_configuration_and_seeds_given_twice_are_refused(
+def test_seeds_with_different_settings_and_duplicate_seeds_are_refused(
     tmp_path: Path,
 ) -> None:
     seed_folder(tmp_path / "a", 0, {4000: 40.0})

@@ -1,4 +1,4 @@
-"""The picture: as large as it needs, lines named where they end, at most a dozen of them."""
+"""The figure of learning curves: its size, labels at the ends of lines, at most a dozen lines."""
 
 from pathlib import Path
 
@@ -8,26 +8,26 @@ from made_runs import seed_folder
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from offline_rl.reporting.curves import GAP, HEIGHT, picture, spread
+from offline_rl.reporting.curves import GAP, HEIGHT, draw_figure, spread
 from offline_rl.reporting.runs import behavior, collect
 
 
 @pytest.mark.parametrize("wanted", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.1, 0.11, 0.2, 0.9]])
-def test_labels_keep_their_distance_and_stay_as_near_as_they_can(wanted: list[float]) -> None:
+def test_labels_keep_their_distance_and_stay_as_close_as_possible(wanted: list[float]) -> None:
     places = spread(wanted, 0.1)
     assert (np.diff(places) >= 0.1 - 1e-9).all()
-    assert sum(places) == pytest.approx(sum(wanted))  # those that touch are moved both ways
+    assert sum(places) == pytest.approx(sum(wanted))  # adjacent labels move in both directions
     if (np.diff(wanted) >= 0.1).all():
         assert places == wanted
 
 
-def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
-    """Forty runs of a task and two of another: a dozen lines, the best ones, named apart."""
+def test_forty_runs_do_not_shrink_the_panels(tmp_path: Path) -> None:
+    """Of forty runs of a task the best dozen are drawn, with labels that do not overlap."""
     for k in range(40):
         seed_folder(tmp_path, 0, {0: 1.0, 4000: float(k)}, name=f"run-{k}")
     for name in ("a", "b"):
         seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}, task="toy/other", name=name)
-    figure = picture(collect([tmp_path]))
+    figure = draw_figure(collect([tmp_path]))
     FigureCanvasAgg(figure).draw()
     whole = figure.get_window_extent()
     for axes in figure.axes:
@@ -50,20 +50,20 @@ def test_forty_labels_leave_the_panels_their_size(tmp_path: Path) -> None:
     assert len(few.lines) == 3
 
 
-def test_one_behavior_by_several_names_is_drawn_and_told_once(tmp_path: Path) -> None:
+def test_data_sets_of_equal_behavior_policies_share_a_line(tmp_path: Path) -> None:
     for k, value in enumerate((130.0, 130.0, 150.0)):
-        told = {"dataset": f"{k}.npz", "behavior_return": value, "behavior_score": value / 2 - 50}
-        seed_folder(tmp_path, 0, {0: 1.0, 4000: 5.0}, name=f"run-{k}", **told)
+        data = {"dataset": f"{k}.npz", "behavior_return": value, "behavior_score": value / 2 - 50}
+        seed_folder(tmp_path, 0, {0: 1.0, 4000: 5.0}, name=f"run-{k}", **data)
     (seeds,) = collect([tmp_path]).values()
     assert behavior(seeds) == {"0.npz, 1.npz": (15, 130), "2.npz": (25, 150)}
-    (axes,) = picture({"toy/line": seeds}).axes
+    (axes,) = draw_figure({"toy/line": seeds}).axes
     assert [text.get_text() for text in axes.texts].count("behavior policy") == 2
 
 
-def test_what_leads_to_a_label_ends_before_all_labels(tmp_path: Path) -> None:
+def test_leaders_end_before_the_labels(tmp_path: Path) -> None:
     for k in range(9):
         seed_folder(tmp_path, 0, {0: 1.0, 4000: float(k)}, name=f"run-{k}")
-    figure = picture(collect([tmp_path]))
+    figure = draw_figure(collect([tmp_path]))
     FigureCanvasAgg(figure).draw()
     for text in figure.axes[0].texts:
         leader = text.arrow_patch.get_window_extent()
@@ -71,10 +71,10 @@ def test_what_leads_to_a_label_ends_before_all_labels(tmp_path: Path) -> None:
 
 
 def test_no_leader_to_a_label_crosses_the_axes_and_a_short_line_has_a_dot(tmp_path: Path) -> None:
-    """A run of 1,000 updates beside one of 4,000: what lies over the axes is data or gray dots."""
+    """With runs of 1,000 and 4,000 updates, only data and gray dots lie inside the axes."""
     seed_folder(tmp_path, 0, {0: 1.0, 1000: 90.0}, name="short")
     seed_folder(tmp_path, 0, {0: 1.0, 4000: 20.0}, name="long")
-    figure = picture(collect([tmp_path]))
+    figure = draw_figure(collect([tmp_path]))
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     for text in axes.texts:

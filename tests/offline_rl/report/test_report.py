@@ -1,4 +1,4 @@
-"""Reports of runs that are written by hand, in the layout that `train` leaves."""
+"""Reports of runs whose folders are written by hand, in the layout of `train`."""
 
 import json
 from pathlib import Path
@@ -13,13 +13,15 @@ from offline_rl.utils.text import duration, mean_std, span, table
 
 
 def cells(text: str, start: str) -> list[str]:
-    """The cells of the row that begins with `start`."""
+    """Return the cells of the row that begins with `start`."""
     line = next(line for line in text.splitlines() if line.startswith(start))
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path: Path) -> None:
-    """Scores 40, 50, 60: mean 50, deviation sqrt(200 / 3) = 8.165; a return is 100 + 2 scores."""
+def test_the_mean_and_standard_deviation_over_seeds_match_a_calculation_by_hand(
+    tmp_path: Path,
+) -> None:
+    """Scores 40, 50, 60: mean 50, std sqrt(200 / 3) = 8.165. A return is 100 + 2 * score."""
     for seed, score in enumerate((40.0, 50.0, 60.0)):
         seed_folder(tmp_path, seed, {0: 1.0, 4000: score}, seeds_stacked=3)
     text = report([tmp_path])
@@ -33,8 +35,8 @@ def test_the_mean_and_deviation_over_seeds_are_those_worked_out_by_hand(tmp_path
     assert "cpu (2 cores), fp32, compiled" in text
 
 
-def test_updates_are_those_of_the_main_phase_in_results_of_any_age(tmp_path: Path) -> None:
-    """Before preliminary updates were told apart, a result counted them with the others."""
+def test_updates_are_those_of_the_main_phase_in_results_of_any_version(tmp_path: Path) -> None:
+    """Results of earlier versions count preliminary updates together with the others."""
     ages = {"old": {"num_updates": 5000}, "new": {"num_updates": 4000, "pretrain_updates": 1000}}
     ages["new"] |= {"online_updates": 0}
     for name, counts in ages.items():
@@ -51,13 +53,13 @@ def test_the_last_evaluation_counts_and_not_the_best(tmp_path: Path) -> None:
 
 
 def test_wall_time_is_that_of_all_seeds_and_a_stacked_group_counts_once(tmp_path: Path) -> None:
-    """Two seeds side by side for 60 s, then one alone for 30 s."""
+    """Two seeds train together for 60 s, then a third one for 30 s."""
     seed_folder(tmp_path, 0, {0: 1.0}), seed_folder(tmp_path, 1, {0: 1.0})
     seed_folder(tmp_path, 2, {0: 1.0}, seeds_stacked=1, seconds=30.0, updates_per_second=300.0)
     assert cells(report([tmp_path]), "bc")[-2:] == ["90 s", "200 × 1–2"]
 
 
-def test_a_report_writes_its_picture_and_page_and_ends_with_the_page(tmp_path: Path) -> None:
+def test_a_report_writes_its_figure_and_page_and_prints_their_paths_last(tmp_path: Path) -> None:
     folder = seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}).path.parent
     text = report(folder)
     assert text.splitlines()[-2:] == [str(folder / "curves.png"), str(folder / "report.md")]
@@ -93,7 +95,7 @@ def test_running_and_diverged_seeds_are_named(tmp_path: Path) -> None:
     text = report([tmp_path])
     assert cells(text, "bc")[1] == "30.0 ± 20.0"  # of 50 and 10
     assert "Interrupted: bc seed 1, score 20.0 after 2,000 updates." in text
-    assert "Diverged: bc seed 2, before update 3,000; counted like the others." in text
+    assert "Diverged: bc seed 2, before update 3,000. It is included in the mean." in text
     assert cells(text, "iql") == ["iql", "interrupted"]
     assert "Interrupted: iql seed 0, not evaluated yet." in text
 
@@ -111,8 +113,8 @@ def test_a_task_without_references_reports_returns_and_success_and_says_so(tmp_p
     assert "Score 0" not in text
 
 
-def test_values_that_have_not_formed_are_said_to_be_unfinished(tmp_path: Path) -> None:
-    """0.5 * (1 - 0.5) of the way each time: 1 - 0.75^5 = 76 % after five, 1 - 0.75^10 = 94 %."""
+def test_a_critic_that_has_not_converged_marks_its_run_unfinished(tmp_path: Path) -> None:
+    """Each target update covers 0.25 of the distance: 1 - 0.75^5 = 76 %, 1 - 0.75^10 = 94 %."""
     for name, delay, updates in (("slow", 2, 10), ("quick", 1, 10)):
         hyper = {"tau": 0.5, "discount": 0.5, "policy_delay": delay}
         config = {"num_updates": updates, "hyper": hyper}
@@ -120,16 +122,16 @@ def test_values_that_have_not_formed_are_said_to_be_unfinished(tmp_path: Path) -
     text = report([tmp_path])
     assert cells(text, "bc (slow)")[7] == "76 %, unfinished"
     assert cells(text, "bc (quick)")[7] == "94 %"
-    assert "below 90 % a result is unfinished" in (tmp_path / "report.md").read_text()
+    assert "Below 90 % a run is marked unfinished" in (tmp_path / "report.md").read_text()
 
 
-def test_training_without_an_environment_has_a_table_and_no_picture(tmp_path: Path) -> None:
+def test_training_without_an_environment_has_a_table_and_no_figure(tmp_path: Path) -> None:
     seed_folder(tmp_path, 0, {}, task="none", scored=False)
     assert report([tmp_path]).startswith("none: not evaluated\n")
     assert not (tmp_path / "curves.png").exists()
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     folder = seed_folder(tmp_path, 0, {0: 1.0, 2000: 20.0}, finished=False)
     with (folder.path / "evaluations.jsonl").open("a") as file:
         file.write('{"updates": 4000, "eval/sc')
@@ -183,13 +185,13 @@ def test_folders_without_runs_and_unknown_options_are_refused(tmp_path: Path) ->
         report([tmp_path])
     with pytest.raises(UserError, match="holds no run"):
         report([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="give a run's folder"):
+    with pytest.raises(UserError, match="Give a run's folder"):
         report([])
     with pytest.raises(UserError, match="did you mean out"):
         report([tmp_path], ouut="x")
 
 
-def test_the_same_seed_is_read_once_and_a_second_one_of_its_name_is_refused(
+def test_a_seed_that_is_given_twice_is_read_once_and_two_seeds_of_one_name_are_refused(
     tmp_path: Path,
 ) -> None:
     folder = seed_folder(tmp_path / "here", 0, {0: 50.0})
@@ -199,7 +201,7 @@ def test_the_same_seed_is_read_once_and_a_second_one_of_its_name_is_refused(
         report([tmp_path])
 
 
-def test_seeds_that_were_trained_otherwise_are_not_averaged(tmp_path: Path) -> None:
+def test_seeds_with_different_settings_are_not_averaged(tmp_path: Path) -> None:
     seed_folder(tmp_path / "here", 0, {0: 50.0})
     seed_folder(tmp_path / "there", 1, {0: 60.0}, config={"dataset": "elsewhere/line.npz"})
     report([tmp_path])  # the same data at another place
@@ -208,7 +210,7 @@ def test_seeds_that_were_trained_otherwise_are_not_averaged(tmp_path: Path) -> N
         report([tmp_path])
 
 
-def test_json_and_pictures_beside_the_runs_are_not_read(tmp_path: Path) -> None:
+def test_other_json_files_in_a_run_folder_are_not_read(tmp_path: Path) -> None:
     folder = seed_folder(tmp_path, 0, {0: 50.0})
     (folder.path / "metrics.jsonl").write_text("damaged")
     (folder.path / "checkpoints").mkdir()
@@ -236,15 +238,15 @@ def test_a_table_is_aligned_and_leaves_out_empty_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "penalty", "said"),
+    ("multiplier", "penalty", "noted"),
     [(2300.0, 12.0, True), (2300.0, 4.0, False), (5.0, 12.0, False)],
 )
-def test_a_gap_that_cannot_be_reached_is_told(
-    multiplier: float, penalty: float, said: bool, tmp_path: Path
+def test_a_gap_that_cannot_be_reached_is_noted(
+    multiplier: float, penalty: float, noted: bool, tmp_path: Path
 ) -> None:
     hyper = {"gap": 5.0, "weight": 10.0, "gap_after_weight": False}
     folder = seed_folder(tmp_path, 0, {4000: 50.0}, algorithm="cql", config={"hyper": hyper})
     last = {"updates": 4000, "env_steps": 0, "train/multiplier": multiplier}
     folder.append("metrics", last | {"train/penalty": penalty})
     text = " ".join(report([tmp_path]).split())
-    assert ("Infeasible: cql seed 0, whose multiplier has grown to 2,300" in text) == said
+    assert ("Infeasible: cql seed 0. Its multiplier has grown to 2,300" in text) == noted
