@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
-from real_robot.robots.config import Line, calibration_file, describe
+from real_robot.robots.config import DynamixelOptions, calibration_file, describe
 
 LEAST_TICKS = 100  # a joint that was moved by less was not moved
 POLL_S = 0.02
@@ -30,17 +30,17 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         SILENT,
         Ranges,
         finish,
-        into_position_mode,
         read_back,
         save,
-        turn_round,
-        zero_here,
+        set_direction,
+        set_position_mode,
+        set_zero,
     )
 
     described = describe(robot)
     if described.config.adapter != "dynamixel":
         raise UserError(f"{robot} needs no calibration: only servos on a line do")
-    line = build(Line, described.config.dynamixel | changes, "dynamixel.")
+    line = build(DynamixelOptions, described.config.dynamixel | changes, "dynamixel.")
     joints = {row.id: joint for joint, row in described.joints.items() if row.id is not None}
     if missing := [joint for joint, row in described.joints.items() if row.id is None]:
         raise UserError(f"{described.path.name}: joints.{missing[0]}.id is missing")
@@ -65,7 +65,7 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         wait("Torque goes off: hold the arm. Then Enter", lambda: None)
         for id_ in joints:
             _checked(bus.write(id_, table.TORQUE_ENABLE.address, b"\0").code, id_)
-            into_position_mode(bus, id_)
+            set_position_mode(bus, id_)
         wait(
             "Turn each joint a little to its positive side, as the model has it. Then Enter",
             lambda: None,
@@ -79,10 +79,10 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
                 raise UserError(
                     f"joint {joints[id_]} was not turned to its positive side: begin again"
                 )
-            turn_round(bus, id_, moved)
-            zero_here(bus, id_)
+            set_direction(bus, id_, moved)
+            set_zero(bus, id_)
         ranges = Ranges(bus, list(joints))
-        wait("Move every joint to both its ends. Then Enter", ranges.look)
+        wait("Move every joint to both its ends. Then Enter", ranges.update)
         for joint, low, high in zip(joints.values(), ranges.low, ranges.high, strict=True):
             if high - low < LEAST_TICKS:
                 raise UserError(f"joint {joint} was not moved to its ends: begin again")

@@ -1,8 +1,8 @@
-"""The terminal of a run: one line of state, the space bar as emergency stop, words for the rest.
+"""Terminal of a run: a status line, the space bar as emergency stop, and typed commands.
 
-The space bar stops at once, whatever is being typed, and so do Escape and what ends or suspends
-other programs: Ctrl-C, Ctrl-\\, Ctrl-Z. Words end with Enter: start, finish, re-arm, arm, limp,
-confirm=<joint>, quit. A keyboard is no substitute for a switch that cuts the power.
+The space bar stops the robot immediately, whatever is being typed. So do Escape, Ctrl-C, Ctrl-\\
+and Ctrl-Z. Commands end with Enter: start, finish, re-arm, arm, limp, confirm=<joint>, quit. A
+keyboard does not replace a switch that cuts the power.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.rings import Ring, Words
-from real_robot.control.session import put_wish
+from real_robot.control.session import put_request
 from real_robot.rows import Mode
 from real_robot.safety.states import CONFIRM, RE_ARM, Reason, State
 
-ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # and Escape, Ctrl-C, Ctrl-\, Ctrl-Z
+ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # space, Escape, Ctrl-C, Ctrl-\, Ctrl-Z
 QUIT_KEY = "\x04"  # Ctrl-D
 ESTOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 QUIT_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 WORDS = ("start", "finish", "arm", "limp")
 POLL_S = 0.01
-LINE_S = 0.2  # between two lines of state
-RE_ARM_AFTER_S = 0.1  # in which the loop sees that the key is up
+LINE_S = 0.2  # time between two status lines
+RE_ARM_AFTER_S = 0.1  # time for the loop to process the released emergency stop
 
 
 @contextlib.contextmanager
 def keys(stream: TextIO) -> Iterator[int | None]:
-    """The terminal's descriptor, each key at once; None where `stream` is no terminal.
+    """Yield the terminal's descriptor, unbuffered; None if `stream` is not a terminal.
 
-    No key makes a signal, and none stops the terminal's output.
+    No key sends a signal, and none stops the terminal's output.
     """
     if not stream.isatty():
         yield None
@@ -57,39 +57,39 @@ def keys(stream: TextIO) -> Iterator[int | None]:
         termios.tcsetattr(handle, termios.TCSANOW, now)
         yield handle
     finally:
-        with contextlib.suppress(termios.error):  # of a terminal that is gone
+        with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(handle, termios.TCSANOW, before)
 
 
 class Console:
-    """Turns keys into wishes, and rows into a line."""
+    """Console of a run: turns keys into requests, and rows into a status line."""
 
     def __init__(
-        self, words: Words, wishes: Ring, joints: Sequence[str] = (), no_plan: Path | None = None
+        self, words: Words, requests: Ring, joints: Sequence[str] = (), no_plan: Path | None = None
     ) -> None:
-        """no_plan: a file that says why the plan ran out."""
-        self._words, self._wishes, self._joints = words, wishes, joints
+        """Create a console. no_plan: a file that says why the plan ran out."""
+        self._words, self._requests, self._joints = words, requests, joints
         self._no_plan = no_plan
         self.typed = ""
         self.quit = self._gone = False
-        self.said = ""  # about the last word
-        self.lost = 0  # rows that were damaged in shared memory
+        self.message = ""  # response to the last command
+        self.lost = 0  # number of damaged rows in shared memory
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Hears what the system says: of Ctrl-C without a terminal, of one that closed, of kill."""
+        """Handle signals: Ctrl-C without a terminal, a closed terminal, and kill."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # another thread hears them
+            yield  # the main thread handles the signals
             return
-        heard = (*ESTOP_SIGNALS, *QUIT_SIGNALS)
-        before = {each: signal.signal(each, self._hear) for each in heard}
+        handled = (*ESTOP_SIGNALS, *QUIT_SIGNALS)
+        before = {each: signal.signal(each, self._handle_signal) for each in handled}
         try:
             yield
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
-    def _hear(self, number: int, frame: object) -> None:
+    def _handle_signal(self, number: int, frame: object) -> None:
         if number in ESTOP_SIGNALS:
             self._stop()
         else:
@@ -97,10 +97,10 @@ class Console:
 
     def _stop(self) -> None:
         self._words["estop"] += 1
-        self.typed, self.said = "", "EMERGENCY STOP; type quit to end"
+        self.typed, self.message = "", "EMERGENCY STOP; type quit to end"
 
     def feed(self, characters: str) -> None:
-        """What came from the keyboard."""
+        """Process characters from the keyboard."""
         for character in characters:
             if character in ESTOP_KEYS:
                 self._stop()
@@ -116,26 +116,28 @@ class Console:
 
     def _word(self, word: str) -> None:
         if self.quit:
-            return  # while a run ends, nothing but the emergency stop is heard
+            return  # while a run ends, only the emergency stop works
         if word == "quit":
             self.quit = True
         elif word == RE_ARM:
             self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
-            put_wish(self._wishes, Wish(typed=word))
+            put_request(self._requests, Request(typed=word))
         elif word.startswith(CONFIRM):
-            put_wish(self._wishes, Wish(confirm=word.removeprefix(CONFIRM)))
+            put_request(self._requests, Request(confirm=word.removeprefix(CONFIRM)))
         elif word in WORDS:
-            wish: dict[str, Any] = {word: True}
-            put_wish(self._wishes, Wish(**wish))
+            request: dict[str, Any] = {word: True}
+            put_request(self._requests, Request(**request))
         elif word:
-            known = ", ".join((*WORDS, RE_ARM, f"{CONFIRM}<joint>", "quit"))
-            self.said = f"{word!r} is no word here; there are {known}; space is the emergency stop"
+            commands = ", ".join((*WORDS, RE_ARM, f"{CONFIRM}<joint>", "quit"))
+            self.message = (
+                f"unknown command {word!r}. Commands: {commands}. Space is the emergency stop"
+            )
             return
-        self.said = ""
+        self.message = ""
 
     def wait(self, handle: int | None) -> None:
-        """Takes what is typed, for at most 10 ms; a terminal that is gone types `quit`."""
+        """Read the keys, for at most 10 ms. A closed terminal acts as `quit`."""
         self._words["console_beat"] += 1
         if handle is None or self._gone:
             time.sleep(POLL_S)
@@ -143,55 +145,55 @@ class Console:
             try:
                 typed = os.read(handle, 64)
             except OSError:
-                typed = b""  # as a closed terminal answers too
+                typed = b""  # as from a closed terminal
             self._gone = not typed
             self.quit = self.quit or self._gone
             self.feed(typed.decode(errors="ignore"))
 
     def line(self, row: np.ndarray, rate_hz: float, silent_s: float = 0.0) -> str:
-        """The state, who moves the robot, rates, and what holds it back.
+        """Return the status line: state, rate, missed deadlines and messages.
 
-        silent_s: since when control has sent no row; all that is known is that old.
+        silent_s: time since the last row of control, which is then shown as stale.
         """
         state = State(int(row["state"]))
         if silent_s:
-            return f"STALE: no word from control for {silent_s:.1f} s; it was {state.name}"
+            return f"STALE: control has been silent for {silent_s:.1f} s; it was {state.name}"
         parts = [f"{state.name:9s}", f"{rate_hz:6.1f} Hz", f"missed {int(row['missed'])}"]
         if int(row["mode"]) == Mode.POLICY:
             parts.append(f"inference {int(row['inference_ns']) * 1e-6:.0f} ms")
         if row["clips"].any():
             parts.append("at a limit")
         if int(row["latched"]) >= 0:
-            parts.append(f"{self.why(row)}; type {RE_ARM}")
+            parts.append(f"{self.stop_reason(row)}; type {RE_ARM}")
         if self.lost:
             parts.append(f"{self.lost} rows damaged in shared memory")
         if self._words["starting"]:
             parts.append("starts with the first plan")
-        if self.said:
-            parts.append(self.said)
+        if self.message:
+            parts.append(self.message)
         if self.typed:
             parts.append(f"> {self.typed}")
         return " | ".join(parts)
 
-    def news(self, row: np.ndarray) -> str:
-        """The state in a line that changes only with it, for a log."""
+    def log_line(self, row: np.ndarray) -> str:
+        """Return the state as a line for a log. It changes only with the state."""
         parts = [State(int(row["state"])).name]
-        parts += [self.why(row)] if int(row["latched"]) >= 0 else []
-        parts += [self.said] if self.said else []
+        parts += [self.stop_reason(row)] if int(row["latched"]) >= 0 else []
+        parts += [self.message] if self.message else []
         return " | ".join(parts)
 
-    def why(self, row: np.ndarray) -> str:
-        """Why the robot stopped, with the joints' names. row: one with a latched reason."""
+    def stop_reason(self, row: np.ndarray) -> str:
+        """Return why the robot stopped, with the joints' names. row: one with a latched reason."""
         bits, reason = int(row["culprits"]), Reason(int(row["latched"]))
-        text = reason.told([joint for i, joint in enumerate(self._joints) if bits >> i & 1])
+        text = reason.describe([joint for i, joint in enumerate(self._joints) if bits >> i & 1])
         if reason is Reason.PLAN_EXHAUSTED and self._no_plan is not None:
             with contextlib.suppress(OSError):  # control writes it within its tick
                 text = f"{text} ({self._no_plan.read_text()})"
         return text
 
 
-def tell(line: str, stream: TextIO | None = None) -> None:
-    """Print a line; dropped if the reader takes none, for who waits here stops the robot."""
+def print_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line. It is dropped if the reader is blocked: waiting would stop the robot."""
     stream = sys.stdout if stream is None else stream
     with contextlib.suppress(OSError):
         handle = stream.fileno()
@@ -204,8 +206,8 @@ def tell(line: str, stream: TextIO | None = None) -> None:
             os.set_blocking(handle, blocks)
 
 
-def show(line: str, stream: TextIO = sys.stdout) -> None:
-    """In place of the last one, where `stream` is a terminal; dropped where that takes nothing."""
+def show_line(line: str, stream: TextIO = sys.stdout) -> None:
+    """Replace the last line of a terminal. The line is dropped if the terminal is blocked."""
     if not stream.isatty():
         return
     handle = stream.fileno()

@@ -1,8 +1,8 @@
-"""What a robot is to the control loop: a description, readings, commands and seven calls.
+"""Interface of a robot to the control loop: a specification, readings, commands and seven calls.
 
-SI units and radians throughout: a joint's `q` is in rad, or in m where it slides; servo ticks and
-degrees stay inside adapters. Times are CLOCK_MONOTONIC in integer nanoseconds. Joints are told
-apart by name; arrays over joints, [J], are float64 and in the order of `RobotSpec.joints`.
+All values are in SI units and radians: a joint's `q` is in rad, or in m if it slides. Servo ticks
+and degrees stay inside adapters. Times are CLOCK_MONOTONIC in integer nanoseconds. Joints are
+identified by name. Arrays over joints, [J], are float64 and in the order of `RobotSpec.joints`.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ import numpy as np
 
 
 class Code(IntEnum):
-    """How a call on the bus went: the loop gets numbers, not exceptions."""
+    """Result code of a call on the bus. The loop gets codes, not exceptions."""
 
     OK = 0
-    TIMEOUT = 1  # no whole answer within `RobotSpec.timeout_s`, from at least one joint
-    CORRUPT = 2  # answers came, and none passed its checksum in that time
+    TIMEOUT = 1  # at least one joint sent no complete answer within `RobotSpec.timeout_s`
+    CORRUPT = 2  # answers came in that time, but none with a valid checksum
     LOST = 3  # the port, process or connection is gone
-    REFUSED = 4  # the robot answered and did not do it
+    REFUSED = 4  # the robot answered but did not execute the command
 
 
 class Status(IntFlag):
-    """What a joint says of itself; 0 is well."""
+    """Status flags of a joint; 0: no problem."""
 
-    MISSING = 1  # it did not answer this time
-    TORQUE_OFF = 2  # although armed: it rebooted, or protected itself
+    MISSING = 1  # it did not answer this request
+    TORQUE_OFF = 2  # although armed: it rebooted, or its protection switched torque off
     OVER_TEMPERATURE = 4
     OVERLOAD = 8
     VOLTAGE = 16
     ENCODER = 32
-    WATCHDOG = 64  # its own watchdog fired: goals are ignored
+    WATCHDOG = 64  # the servo's watchdog fired: it ignores goals
     ERROR = 128  # any other hardware error
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Per joint, [J]; NaN where nobody has declared one, which `robot check` refuses."""
+    """Limits per joint, [J]. NaN: not declared, which `robot check` refuses."""
 
     position_low: np.ndarray  # rad or m
     position_high: np.ndarray
-    velocity: np.ndarray  # rad/s or m/s, > 0, of what is commanded
+    velocity: np.ndarray  # rad/s or m/s, > 0, of commands
     acceleration: np.ndarray  # rad/s² or m/s²
     jerk: np.ndarray  # rad/s³ or m/s³
-    stop_acceleration: np.ndarray  # of every stop, >= acceleration
+    stop_acceleration: np.ndarray  # for every stop, >= acceleration
     stop_jerk: np.ndarray  # >= jerk
-    tracking_error: np.ndarray  # rad or m that a goal may be away from where the joint is
-    current_a: np.ndarray  # A, its mean over 50 ms; infinite where the joint measures none
+    tracking_error: np.ndarray  # rad or m, maximum distance of goal and measured position
+    current_a: np.ndarray  # A, mean over 50 ms; infinite if the joint measures no current
 
     def missing(self) -> tuple[tuple[str, int], ...]:
-        """(limit, joint's index) of all that nobody has declared."""
+        """Return (limit, index of the joint) for every limit that is not declared."""
         return tuple(
             (f.name, int(i)) for f in fields(self) for i in np.nonzero(np.isnan(self[f.name]))[0]
         )
@@ -66,17 +66,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A box that every listed site of the robot, a sphere, stays in, by forward kinematics."""
+    """Box that the robot must not leave: it contains every listed site, each a sphere."""
 
-    model: Path  # MJCF; its joints are found by the robot's names for them
-    points: tuple[str, ...]  # sites of the model: tool, elbow, whatever may collide
+    model: Path  # MJCF with the robot's joint names
+    points: tuple[str, ...]  # sites of the model: tool, elbow and other parts that may collide
     low_m: np.ndarray  # [3], in the model's frame
     high_m: np.ndarray  # [3]
 
 
 @dataclass(frozen=True)
 class Channel:
-    """A further thing that a robot measures, such as a tracker's puck or a gripper's force."""
+    """Additional measurement of a robot, such as an object's position or a gripper's force."""
 
     shape: tuple[int, ...]
     unit: str  # m, N, A, K, or 1
@@ -84,65 +84,67 @@ class Channel:
 
 @dataclass(frozen=True)
 class Grip:
-    """How a joint that is a gripper holds: contact while it closes is no fault."""
+    """Grip of a joint that is a gripper. Contact while it closes is not a fault."""
 
-    current_a: float  # A that it holds with at most
-    squeeze: float  # rad or m that its goal is beyond where it is measured, at most
-    closes: Literal[-1, 1]  # toward its lowest or its highest position
+    current_a: float  # A, maximum current for holding
+    squeeze: float  # rad or m, maximum distance of the goal beyond the measured position
+    closes: Literal[-1, 1]  # it closes toward its lowest (-1) or highest (1) position
 
 
 @dataclass(frozen=True)
 class RobotSpec:
-    """Readable while the robot is disconnected."""
+    """Specification of a robot. It can be read while the robot is disconnected."""
 
     name: str
     joints: tuple[str, ...]
     units: tuple[Literal["rad", "m"], ...]  # [J], of `q`
     limits: Limits
-    resolution: np.ndarray  # [J] rad or m: what a goal may be rounded by; 0 where it is exact
-    rate_hz: float  # the control rate it is made for
-    timeout_s: float  # `read` and `command` return within this
+    resolution: np.ndarray  # [J] rad or m: rounding of a goal; 0: none
+    rate_hz: float  # nominal control rate
+    timeout_s: float  # maximum duration of `read` and `command`
     max_reading_age_s: float  # an older reading stops the robot
-    # what it does when commands stay away: servos keep their last goal, a controller stops it by
-    # itself, or nothing holds it
+    # behavior without commands: servos keep their last goal, a controller stops the robot, or
+    # nothing holds it
     hold: Literal["goal", "controller", "none"] = "goal"
-    own_watchdog_s: float | None = None  # it stops by itself after so long without a command
+    own_watchdog_s: float | None = (
+        None  # the robot stops by itself after this time without a command
+    )
     workspace: Workspace | None = None
     channels: Mapping[str, Channel] = field(default_factory=dict)
-    # joint -> its limits, as a robot's file calls them, outside the plausible range on purpose
+    # joint -> limits, by their names in a robot's file, that may be outside the plausible range
     unusual: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    grips: Mapping[str, Grip] = field(default_factory=dict)  # of the joints that are grippers
+    grips: Mapping[str, Grip] = field(default_factory=dict)  # joint -> grip, for grippers
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One transaction's worth of measurements. Where `code` is not OK, values are the last ones."""
+    """Measurements of one transaction. If `code` is not OK, they are the last valid ones."""
 
     code: Code
-    seq: int  # of the measurement: a robot that has nothing new repeats it
-    request_ns: int  # the transaction's begin
-    middle_ns: int  # and when its values are taken to be true: of the last ones, when they were
-    end_ns: int
+    seq: int  # number of the measurement; repeated if there is no new one
+    request_ns: int  # start of the transaction
+    middle_ns: int  # time of the measurement
+    end_ns: int  # end of the transaction
     q: np.ndarray  # [J] rad or m
     dq: np.ndarray  # [J] rad/s or m/s
-    current_a: np.ndarray  # [J] A; NaN where not measured
-    status: np.ndarray  # [J] int, of Status
+    current_a: np.ndarray  # [J] A; NaN: not measured
+    status: np.ndarray  # [J] int, bits of Status
     channels: Mapping[str, np.ndarray] = field(default_factory=dict)
-    channels_ns: int | None = None  # when the oldest of these was true; None: with the joints
+    channels_ns: int | None = None  # time of the oldest channel; None: that of the joints
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A goal for every joint."""
+    """Goals for all joints."""
 
     seq: int
-    time_ns: int  # of the tick
-    q: np.ndarray  # [J] rad or m, read-only and reused: valid during the call
+    time_ns: int  # time of the tick
+    q: np.ndarray  # [J] rad or m; read-only, valid only during the call
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What left the host, after rounding to what the robot can be told."""
+    """Command that was sent, after rounding to the robot's resolution."""
 
     code: Code
     time_ns: int
@@ -150,40 +152,41 @@ class Sent:
 
 
 class Robot(Protocol):
-    """Structural: an adapter has these and inherits nothing.
+    """Protocol of an adapter. An adapter implements it without inheriting from it.
 
-    `connect` and `arm` may raise UserError, one sentence; nothing has moved then. Once armed,
-    nothing raises: `read` and `command` answer with a code, within `spec.timeout_s`.
+    `connect` and `arm` may raise UserError with one sentence; nothing has moved then. Once armed,
+    no call raises: `read` and `command` return a code within `spec.timeout_s`.
 
-    The watchdog process has an instance of its own, made by the same call with the same arguments
-    and connected beside the first; it only ever calls `connect`, `hold` and `close`. `connect`
-    must therefore neither lock the port nor write.
+    The watchdog process has a second instance, created with the same arguments and connected at the
+    same time. It calls only `connect`, `hold` and `close`. So `connect` must neither lock the port
+    nor write to it.
     """
 
     @property
     def spec(self) -> RobotSpec: ...
 
     def connect(self) -> None:
-        """Opens the port and verifies who is there. No torque, no motion."""
+        """Open the port and verify the robot. No torque, no motion."""
 
     def arm(self) -> Reading:
-        """Reads, sets goal := present, switches torque on, reads back. Nothing moves."""
+        """Set each goal to the measured position, switch torque on, read back. Nothing moves."""
 
     def read(self) -> Reading: ...
 
     def command(self, command: Command) -> Sent: ...
 
     def hold(self, reason: str) -> Sequence[str]:
-        """Goal := present, once, by whatever means still work; torque stays on. For a control
-        path that is gone: the loop itself decelerates by commands.
+        """Set each goal to the measured position, once; torque stays on. Return the joints missed.
 
-        Returns the names of the joints that it did not reach."""
+        It is called when control has failed, and must use whatever still works. The loop itself
+        stops the robot by commands.
+        """
 
     def disarm(self) -> None:
-        """Torque off: an arm drops. Only for a person who asked, or where holding is the hazard.
+        """Switch torque off: an arm drops. Only on an operator's request, or if holding is unsafe.
 
-        Raises UserError naming the joints that may still hold, where it can tell.
+        Raises UserError with the joints that may still hold, if this is known.
         """
 
     def close(self) -> None:
-        """In any state, any number of times. Holds: torque stays as it is."""
+        """Close the connection; torque stays as it is. Allowed in any state, any number of times."""

@@ -1,4 +1,4 @@
-"""One row of fixed size for every tick: what was seen, wanted, sent, and when."""
+"""Row of fixed size for every tick: measurements, plan, command and times."""
 
 from __future__ import annotations
 
@@ -10,52 +10,55 @@ from real_robot.robot import RobotSpec
 
 
 class Mode(IntEnum):
-    """Who moves the robot."""
+    """Source of the robot's motion."""
 
     NOBODY = 0
     POLICY = 1
-    PERSON = 2
+    OPERATOR = 2
 
 
 def row_type(spec: RobotSpec) -> np.dtype:
-    """All times are monotonic nanoseconds but `wall_ns`; [J] in the order of `spec.joints`."""
+    """Return the type of a row.
+
+    Times are monotonic nanoseconds, except `wall_ns`. [J] is in the order of `spec.joints`.
+    """
     joints = (len(spec.joints),)
     return np.dtype(
         [
-            ("tick", "<u8"),  # the place in the grid of deadlines: a gap is a missed deadline
+            ("tick", "<u8"),  # number of the deadline: a gap is a missed deadline
             ("deadline_ns", "<i8"),
             ("wake_ns", "<i8"),
-            ("read_ns", "<i8"),  # the reading's request,
-            ("measured_ns", "<i8"),  # when its values were true,
-            ("channels_ns", "<i8"),  # and those of its channels; of the oldest
-            ("read_done_ns", "<i8"),  # and its end
+            ("read_ns", "<i8"),  # start of the reading
+            ("measured_ns", "<i8"),  # time of its measurements
+            ("channels_ns", "<i8"),  # time of its oldest channel
+            ("read_done_ns", "<i8"),  # end of the reading
             ("sent_ns", "<i8"),
-            ("end_ns", "<i8"),  # of the tick before this one: its own is not known yet
-            ("wall_ns", "<i8"),  # beside wake_ns: a pair of both clocks
+            ("end_ns", "<i8"),  # end of the previous tick: this one has not ended yet
+            ("wall_ns", "<i8"),  # wall clock at wake_ns
             ("state", "u1"),  # safety.states.State, after the tick
             ("latched", "i1"),  # Reason; -1: none
-            ("culprits", "<u8"),  # the joints in which its cause lies, a bit each; 0: in none
+            ("culprits", "<u8"),  # joints that caused it, one bit each; 0: none
             ("stop", "u1"),  # 0 free, 1 soft, 2 hard
             ("mode", "u1"),  # Mode
-            ("intervention", "u1"),  # 1: a person moved it though a policy was to
-            ("reasons", "<u4"),  # bits of Reason, found in this tick
-            ("missed", "<u4"),  # deadlines since the beginning
-            ("code", "u1"),  # of the reading; robot.Code
+            ("intervention", "u1"),  # 1: an operator moved it instead of the policy
+            ("reasons", "<u4"),  # reasons to stop in this tick: bits of Reason
+            ("missed", "<u4"),  # missed deadlines so far
+            ("code", "u1"),  # code of the reading: robot.Code
             ("reading_seq", "<i8"),
-            ("age_ns", "<i8"),  # of the reading, when it was used
+            ("age_ns", "<i8"),  # age of the reading when it was used
             ("episode", "<u4"),
             ("chunk_seq", "<i8"),  # -1: no plan
-            ("chunk_index", "<i4"),  # of the action that is being gone toward
-            ("observed_ns", "<i8"),  # what that chunk was inferred from
-            ("inference_ns", "<i8"),  # and how long that took
+            ("chunk_index", "<i4"),  # index of the action that the goal moves toward
+            ("observed_ns", "<i8"),  # time of the chunk's observation
+            ("inference_ns", "<i8"),  # from that observation to the chunk
             ("q", "<f8", joints),
             ("dq", "<f8", joints),
             ("current_a", "<f8", joints),
             ("status", "<u2", joints),  # bits of robot.Status
-            ("action", "<f8", joints),  # the policy's or person's own, NaN where there is none
-            ("target", "<f8", joints),  # the plan at this tick, NaN where there is none
-            ("sent", "<f8", joints),  # what left the host; NaN where nothing did
-            ("clips", "u1", joints),  # safety.limiter: why it is not the target
+            ("action", "<f8", joints),  # action of the chunk; NaN: none
+            ("target", "<f8", joints),  # target at this tick; NaN: none
+            ("sent", "<f8", joints),  # goals that were sent; NaN: none
+            ("clips", "u1", joints),  # why the goal is not the target: bits of safety.limiter
             *((f"channel.{name}", "<f8", c.shape) for name, c in spec.channels.items()),
         ]
     )

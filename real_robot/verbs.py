@@ -66,10 +66,19 @@ def robot(arguments: Sequence[str]) -> None:
 
 def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values`, those that `function` names being of its types; the others are the adapter's."""
-    from real_robot.robots.config import ADAPTERS, Line, Simulation, describe
+    from real_robot.robots.config import (
+        ADAPTERS,
+        DynamixelOptions,
+        SimulationOptions,
+        describe,
+    )
 
     hints = get_type_hints(function)
-    known = {*hints, *get_type_hints(Line), *get_type_hints(Simulation)} - FOR_PYTHON
+    known = {
+        *hints,
+        *get_type_hints(DynamixelOptions),
+        *get_type_hints(SimulationOptions),
+    } - FOR_PYTHON
     for name in (name for name in values if name not in known):
         own = values.get("adapter") or describe(str(values["robot"])).config.adapter
         if own in ADAPTERS or get_close_matches(name, hints, 1, 0.85):
@@ -80,11 +89,11 @@ def _typed(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, An
 def _check(values: dict[str, Any]) -> None:
     from real_robot.check import check
     from real_robot.robots.make import make
-    from real_robot.running import RunOptions, own_limits
+    from real_robot.running import RunOptions, read_limits
 
     values = _typed(RunOptions, values)
     name, bundle = values.pop("robot"), values.pop("bundle", None)
-    limits, _ = own_limits(values.pop("limits", None))
+    limits, _ = read_limits(values.pop("limits", None))
     rate_hz, runtime = values.pop("rate_hz", None), values.pop("runtime", "auto")
     machine = make(name, **values)
     lines = check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=runtime)

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.robot.logic import Bench
 from benchmarks.robot.stepped import RATE_HZ
 from offline_rl.utils.hardware import description
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
 
@@ -94,11 +94,11 @@ def _operate(bench: Bench, tick: int, stops: Counter[str]) -> bool:
     if guard.machine.latched is not None:
         stops[guard.machine.latched.name] += bench.mark != guard.machine.latched
         bench.mark = guard.machine.latched
-        bench.told.wishes.append(Wish(typed=RE_ARM))
+        bench.told.requests.append(Request(typed=RE_ARM))
         return True
     elif guard.state is State.CONNECTED:
-        bench.told.wishes.append(Wish(arm=True))
+        bench.told.requests.append(Request(arm=True))
     elif not bench.loop.starting:
         bench.mark = -1
-        bench.told.wishes.append(Wish(start=True))
+        bench.told.requests.append(Request(start=True))
     return False

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.robot.processes import follower
 from offline_rl.utils.errors import UserError
 from policies import Spec, bundle
+from policies.golden import seal
 from real_robot.check import check
 from real_robot.robots.make import make
 
@@ -78,7 +79,7 @@ def refused(repeats: int) -> list[dict[str, Any]]:
             for _ in range(repeats):
                 wrong = Path(folder) / "wrong.bundle"
                 spec = edit(right.spec, chance)
-                bundle.write(wrong, replace(right, spec=spec, golden=None))
+                bundle.write(wrong, seal(replace(right, spec=spec, golden=None)))
                 try:
                     check(robot, wrong, connect=False, runtime="numpy")
                 except UserError:

@@ -23,7 +23,7 @@ from benchmarks.robot.stepped import RATE_HZ, Stepped
 from benchmarks.robot.task import TASK, offline_rl, starts
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.utils.hardware import description
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 
 RUN_S = 10.0
@@ -80,7 +80,7 @@ def play(bench: Stepped, pose: np.ndarray, target: np.ndarray, seconds: float) -
     bench.event("place", body="target", at_m=target.tolist())
     bench.target = target
     bench.arm()
-    bench.told.wishes.append(Wish(start=True))
+    bench.told.requests.append(Request(start=True))
     reached_s: float | None = None
     for tick in range(1, round(RUN_S * RATE_HZ) + 1):
         bench.tick()

@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.robot.stepped import PERIOD_S, Stepped, outside
 from envs.suites.arm import Reach
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from policies import Spec
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.robot import Reading
 from real_robot.safety.states import RE_ARM, Reason, State
 
@@ -68,7 +68,7 @@ class Bench(Stepped):
         self.arm()
         self.policy.middle = np.array(self.guard.motion.q)
         self.start_s = self.now_ns * 1e-9
-        self.told.wishes.append(Wish(start=True))
+        self.told.requests.append(Request(start=True))
         self.run(int(self.chance.integers(30, 130)))
         self.injected_ns = 0
         self.joint = int(self.chance.integers(5))
@@ -269,15 +269,15 @@ def _wall_clock(b: Bench) -> None:
 
 def _silent(b: Bench) -> None:
     """A person took over, and the device has spoken for the last time."""
-    b.told.held = Wish(take=True)
+    b.told.held = Request(take=True)
     b.tick()
     b.injected_ns = b.now_ns
-    b.told.held = Wish(target=b.ticks.record["q"].tolist(), target_ns=b.now_ns)
+    b.told.held = Request(target=b.ticks.record["q"].tolist(), target_ns=b.now_ns)
 
 
 def _take(b: Bench) -> None:
     here = b.ticks.record["q"].tolist()
-    b.told.held, b.told.speaks = Wish(take=True, target=here), True
+    b.told.held, b.told.speaks = Request(take=True, target=here), True
 
 
 def _suspend(b: Bench) -> None:
@@ -287,10 +287,10 @@ def _suspend(b: Bench) -> None:
 
 
 def _wish(**what: Any) -> Callable[[Bench], None]:
-    def wish(b: Bench) -> None:
-        b.told.held = Wish(**what)
+    def request(b: Bench) -> None:
+        b.told.held = Request(**what)
 
-    return wish
+    return request
 
 
 def _servo(kind: str, **what: Any) -> Callable[[Bench], None]:
@@ -313,8 +313,8 @@ def _presses_on_nothing(b: Bench) -> bool:
     still = abs(physics.torque[j]) < 0.8 * physics.max_torque[j] and b.guard.culprits == 1 << j
     near = abs(physics.q[j] - b.start_q[j]) < 0.6
     b.run(40)
-    for wish in (Wish(typed=RE_ARM), Wish(arm=True)):
-        b.told.wishes.append(wish)
+    for request in (Request(typed=RE_ARM), Request(arm=True)):
+        b.told.requests.append(request)
         b.run(3)
     return bool(still and near) and b.guard.state is State.CONNECTED
 
@@ -333,7 +333,7 @@ def _sleep(b: Bench) -> None:
 
 def _push(b: Bench) -> None:
     """5 N m for 0.05 s against a robot that holds; the time is that to the way back's end."""
-    b.told.wishes.append(Wish(finish=True))
+    b.told.requests.append(Request(finish=True))
     b.run(120)
     b.joint, b.start_q, b.fastest = 0, b.line.physics.q.copy(), 0.0
     b.event("push", index=0, torque=5.0)

@@ -21,9 +21,10 @@ from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from benchmarks.robot.stepped import PERIOD_S, outside
 from envs.experts.arm import inverse
 from envs.suites.arm import Reach
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from policies import Bundle, Normalizer
 from policies.bundle import write
+from policies.golden import seal
 from real_robot.control.rings import Reader
 from real_robot.recording.files import read
 from real_robot.robots.config import describe
@@ -47,9 +48,8 @@ def follower(path: Path) -> Path:
     bias = (gain * (middle - MIDDLE_M @ slope) / half).astype(np.float32)
     weights = {"trunk.weights.0": weight, "trunk.biases.0": bias, "log_std": np.zeros(5, "f4")}
     arguments = {"observations": 13, "actions": 5, "hidden": [], "tanh_mean": False}
-    write(
-        path, Bundle(spec_of(env), "GaussianActor", arguments, weights, Normalizer.identity((13,)))
-    )
+    same = Normalizer.identity((13,))
+    write(path, seal(Bundle(spec_of(env), "GaussianActor", arguments, weights, same)))
     return path
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from offline_rl.utils.hardware import description
 from real_robot.control.clock import MonotonicClock
-from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.loop import Inputs, Loop, Request
 from real_robot.control.rings import Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status
@@ -170,8 +170,8 @@ class Mind(Inputs):
         self.phase = [rng.uniform(0, 6) for _ in range(joints)]
         self.dead = False
         self.spoil: Callable[[np.ndarray], np.ndarray] | None = None
-        self.wishes = list[Wish]()
-        self.held = Wish()
+        self.requests = list[Request]()
+        self.held = Request()
         self.watched = True
 
     def chunk(self) -> Chunk | None:
@@ -189,8 +189,8 @@ class Mind(Inputs):
                 return self.waiting.pop(k)
         return None
 
-    def wish(self) -> Wish:
-        return self.wishes.pop(0) if self.wishes else self.held
+    def request(self) -> Request:
+        return self.requests.pop(0) if self.requests else self.held
 
     def watchdog_ns(self) -> int | None:
         return self.clock.now_ns() - (0 if self.watched else 10**9)
@@ -222,10 +222,10 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
     schedule = Schedule(Timing(1 / STEP_S, HORIZON), len(robot_spec.joints))
     loop = Loop(guard, clock, schedule, mind, ring)
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     loop.begin()
-    mind.wishes.append(Wish(start=True))
+    mind.requests.append(Request(start=True))
     outcome = Soak(ticks)
     reasons, states = Counter[str](), Counter[str]()
     until, waited, beginning = 0, 0, 0
@@ -251,14 +251,14 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
         waited = waited + 1 if stands and until == 0 else 0
         if waited and waited % 10 == 0:
             if guard.machine.latched is not None:
-                mind.wishes.append(Wish(typed=RE_ARM))
+                mind.requests.append(Request(typed=RE_ARM))
             elif guard.unconfirmed:
-                mind.wishes.append(Wish(confirm=next(iter(guard.unconfirmed))))
+                mind.requests.append(Request(confirm=next(iter(guard.unconfirmed))))
             elif guard.state is State.CONNECTED:
                 servos.q = np.clip(servos.q, -1.9, 1.9)
-                mind.wishes.append(Wish(arm=True))
+                mind.requests.append(Request(arm=True))
             elif not loop.starting:
-                mind.wishes.append(Wish(start=True))
+                mind.requests.append(Request(start=True))
         if waited > 600:  # the second in which too many deadlines were missed must pass first
             outcome.stuck.append(f"tick {k}: {guard.machine}, {loop.refused}")
             waited = 0
@@ -270,7 +270,7 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
 
 def _well(servos: Servos, mind: Mind) -> None:
     servos.well()
-    mind.dead, mind.spoil, mind.held, mind.watched = False, None, Wish(), True
+    mind.dead, mind.spoil, mind.held, mind.watched = False, None, Request(), True
 
 
 def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None:
@@ -312,7 +312,7 @@ def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None
     elif kind == 12:
         clock.late_ns = rng.choice([4, 8, 20, 2000]) * 1_000_000
     elif kind == 13:
-        mind.held = rng.choice([Wish(estop=True), Wish(take=True), Wish(finish=True)])
+        mind.held = rng.choice([Request(estop=True), Request(take=True), Request(finish=True)])
     else:
         mind.watched = False
 

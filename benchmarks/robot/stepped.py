@@ -18,7 +18,7 @@ from benchmarks.robot.simulated_bus.line import Faults
 from benchmarks.robot.simulated_bus.port import SteppedPort
 from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
-from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.loop import Inputs, Loop, Request
 from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
@@ -87,17 +87,17 @@ class Told(Inputs):
 
     def __init__(self, clock: Clock, chunks: Ring) -> None:
         self._clock, self._chunks = clock, Reader(chunks)
-        self.wishes = list[Wish]()
-        self.held = Wish()  # where there is none
+        self.requests = list[Request]()
+        self.held = Request()  # where there is none
         self.speaks = False  # True: what is held is said anew in every tick
 
     def chunk(self) -> Chunk | None:
         return chunk_of(self._chunks.record) if self._chunks.newest() else None
 
-    def wish(self) -> Wish:
+    def request(self) -> Request:
         if self.speaks:
             self.held = replace(self.held, target_ns=self._clock.now_ns())
-        return self.wishes.pop(0) if self.wishes else self.held
+        return self.requests.pop(0) if self.requests else self.held
 
     def watchdog_ns(self) -> int:
         return self._clock.now_ns()
@@ -118,7 +118,9 @@ class Stepped:
         self.clock = Clock(self.port)
         folder.mkdir(parents=True, exist_ok=True)
         channels = described.spec.channels
-        self._tracker = Ring.create(folder / "tracker", tracker.record(channels), tracker.SLOTS)
+        self._tracker = Ring.create(
+            folder / "tracker", tracker.record_type(channels), tracker.SLOTS
+        )
         self.target = np.array([0.2, 0.0, 0.1])
         self._track()
         servos = arm.calibration(self.line, described)
@@ -151,13 +153,13 @@ class Stepped:
     @property
     def tip(self) -> np.ndarray:
         """[3] m: where it really is."""
-        return self.line.physics.where("tip").copy()
+        return self.line.physics.position_of("tip").copy()
 
     def arm(self) -> None:
         """From power on to holding."""
         self.guard.connect(self.now_ns)
         self.guard.read()
-        self.guard.passed(self.now_ns)
+        self.guard.run_check(self.now_ns)
         self.guard.arm(self.now_ns)
         self.loop.begin()
 
@@ -169,7 +171,7 @@ class Stepped:
         self._words["starting"] = self.loop.starting
         left_ns = max(0, round((PERIOD_S - 0.005) * 1e9 * self.chance.uniform()))
         self.port.sleep_until(self.now_ns + left_ns)
-        if self.infers and self.inference.look(self.now_ns):
+        if self.infers and self.inference.step(self.now_ns):
             self.answered_ns = self.now_ns
 
     def surprise(self, fault: Callable[[], Any]) -> int:

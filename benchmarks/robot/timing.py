@@ -32,9 +32,10 @@ from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
 from offline_rl.utils.hardware import description
 from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
+from policies.golden import seal
 from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
 from real_robot.control.inference import Inference
-from real_robot.control.loop import Loop, Wish
+from real_robot.control.loop import Loop, Request
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type, pin
@@ -115,9 +116,9 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
             timing = Timing(RATE_HZ, HORIZON)
         loop = Loop(guard, clock, Schedule(timing, joints), mind, ring)
         guard.connect(clock.now_ns())
-        guard.passed(clock.now_ns())
+        guard.run_check(clock.now_ns())
         guard.arm(clock.now_ns())
-        mind.wishes.append(Wish(start=True))
+        mind.requests.append(Request(start=True))
         wakes, took = list[int](), list[float]()
         with without_collector():
             loop.begin()
@@ -234,7 +235,7 @@ def _untrained(kind: str, path: Path) -> Path:
     )
     weights = {key: value.numpy() for key, value in actor.state_dict().items()}
     same = Normalizer.identity(told.observation_shape)
-    write(path, Bundle(told, type(actor).__name__, actor.arguments, weights, same))
+    write(path, seal(Bundle(told, type(actor).__name__, actor.arguments, weights, same)))
     subprocess.run(command("export", f"run={path}"), check=True, capture_output=True)
     return path
 
@@ -254,10 +255,10 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
         time.sleep(0.01)
     pin(last_core=False)
     inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, words)
-    inference.warmup_steps()
+    inference.warm_up()
     begun = time.monotonic()
     while not receive.poll():
-        if not inference.look(time.monotonic_ns()):
+        if not inference.step(time.monotonic_ns()):
             time.sleep(0.0005)
     decided = inference.seq / (time.monotonic() - begun)
     wakes, took, missed, granted = receive.recv()

@@ -1,1 +1,1 @@
-"""What moves the robot in time: clock, shared memory, schedule, loop, and the other processes."""
+"""Real-time control: clock, shared memory, schedule, loop and the processes of a run."""

@@ -1,4 +1,4 @@
-"""Monotonic time, absolute deadlines, and what the kernel grants a process that must keep them."""
+"""Monotonic clock, absolute deadlines, and real-time priority from the kernel."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ EINTR = 4
 PRIORITY = 80
 
 
-AHEAD_NS = 1_000_000  # what is stamped further ahead has another clock
+AHEAD_NS = 1_000_000  # a timestamp further in the future is of another clock
 
 
 def is_current(time_ns: int, now_ns: int, max_age_ns: float) -> bool:
-    """Whether what another process stamped `time_ns` holds now: not too old, nor of the future."""
+    """Return True if a timestamp of another process is neither too old nor in the future."""
     return -AHEAD_NS <= now_ns - time_ns <= max_age_ns
 
 
 class Clock(Protocol):
-    """Where the loop has its time from; tests have one that only goes when told."""
+    """Clock of the control loop. Tests use one that they advance themselves."""
 
     def now_ns(self) -> int: ...
 
     def wall_ns(self) -> int:
-        """For people: it may jump, and nothing is decided by it."""
+        """Return the wall-clock time, for logs only: it may jump, so no decision uses it."""
 
     def suspended_ns(self) -> int:
-        """For how long the computer was suspended since it started; CLOCK_MONOTONIC stood still."""
+        """Return for how long the computer has been suspended since boot.
+
+        CLOCK_MONOTONIC stands still during a suspension.
+        """
 
     def sleep_until(self, deadline_ns: int) -> None:
-        """Returns at `deadline_ns` or later; at once where that has passed."""
+        """Return at `deadline_ns` or later; immediately if it has passed."""
 
 
 class _Timespec(ctypes.Structure):
@@ -45,7 +48,7 @@ class _Timespec(ctypes.Structure):
 
 
 class MonotonicClock:
-    """CLOCK_MONOTONIC; sleeps by `clock_nanosleep` with an absolute time, which does not drift."""
+    """Clock on CLOCK_MONOTONIC. It sleeps until absolute times, so periods do not drift."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -59,7 +62,7 @@ class MonotonicClock:
         return time.time_ns()
 
     def suspended_ns(self) -> int:
-        for _ in range(3):  # a pause between two clocks would be taken for a suspension
+        for _ in range(3):  # a pause between the two readings would look like a suspension
             before = time.monotonic_ns()
             boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             if time.monotonic_ns() - before < AHEAD_NS:
@@ -76,23 +79,23 @@ class MonotonicClock:
 
 @dataclass(frozen=True)
 class Granted:
-    """What this process got, which decides how late a tick may be; a run's outcome says so."""
+    """Real-time guarantees that the kernel granted; they determine how late a tick may be."""
 
     fifo: bool
     locked: bool
 
     @property
     def text(self) -> str:
-        """In words, for the run's outcome."""
+        """Return the guarantees in words, for the outcome of a run."""
         how = f"SCHED_FIFO {PRIORITY}" if self.fifo else "ordinary scheduling (no SCHED_FIFO)"
         return f"{how}, memory {'locked' if self.locked else 'not locked'}"
 
 
 def ask_for_real_time(priority: int = PRIORITY, *, whole: bool = False) -> Granted:
-    """Real-time priority and locked memory, where the kernel grants them to this process.
+    """Request real-time priority and locked memory from the kernel.
 
-    whole: all of the memory, libraries included, not only what is touched. That is 100 MB more and
-    takes 10 ms to give back, for which a process that was killed would live on.
+    whole: lock all memory, libraries included, not only pages in use. This takes 100 MB more, and
+    10 ms to release, by which the end of a killed process is delayed.
     """
     fifo, flags = True, MCL_CURRENT | MCL_FUTURE | (0 if whole else MCL_ONFAULT)
     try:
@@ -105,7 +108,7 @@ def ask_for_real_time(priority: int = PRIORITY, *, whole: bool = False) -> Grant
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """No garbage collection, which takes milliseconds; what is there by now is never looked at."""
+    """Disable garbage collection, which takes milliseconds, and freeze the present objects."""
     gc.collect()
     gc.freeze()
     gc.disable()

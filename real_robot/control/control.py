@@ -1,7 +1,7 @@
 """The control process: `python -m real_robot.control.control <session folder>`.
 
-It imports neither torch nor anything that opens a camera. It arms the robot once inference, writer
-and watchdog are there, and holds it when it ends.
+It imports neither torch nor camera libraries. It arms the robot once inference, writer and watchdog
+are running. The robot holds when the process ends.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from real_robot.control.playback import WINDOW, Playback
 from real_robot.control.rings import Ring, Words
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.control.session import (
+    MESSAGE,
     NO_PLAN,
-    SAID,
     TICKS_S,
     Session,
     SharedInputs,
-    main_folder,
+    explain_missing_plan,
+    load_session,
     pin,
-    say,
-    told_as_error,
-    why_no_plan,
+    post_message,
+    report_errors,
 )
 from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.robot import Code, Robot
 from real_robot.rows import row_type
 from real_robot.safety.guard import Guard
-from real_robot.safety.limits import Rules, envelope, faults, limits_from, tightest
+from real_robot.safety.limits import Rules, envelope, limit_problems, limits_from, tightest
 from real_robot.safety.states import MOVING, Reason, Refused, State
 
-ARM_S = 1.0  # in which a robot must give one good reading
-END_MARGIN_S = 4.0  # that a stop may take longer, when the run is to end: ticks are missed
+ARM_S = 1.0  # time within which a robot must return one good reading
+END_MARGIN_S = 4.0  # time added to the longest stop at the end of a run, for missed ticks
 
 
 def guard_of(session: Session, robot: Robot) -> Guard:
-    """The robot behind its check, with the tightest limits. Raises UserError."""
+    """Return a guard for the robot, with the tightest limits. Raises UserError."""
     spec = robot.spec
     try:
-        own = limits_from(session.limits, spec.joints, spec.limits)
+        user_limits = limits_from(session.limits, spec.joints, spec.limits)
     except ValueError as error:
         raise UserError(f"limits: {error}") from None
-    limits = tightest(spec.limits, own)
-    if found := faults(spec.joints, limits, spec.units, spec.unusual):
-        raise UserError(f"{spec.name}: {found[0]}")
+    limits = tightest(spec.limits, user_limits)
+    if problems := limit_problems(spec.joints, limits, spec.units, spec.unusual):
+        raise UserError(f"{spec.name}: {problems[0]}")
     rules = build(Rules, session.rules, "rules.")
     return Guard(robot, envelope(spec, limits, session.rate_hz, rules, forward(spec)))
 
 
 def run(session: Session) -> None:
-    """Until everyone is told to end. Raises UserError where the robot cannot be armed."""
+    """Run the control process until the run ends. Raises UserError if arming fails."""
     words = Words(session.path / "words")
     robot = session.make_robot()
     guard, clock = guard_of(session, robot), MonotonicClock()
@@ -66,41 +66,41 @@ def run(session: Session) -> None:
     ticks = Ring.create(
         session.path / "ticks", row_type(spec), max(16, round(TICKS_S * session.rate_hz))
     )
-    said = Ring.create(session.path / "said", SAID, 16)
+    messages = Ring.create(session.path / "messages", MESSAGE, 16)
     unconfirmed = Unconfirmed(session.unconfirmed_file(), guard)
     lock = session.claim()
     guard.connect(clock.now_ns())
-    words["control_beat"] = 1  # the rings are there: who reads them may begin
+    words["control_beat"] = 1  # the rings exist: their readers may start
     try:
-        chunks = _wait_for_the_others(session, words)
+        chunks = _wait_for_processes(session, words)
         chunk_size = WINDOW if session.plan is not None else session.chunk_size
         age_s = guard.envelope.rules.plan_age_s
         latency_s = session.command_latency_s
         timing = Timing(session.policy_rate_hz, chunk_size, session.offset, latency_s, age_s)
         schedule = Schedule(timing, len(spec.joints))
-        inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "wishes"))
+        inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "requests"))
         if session.plan is not None:
             inputs.plan = _playback(session, guard)
         loop = Loop(guard, clock, schedule, inputs, ticks)
-        loop.why_no_plan = lambda now_ns: why_no_plan(session, words, now_ns)
+        loop.explain_missing_plan = lambda now_ns: explain_missing_plan(session, words, now_ns)
         words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
         granted = ask_for_real_time()
         (session.path / "granted").write_text(granted.text)
         with without_collector():
             if session.armed:
-                doubts = _arm(guard, clock, words)
-                if doubts and not session.terminal:
-                    raise UserError(f"{doubts}; for that, run it at a terminal")
-                if doubts:
-                    say(said, doubts)
+                confirmation = _arm(guard, clock, words)
+                if confirmation and not session.terminal:
+                    raise UserError(f"{confirmation}. Run it at a terminal to confirm")
+                if confirmation:
+                    post_message(messages, confirmation)
                 else:
                     words["control_ns"], words["armed"] = clock.now_ns(), 1
             else:
-                guard.limp(clock.now_ns())  # whoever records has been asked to hold it
+                guard.limp(clock.now_ns())  # `robot record` has asked the operator to hold the arm
             loop.begin()
-            _loop(loop, session, words, said, unconfirmed)
-        words["armed"] = 0  # else it stays: the watchdog holds what this process leaves in motion
+            _loop(loop, session, words, messages, unconfirmed)
+        words["armed"] = 0  # after an exception it stays 1, and the watchdog holds the robot
     finally:
         guard.close(clock.now_ns())
         unconfirmed.close()
@@ -114,7 +114,7 @@ def _playback(session: Session, guard: Guard) -> Playback:
     return Playback(goals, session.policy_rate_hz, velocity, lambda: guard.motion.q)
 
 
-def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
+def _wait_for_processes(session: Session, words: Words) -> Ring | None:
     clock = MonotonicClock()
     needed = ["watchdog_beat", "writer_beat" if session.recording else "", "inference_beat"]
     if session.bundle is None:
@@ -129,34 +129,38 @@ def _wait_for_the_others(session: Session, words: Words) -> Ring | None:
 
 def _refuse_pressed(words: Words) -> None:
     if words.pressed:
-        raise UserError("the emergency stop was pressed before the robot was armed: begin again")
+        raise UserError(
+            "the emergency stop was pressed before the robot was armed: start the run again"
+        )
 
 
 def _arm(guard: Guard, clock: Clock, words: Words) -> str:
-    """Arm the robot, or return what the operator has to confirm first. Raises UserError."""
+    """Arm the robot, or return what the operator must confirm first. Raises UserError."""
     end = clock.now_ns() + int(ARM_S * 1e9)
     while (reading := guard.read()).code != Code.OK and clock.now_ns() < end:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     now_ns = clock.now_ns()
     _refuse_pressed(words)
-    if reading.code == Code.OK and (doubts := guard.doubts(reading.q.tolist())):
-        return doubts
+    if reading.code == Code.OK and (confirmation := guard.confirmation_request(reading.q.tolist())):
+        return confirmation
     try:
-        guard.passed(now_ns)
+        guard.run_check(now_ns)
         guard.arm(now_ns)
     except Refused as error:
         raise UserError(str(error)) from None
     return ""
 
 
-def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: Unconfirmed) -> None:
-    """Until the run is to end and the robot stands, or does not in the time of its longest stop."""
+def _loop(
+    loop: Loop, session: Session, words: Words, messages: Ring, unconfirmed: Unconfirmed
+) -> None:
+    """Tick until the run ends and the robot is at rest, or its longest stop has timed out."""
     guard, ended_ns, had_run_out = loop.guard, 0, False
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
     words["end_ns"] = end_ns
     while True:
         loop.step()
-        unconfirmed.keep()
+        unconfirmed.save()
         now = loop.clock.now_ns()
         words["control_beat"] = loop.tick_number + 2
         words["control_ns"] = now
@@ -165,15 +169,15 @@ def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: U
         machine = guard.machine
         has_run_out = Reason.PLAN_EXHAUSTED in (machine.pending, machine.latched)
         if has_run_out and not had_run_out:
-            (session.path / NO_PLAN).write_text(loop.why_no_plan(now))
+            (session.path / NO_PLAN).write_text(loop.explain_missing_plan(now))
         had_run_out = has_run_out
         if loop.refused is not None:
-            say(said, loop.refused)
+            post_message(messages, loop.refused)
             loop.refused = None
         if not session.ended(words):
             continue
         ended_ns = ended_ns or now
-        with contextlib.suppress(Refused):  # nobody moves it
+        with contextlib.suppress(Refused):  # the robot is not moving
             loop.finish(now)
         stops = guard.state in MOVING or guard.state is State.SOFT_STOP
         if now - ended_ns > end_ns or (guard.rests and not stops):
@@ -181,8 +185,8 @@ def _loop(loop: Loop, session: Session, words: Words, said: Ring, unconfirmed: U
 
 
 def main(arguments: list[str]) -> None:
-    session = main_folder(arguments)
-    with told_as_error(session, "control"):
+    session = load_session(arguments)
+    with report_errors(session, "control"):
         run(session)
     assert "torch" not in sys.modules, "the control process has loaded torch"
 

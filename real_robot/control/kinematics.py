@@ -1,4 +1,4 @@
-"""Where the robot's points are: forward kinematics of its model, by MuJoCo."""
+"""Forward kinematics of the robot's workspace points, by MuJoCo."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from real_robot.robot import RobotSpec
 
 
 def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | None:
-    """[J] -> [6N] m, of every site that the workspace names; None where there is no workspace.
+    """Return a function from joint positions, [J], to the bounds of the workspace's sites, [6N] m.
 
-    A site is a sphere of its size in the model: told are its least and its greatest x, y and z. The
-    answer is a memory of the model's: it holds until the next call. Raises UserError where the
-    model lacks a joint or a site.
+    Each site is a sphere of its size in the model. Its bounds are the minimum and maximum of x, y
+    and z. The returned list is reused by the next call. None: the robot has no workspace. Raises
+    UserError if the model lacks a joint or a site.
     """
     if spec.workspace is None:
         return None
@@ -25,7 +25,7 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
         raise UserError(f"{spec.workspace.model} is not a model: {error}") from None
     data = mujoco.MjData(model)
     places, sites = list[int](), list[int]()
-    for names, kind, found in (
+    for names, kind, numbers in (
         (spec.joints, mujoco.mjtObj.mjOBJ_JOINT, places),
         (spec.workspace.points, mujoco.mjtObj.mjOBJ_SITE, sites),
     ):
@@ -33,8 +33,10 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
             number = mujoco.mj_name2id(model, kind, name)
             if number < 0:
                 what = "joint" if kind == mujoco.mjtObj.mjOBJ_JOINT else "site"
-                raise UserError(f"{spec.workspace.model} has no {what} {name!r}, {spec.name} has")
-            found.append(number)
+                raise UserError(
+                    f"{spec.workspace.model} has no {what} {name!r}, but {spec.name} has"
+                )
+            numbers.append(number)
     places = [int(model.jnt_qposadr[i]) for i in places]
     sizes = [float(model.site_size[i][0]) for i in sites]
     points = [0.0] * (6 * len(sites))

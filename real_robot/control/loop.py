@@ -1,9 +1,9 @@
-"""The control loop: read, check, newest plan, goal, safety, send, publish; then sleep.
+"""Control loop: read, check, newest plan, goal, safety, send, publish; then sleep.
 
-Deadlines are t_0 + k P, in integer nanoseconds. Who wakes later than half a period has missed: that
-tick is left out, so that no two commands are closer than half a period, and the loop goes on at the
-next point of the grid. It never catches up by a burst. After three misses in a row it ticks as soon
-as it wakes, and that is the tick of the nearest point.
+Deadlines are t_0 + k P, in integer nanoseconds. A tick that wakes later than half a period is
+missed: it is skipped, so that no two commands are closer than half a period. The loop continues at
+the next deadline and never catches up with a burst. After three misses in a row it ticks as soon as
+it wakes, and that tick counts as the nearest deadline.
 """
 
 from __future__ import annotations
@@ -26,58 +26,60 @@ from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, Stat
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
-PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # where a plan is of use
-TELEOP_AGE_S = 0.1  # an older target of a person's is none
-SUSPENDED_NS = 100_000_000  # more between two ticks is a suspension; less, two clocks read apart
-STARTING_S = 2.0  # in which the first plan comes: nobody expects a robot to move later
+PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
+TELEOP_AGE_S = 0.1  # an older target of a takeover device is ignored
+# A larger gain of CLOCK_BOOTTIME between two ticks is a suspension; a smaller one may be the time
+# between reading the two clocks.
+SUSPENDED_NS = 100_000_000
+STARTING_S = 2.0  # `start` expires if no plan comes within this time
 
 
-FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")  # of a wish
+FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")  # fields of a request
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person at the keys or a takeover device wants, in one tick."""
+class Request:
+    """Request of an operator at the keys or of a takeover device, for one tick."""
 
     estop: bool = False  # held or latched by the device
-    arm: bool = False  # torque on, once more, after a fault
+    arm: bool = False  # torque on again, after a fault
     start: bool = False  # the policy moves the robot as soon as it has a plan
     take: bool = False
     release: bool = False
     finish: bool = False
     limp: bool = False  # torque off: the arm drops
-    typed: str | None = None  # to re-arm
-    confirm: str | None = None  # a joint that stands where it is measured, though its encoder leapt
-    target: Sequence[float] | None = None  # [J] rad or m, while taken over
-    target_ns: int = 0  # when the device said so
-    late: bool = False  # said so long ago that the robot may be doing something else by now
+    typed: str | None = None  # the word that re-arms
+    confirm: str | None = None  # a joint to trust again after its encoder leapt
+    target: Sequence[float] | None = None  # [J] rad or m, during a takeover
+    target_ns: int = 0  # when the device sent it
+    late: bool = False  # so old that the robot may be doing something else by now
 
     @property
-    def said(self) -> bool:
-        """Whether it is more than a target."""
+    def has_command(self) -> bool:
+        """True if the request is more than a target."""
         words = self.typed, self.confirm
         return words != (None, None) or any(getattr(self, flag) for flag in FLAGS)
 
 
 class Inputs(Protocol):
-    """What the loop asks once a tick; none of it waits."""
+    """Inputs that the loop reads once per tick. No call waits."""
 
     def chunk(self) -> Chunk | None:
-        """The newest one not given before."""
+        """Return the newest chunk that was not returned before."""
 
     def plan_handed_out(self) -> bool:
-        """True if no further chunk will come, because a recording was played back to its end."""
+        """Return True if no further chunk will come: the recording has been played to its end."""
         return False
 
-    def wish(self) -> Wish: ...
+    def request(self) -> Request: ...
 
     def watchdog_ns(self) -> int | None:
-        """Its last heartbeat; None where none is wanted."""
+        """Return the watchdog's last heartbeat; None: the run has no watchdog."""
 
     def recorder_lost(self) -> bool: ...
 
     def console_lost(self) -> bool:
-        """Whether nobody would hear a key; False where no terminal is wanted."""
+        """Return True if no process reads the keys; False if the run needs no terminal."""
         return False
 
 
@@ -85,7 +87,7 @@ _NAN = float("nan")
 
 
 class Loop:
-    """Ticks. Made by the control process; tests give it a clock of their own."""
+    """Control loop of the control process. Tests pass another clock."""
 
     def __init__(
         self,
@@ -99,21 +101,21 @@ class Loop:
         self.period_ns = round(guard.envelope.period_s * 1e9)
         self.ring = ticks
         self.row = ticks.record
-        self.missed = 0  # deadlines, since the beginning
+        self.missed = 0  # number of missed deadlines
         self.tick_number = 0
         self.episode = 0
-        self.refused: str | None = None  # the last wish that was
-        # of inference, at a time in ns
-        self.why_no_plan: Callable[[int], str] = lambda now_ns: "inference is silent"
+        self.refused: str | None = None  # why the last request was refused
+        # time in ns -> why inference has sent no plan
+        self.explain_missing_plan: Callable[[int], str] = lambda now_ns: "inference is silent"
         count = len(guard.envelope.joints)
         self._start_ns = clock.now_ns()
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
-        self._invalid = ""  # the adapter's wrong answer that was reported last
-        self.starting = False  # a person wants the policy to begin; it does with its first plan
-        self._asked_ns = 0  # when that was said
+        self._invalid = ""  # the last reported fault of the adapter
+        self.starting = False  # `start` was typed; motion begins with the first plan
+        self._asked_ns = 0  # when it was typed
         self._taken_ns, self._from = 0, [0.0] * count
-        self._target: Sequence[float] | None = None  # a person's last one
+        self._target: Sequence[float] | None = None  # the takeover device's last one
         self._target_ns = 0
         self._mixed = [0.0] * count
         self._end_ns = self._start_ns
@@ -121,13 +123,13 @@ class Loop:
         self._suspended_ns = clock.suspended_ns()
 
     def begin(self) -> None:
-        """The next deadline is one period from now, whatever was missed since the last."""
+        """Set the next deadline to one period from now."""
         now = self.clock.now_ns()
         self._start_ns = now - self.tick_number * self.period_ns
         self.guard.motion.now_ns = self.guard.motion.fresh_ns = now
 
     def step(self) -> None:
-        """Sleeps to the next deadline and does that tick, or counts it as missed."""
+        """Sleep until the next deadline. Run its tick, or count it as missed."""
         self.tick_number += 1
         deadline = self._start_ns + self.tick_number * self.period_ns
         self.clock.sleep_until(deadline)
@@ -135,22 +137,22 @@ class Loop:
         late = wake - deadline
         if late > self.period_ns // 2:
             skipped = 1 + (late - self.period_ns // 2) // self.period_ns
-            self._miss(skipped)
+            self._count_missed(skipped)
             if self._in_a_row < MISSED_IN_A_ROW:
                 self.tick_number += skipped - 1
                 return
             self.tick_number += skipped
             deadline += skipped * self.period_ns
-        self._met()
+        self._count_met()
         self.tick(deadline, wake)
 
-    def _miss(self, count: int) -> None:
+    def _count_missed(self, count: int) -> None:
         self.missed += count
         self._in_a_row += count
         for k in range(min(count, len(self._window))):
             self._mark((self.tick_number + k) % len(self._window), 1)
 
-    def _met(self) -> None:
+    def _count_met(self) -> None:
         self._mark(self.tick_number % len(self._window), 0)
 
     def _mark(self, place: int, value: int) -> None:
@@ -162,7 +164,7 @@ class Loop:
         return self._in_a_row >= MISSED_IN_A_ROW or share > MISSED_SHARE
 
     def tick(self, deadline: int, wake: int) -> None:
-        """One tick, at `wake`."""
+        """Run one tick, at time `wake`."""
         guard, schedule = self.guard, self.schedule
         reading = guard.read()
         now = self.clock.now_ns()
@@ -177,13 +179,13 @@ class Loop:
             others |= 1 << Reason.RECORDER_LOST
         if self.inputs.console_lost() and guard.state in MOVING:
             others |= 1 << Reason.CONSOLE_LOST
-        wish = self.inputs.wish()
-        if wish.estop:
+        request = self.inputs.request()
+        if request.estop:
             others |= 1 << Reason.ESTOP_PRESSED
-        if self._obey(wish, reading, now):
-            return  # newly armed: the next tick is the first
+        if self._apply_request(request, reading, now):
+            return  # just armed: the next tick is the first
         chunk = self.inputs.chunk()
-        self._expect_a_plan(now)
+        self._expire_start(now)
         if chunk is not None and (self.starting or guard.state in PLANNED):
             taken = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
             if taken and self.starting:
@@ -194,7 +196,7 @@ class Loop:
             if target is None and guard.state is State.RUNNING and self.inputs.plan_handed_out():
                 self.finish(now)
         elif guard.state is State.TAKEOVER:
-            target = self._persons(wish, now)
+            target = self._takeover_target(request, now)
         watchdog = self.inputs.watchdog_ns() if guard.state in ARMED else None
         before = guard.state
         motion = guard.tick(target, reading, now, watchdog_ns=watchdog, others=others)
@@ -206,31 +208,31 @@ class Loop:
         if guard.state not in PLANNED:
             schedule.clear()
 
-    def _obey(self, wish: Wish, reading: Reading, now: int) -> bool:
-        """What a person wants and may have; what is refused stands in `refused`. True: armed."""
+    def _apply_request(self, request: Request, reading: Reading, now: int) -> bool:
+        """Apply an operator's request, or set `refused`. Return True if it armed the robot."""
         guard = self.guard
         try:
-            if wish.late and wish.said:
-                raise Refused("that was typed before the robot listened: type it again")
-            if wish.typed is not None:
-                guard.re_arm(wish.typed, now)
-            if wish.confirm is not None:
-                guard.confirm(wish.confirm)
-                self.refused = guard.doubts(reading.q.tolist()) or None
-            if wish.arm:
-                self._arm(wish.estop, now)
+            if request.late and request.has_command:
+                raise Refused("that was typed before the robot was ready: type it again")
+            if request.typed is not None:
+                guard.re_arm(request.typed, now)
+            if request.confirm is not None:
+                guard.confirm(request.confirm)
+                self.refused = guard.confirmation_request(reading.q.tolist()) or None
+            if request.arm:
+                self._arm(request.estop, now)
                 return True
-            if wish.limp:
+            if request.limp:
                 guard.limp(now)
-            if wish.start:
+            if request.start:
                 self._ask_to_start(now)
-            if wish.take:
+            if request.take:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
                 self._target = None
-            if wish.release:
+            if request.release:
                 guard.release(now)
-            if wish.finish:
+            if request.finish:
                 self.finish(now)
         except (Refused, UserError) as error:
             self.refused = str(error)
@@ -241,28 +243,32 @@ class Loop:
             raise Refused(f"arm is refused while {self.guard.state.name}")
         if estop:
             raise Refused("arm is refused while the emergency stop is pressed: re-arm first")
-        self.guard.passed(now)
+        self.guard.run_check(now)
         self.guard.arm(now)
         self.begin()
 
     def _ask_to_start(self, now: int) -> None:
         if self.starting:
-            raise Refused("start is asked for already: it begins with the first plan")
+            raise Refused("start was already requested: motion begins with the first plan")
         self.guard.machine.after(Event.START, now)
         self.starting, self._asked_ns, self.episode = True, now, self.episode + 1
 
-    def _expect_a_plan(self, now: int) -> None:
-        """Forgets the wish to start where the robot no longer holds, or no plan has come in time:
-        by then a hand may be in its way."""
+    def _expire_start(self, now: int) -> None:
+        """Drop the request to start if the robot no longer holds, or no plan came in time.
+
+        By then a hand may be in its way.
+        """
         self.starting = self.starting and self.guard.state is State.HOLD
         if self.starting and now - self._asked_ns > STARTING_S * 1e9:
             self.starting = False
-            why = self.why_no_plan(now)
+            why = self.explain_missing_plan(now)
             self.refused = f"no plan came within {STARTING_S:.0f} s: {why}; type start again"
 
     def finish(self, now: int) -> None:
-        """Whoever moves the robot, or is about to, brings it to rest. Raises Refused where nobody
-        does."""
+        """Bring the robot to rest, whatever moves it. Cancels a pending start.
+
+        Raises Refused if nothing moves it.
+        """
         starting, self.starting = self.starting, False
         if self.guard.state is State.TAKEOVER:
             self.guard.release(now)
@@ -278,13 +284,13 @@ class Loop:
             self.refused = str(error)
             self.schedule.clear()
 
-    def _persons(self, wish: Wish, now: int) -> Sequence[float] | None:
-        """A person's target, reached from where the robot was measured within 0.2 s."""
-        if wish.target is not None:
-            self._target, self._target_ns = wish.target, wish.target_ns
+    def _takeover_target(self, request: Request, now: int) -> Sequence[float] | None:
+        """Return the takeover device's target, blended in from the measured position in 0.2 s."""
+        if request.target is not None:
+            self._target, self._target_ns = request.target, request.target_ns
         current = is_current(self._target_ns, now, TELEOP_AGE_S * 1e9)
         if self._target is None or not current:
-            # until the device has spoken for the first time, the robot stays
+            # before the device's first target, the robot stays
             waits = now - self._taken_ns <= TELEOP_AGE_S * 1e9
             return self._from if waits else None
         share = min(1.0, (now - self._taken_ns) / (TAKEOVER_RAMP_S * 1e9))
@@ -314,10 +320,10 @@ class Loop:
         row["state"], row["latched"] = guard.state, -1 if latched is None else latched
         row["culprits"] = guard.culprits
         row["stop"], row["reasons"], row["missed"] = guard.motion.stop, reasons, self.missed
-        person = before is State.TAKEOVER
+        operator = before is State.TAKEOVER
         policy = before is State.RUNNING
-        row["mode"] = Mode.PERSON if person else Mode.POLICY if policy else Mode.NOBODY
-        row["intervention"] = person
+        row["mode"] = Mode.OPERATOR if operator else Mode.POLICY if policy else Mode.NOBODY
+        row["intervention"] = operator
         row["code"], row["reading_seq"] = reading.code, reading.seq
         row["age_ns"], row["episode"] = now - guard.motion.fresh_ns, self.episode
         if chunk is None:
@@ -335,7 +341,7 @@ class Loop:
         sent = guard.sent
         row["sent"] = sent.q if sent is not None and sent.code == Code.OK else self._nan
         row["clips"] = guard.motion.clips
-        for name in guard.spec.channels:  # one that is no more is unknown, not what it was
+        for name in guard.spec.channels:  # a missing channel is NaN, not its last value
             row[f"channel.{name}"] = reading.channels.get(name, _NAN)
         self.ring.push()
         self._end_ns = self.clock.now_ns()

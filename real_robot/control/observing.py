@@ -1,7 +1,7 @@
-"""From what the robot measures to what a policy observes, and from its actions to joint goals.
+"""Conversion of measurements to a policy's observation, and of its actions to joint goals.
 
-Joined by name, never by order: `<joint>.q`, `<joint>.dq`, `<joint>.current`, and the numbers of a
-channel as `<channel>.x .y .z`, `<channel>.0 …`, or `<channel>` where it is one number.
+Numbers are matched by name, never by order: `<joint>.q`, `<joint>.dq`, `<joint>.current`, and for a
+channel `<channel>.x .y .z`, `<channel>.0 …`, or `<channel>` if it is a single number.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FIELDS = {"q": "q", "dq": "dq", "current": "current_a"}
 
 
 def places(robot: RobotSpec) -> dict[str, tuple[str, int]]:
-    """Name -> the row's field and the place in it."""
-    found = {
+    """Return, for each name, the field of a row and the index in it."""
+    columns = {
         f"{joint}.{name}": (field, i)
         for i, joint in enumerate(robot.joints)
         for name, field in FIELDS.items()
@@ -30,16 +30,16 @@ def places(robot: RobotSpec) -> dict[str, tuple[str, int]]:
     for name, channel in robot.channels.items():
         count = prod(channel.shape)
         for i in range(count):
-            found[f"{name}.{i}"] = (f"channel.{name}", i)
+            columns[f"{name}.{i}"] = (f"channel.{name}", i)
             if count <= 3 and len(channel.shape) == 1:
-                found[f"{name}.{'xyz'[i]}"] = (f"channel.{name}", i)
+                columns[f"{name}.{'xyz'[i]}"] = (f"channel.{name}", i)
         if count == 1:
-            found[name] = (f"channel.{name}", 0)
-    return found
+            columns[name] = (f"channel.{name}", 0)
+    return columns
 
 
 def unit_of(robot: RobotSpec, field: str, place: int) -> str:
-    """Of a number in a row's field, as `places` says."""
+    """Return the unit of one number of a row. field, place: see `places`."""
     if field.startswith("channel."):
         return robot.channels[field.removeprefix("channel.")].unit
     unit = robot.units[place]
@@ -47,12 +47,14 @@ def unit_of(robot: RobotSpec, field: str, place: int) -> str:
 
 
 def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
-    """A row of the recording -> what the policy observes, float32: an array, or several by name.
+    """Return a function from a row to the observation: a float32 array, or several by name.
 
-    Raises UserError where the policy observes what the robot does not measure, or in other units.
+    Raises UserError if the robot does not measure what the policy observes, or in another unit.
     """
-    if pictures := [channel.name for channel in policy.channels if channel.kind == "picture"]:
-        raise UserError(f"the policy observes pictures, {', '.join(pictures)}: no camera is known")
+    if images := [channel.name for channel in policy.channels if channel.kind == "image"]:
+        raise UserError(
+            f"the policy observes images, {', '.join(images)}: cameras are not supported"
+        )
     if not policy.observation_names:
         raise UserError(
             "the bundle does not name its observations: train it on data or an environment that "
@@ -61,76 +63,79 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
     known = places(robot)
     fields = dict[str, list[tuple[str, int]]]()
     for channel in policy.channels:
-        units = channel.each_unit or (None,) * channel.size
+        units = channel.expanded_units or (None,) * channel.size
         fields[channel.name] = []
         for name, unit in zip(channel.names, units, strict=True):
             if name not in known:
                 what = unknown("measurement", name, known)
                 raise UserError(f"{robot.name} does not measure what the policy observes: {what}")
-            own = unit_of(robot, *known[name])
+            unit_of_robot = unit_of(robot, *known[name])
             if unit is None:
                 raise UserError(
                     f"the bundle does not say in which unit it observes {name}, which "
-                    f"{robot.name} measures in {own}: train it on data or an environment that "
-                    "says its units"
+                    f"{robot.name} measures in {unit_of_robot}: train it on data or an environment "
+                    "that names its units"
                 )
-            if unit != own:
+            if unit != unit_of_robot:
                 raise UserError(
-                    f"the policy observes {name} in {unit}, {robot.name} measures it in {own}"
+                    f"the policy observes {name} in {unit}, but {robot.name} measures it in "
+                    f"{unit_of_robot}"
                 )
             fields[channel.name].append(known[name])
 
     def observe(row: np.ndarray) -> Any:
-        seen = {
+        observation = {
             channel.name: np.array(
                 [row[field].reshape(-1)[i] for field, i in fields[channel.name]], np.float32
             ).reshape(channel.shape)
             for channel in policy.channels
         }
-        return seen if policy.lone is None else seen[policy.lone.name]
+        return (
+            observation if policy.single_vector is None else observation[policy.single_vector.name]
+        )
 
     return observe
 
 
-def sees_channels(policy: Spec, robot: RobotSpec) -> bool:
-    """Whether it observes more than the joints: what has a stamp of its own."""
+def observes_channels(policy: Spec, robot: RobotSpec) -> bool:
+    """Return True if the policy observes channels, which have their own timestamp."""
     known = places(robot)
     return any(known[name][0].startswith("channel.") for name in policy.observation_names)
 
 
 def action_order(policy: Spec, robot: RobotSpec) -> list[int]:
-    """For each joint of the robot, the place of its action. Raises UserError."""
+    """Return the index of the action of each joint of the robot. Raises UserError."""
     if not policy.action_names:
-        raise UserError("the bundle does not name its actions, so no joint can be joined to them")
+        raise UserError("the bundle does not name its actions, so they cannot be matched to joints")
     if sorted(policy.action_names) != sorted(robot.joints):
         raise UserError(
             f"the policy moves {', '.join(policy.action_names)}; {robot.name} has "
-            f"{', '.join(robot.joints)}: this bundle is another robot's"
+            f"{', '.join(robot.joints)}: this bundle is for another robot"
         )
     if policy.action_mode == "delta":
         raise UserError(
-            "the policy's actions are changes of what was commanded last: joint targets are "
-            "expected; a change that is lost or late would move the robot elsewhere"
+            "the policy's actions are changes of the last command, expected joint targets: a lost "
+            "or late change would move the robot to a wrong position"
         )
     order = [policy.action_names.index(joint) for joint in robot.joints]
     if not policy.action_units:
         raise UserError(
-            "the bundle does not say the units of its actions: train it on data or an environment "
-            "that says them"
+            "the bundle does not name the units of its actions: train it on data or an environment "
+            "that names them"
         )
-    for joint, own, place in zip(robot.joints, robot.units, order, strict=True):
-        if (unit := policy.each_action_unit[place]) != own:
+    for joint, robot_unit, place in zip(robot.joints, robot.units, order, strict=True):
+        if (unit := policy.expanded_action_units[place]) != robot_unit:
             raise UserError(
-                f"joint {joint} is moved by the policy in {unit}, {robot.name} is told it in {own}"
+                f"the policy moves joint {joint} in {unit}, but {robot.name} takes {robot_unit}"
             )
     return order
 
 
 def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """A chunk [H, A] in [-1, 1] -> joint goals [H, J] in rad or m, in the robot's order."""
+    """Return a function from a chunk in [-1, 1], [H, A], to joint goals, [H, J] rad or m."""
     order = action_order(policy, robot)
     if not policy.action_low:
-        raise UserError("the bundle does not say what its actions of -1 and 1 stand for")
+        raise UserError("the bundle does not say which positions its actions -1 and 1 mean")
     low, high = policy.action_bounds
 
     def to_goals(chunk: np.ndarray) -> np.ndarray:
@@ -140,5 +145,5 @@ def goals(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def offset(policy: Spec) -> float | None:
-    """`schedule.Timing`'s, of a chunk's first action; a single one counts from when it arrives."""
+    """Return the offset for `schedule.Timing`. None: unknown, or actions come one by one."""
     return policy.action_offset if policy.chunk_size > 1 else None

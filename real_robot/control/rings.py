@@ -1,14 +1,15 @@
-"""Shared memory between processes: one writer, any readers, fixed types, and nobody waits.
+"""Ring buffers in shared memory: one writer, any number of readers, no process waits.
 
 A ring is a file on a tmpfs: a header, then slots of (number, CRC-32, record). The writer makes the
-slot's number odd, copies the record and makes the number even again; a reader copies and looks
-whether the number stood still. So a reader never stops the writer and never gets half a record:
-where the processor reorders stores, the checksum tells. The file outlives its processes.
+slot's number odd, copies the record, and makes the number even again. A reader copies the record
+and checks that the number has not changed. So a reader never blocks the writer and never gets a
+partial record. If the processor reorders stores, the checksum reveals it. The file outlives its
+processes.
 
     0   magic, 8 bytes
-    8   format, slots, record's size: 3 uint32, one of padding
-    24  records written so far: uint64
-    32  name and type of every field: JSON, to the first slot
+    8   format, number of slots, record size: 3 uint32, and 4 bytes of padding
+    24  number of records written so far: uint64
+    32  name and type of every field as JSON, up to the first slot
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ import numpy as np
 
 MAGIC, FORMAT = b"RRRING\r\n", 1
 HEAD_AT, SCHEMA_AT = 24, 32
-TRIES = 16  # of a record that does not verify, before a reader gives it up
+TRIES = 16  # number of attempts to read a record before a reader counts it as lost
 PREFIX = 16  # bytes before a record: number, checksum, padding
 
 
 class RingError(ValueError):
-    """A file that is no ring, or one of other records."""
+    """Raised for a file that is not a ring, or one with other records."""
 
 
 class Ring:
-    """Made by its writer with `create`, joined by readers with `open`."""
+    """Ring buffer of records. The writer calls `create`, readers call `open`."""
 
     def __init__(self, path: Path, memory: mmap.mmap, dtype: np.dtype, slots: int, at: int) -> None:
         self.path, self.dtype, self.slots = path, dtype, slots
@@ -44,12 +45,12 @@ class Ring:
             np.ndarray((slots,), kind, memory, at + offset, (self._stride,))
             for kind, offset in ((np.uint64, 0), (np.uint32, 8))
         )
-        self.record = np.zeros((), dtype)  # what the writer fills in and `push` copies
+        self.record = np.zeros((), dtype)  # filled by the writer and copied by `push`
         self._source = self.record.reshape(1).view(np.uint8).data
 
     @classmethod
     def create(cls, path: Path, dtype: np.dtype, slots: int) -> Ring:
-        """A new, empty ring in place of whatever `path` was."""
+        """Create an empty ring at `path`. An existing file is replaced."""
         schema = json.dumps(describe(dtype)).encode()
         at = -(-(SCHEMA_AT + len(schema) + 1) // 64) * 64
         size = at + slots * (PREFIX + -(-dtype.itemsize // 8) * 8)
@@ -67,7 +68,7 @@ class Ring:
 
     @classmethod
     def open(cls, path: Path) -> Ring:
-        """The ring of another process. Raises RingError, or OSError where there is none."""
+        """Open the ring of another process. Raises RingError, or OSError if there is none."""
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         if memory[:8] != MAGIC or len(memory) < SCHEMA_AT:
@@ -79,16 +80,16 @@ class Ring:
         dtype = dtype_of(json.loads(memory[SCHEMA_AT:end]))
         at = -(-(end + 1) // 64) * 64
         if dtype.itemsize != size:
-            raise RingError(f"{path}: records of {size} bytes, their fields have {dtype.itemsize}")
+            raise RingError(f"{path}: records have {size} bytes, their fields {dtype.itemsize}")
         return cls(path, memory, dtype, slots, at)
 
     @property
     def written(self) -> int:
-        """Records since the beginning; the newest is number `written` - 1."""
+        """Number of records written so far. The newest one has number `written` - 1."""
         return int(self._head[0])
 
     def push(self) -> None:
-        """Publishes `record`."""
+        """Publish `record`."""
         number = int(self._head[0])
         slot = number % self.slots
         start = self._at + slot * self._stride + PREFIX
@@ -99,41 +100,46 @@ class Ring:
         self._head[0] = number + 1
 
     def copy(self, number: int, into: memoryview) -> bool:
-        """Copies record `number`; False where it is overwritten by now, or was while copied, or
-        its checksum is wrong: `into` is then as before."""
+        """Copy record `number` to `into`.
+
+        Returns False and leaves `into` unchanged if the record was overwritten, before or during
+        the copy, or its checksum is wrong.
+        """
         slot = number % self.slots
         if int(self._numbers[slot]) != 2 * number + 2:
             return False
         start = self._at + slot * self._stride + PREFIX
         total = int(self._sums[slot])
-        found = bytes(self._bytes[start : start + self.dtype.itemsize])
-        if int(self._numbers[slot]) != 2 * number + 2 or crc32(found) != total:
+        record = bytes(self._bytes[start : start + self.dtype.itemsize])
+        if int(self._numbers[slot]) != 2 * number + 2 or crc32(record) != total:
             return False
-        into[:] = found
+        into[:] = record
         return True
 
     def close(self) -> None:
-        """Lets go of the memory; the file stays."""
+        """Release the memory. The file remains."""
         del self._head, self._numbers, self._sums
         self._bytes.release()
         self._memory.close()
 
 
 class Reader:
-    """One reader's place in a ring."""
+    """Position of one reader in a ring."""
 
     def __init__(self, ring: Ring, *, from_start: bool = False) -> None:
         self.ring = ring
-        self.record = np.zeros((), ring.dtype)  # what the last successful call found
+        self.record = np.zeros((), ring.dtype)  # the record of the last successful call
         self._into = self.record.reshape(1).view(np.uint8).data
         self.next = 0 if from_start else ring.written
-        self.lost = 0  # records that were overwritten before they were read, or are damaged
+        self.lost = (
+            0  # number of records that were overwritten before they were read, or are damaged
+        )
 
     def newest(self) -> bool:
-        """Whether `record` is now a record not seen before: the newest one.
+        """Load the newest record into `record`. Return True if it was not read before.
 
-        False also if it does not verify, so that no reader waits for a damaged one; it then counts
-        in `lost`, and `record` is what it was.
+        Returns False for a damaged record, too, so that no reader waits for it. It then counts in
+        `lost`, and `record` is unchanged.
         """
         for _ in range(TRIES):
             if (written := self.ring.written) <= self.next:
@@ -145,7 +151,10 @@ class Reader:
         return False
 
     def following(self) -> bool:
-        """Whether `record` is now the one after the last; those overwritten count in `lost`."""
+        """Load the next record into `record`. Return False if there is none.
+
+        Records that were overwritten count in `lost`.
+        """
         tries = 0
         while (written := self.ring.written) > self.next:
             oldest = max(0, written - self.ring.slots + 1)
@@ -162,7 +171,7 @@ class Reader:
 
 
 def describe(dtype: np.dtype) -> list[list[Any]]:
-    """[name, type, shape] of every field; `dtype_of` undoes it."""
+    """Return [name, type, shape] of every field. The inverse is `dtype_of`."""
     assert dtype.fields is not None
     return [
         [name, dtype.fields[name][0].base.str, list(dtype.fields[name][0].shape)]
@@ -171,34 +180,34 @@ def describe(dtype: np.dtype) -> list[list[Any]]:
 
 
 def dtype_of(fields: list[list[Any]]) -> np.dtype:
-    """The packed type of these fields."""
+    """Return the packed type of these fields. The inverse is `describe`."""
     return np.dtype([(name, kind, tuple(shape)) for name, kind, shape in fields])
 
 
 class Words:
-    """Named 64-bit integers in shared memory: each is written by one process, whole at once."""
+    """Named 64-bit integers in shared memory. One process writes each, atomically."""
 
     NAMES = (
         "owner_pid",  # the process that may write to the bus
-        "control_beat",  # counts the control loop's ticks
-        "control_ns",  # when that was, monotonic
+        "control_beat",  # number of ticks of the control loop
+        "control_ns",  # monotonic time of the last tick
         "period_ns",
-        "end_ns",  # in which control brings the robot to rest once all are told to end
+        "end_ns",  # time that control needs to bring the robot to rest at the end of a run
         "armed",  # 1 from arm to disarm
         "watchdog_beat",
         "watchdog_ns",
-        "watchdog_fired",  # 1 once it has taken the bus
-        "starting",  # 1: a policy is wanted, and begins with its first plan
+        "watchdog_fired",  # 1 once it has taken over the bus
+        "starting",  # 1: start was typed; the policy begins with its first plan
         "inference_beat",
-        "asked_ns",  # since when inference waits for its policy, monotonic; 0: it does not
-        "took_ns",  # that its last answer took
-        "leaves_ns",  # that a plan leaves the next answer
+        "asked_ns",  # monotonic time of a pending call of the policy; 0: none is pending
+        "took_ns",  # duration of the last call
+        "leaves_ns",  # time from an observation until its chunk must arrive
         "writer_beat",
-        "estop",  # presses of the emergency stop
-        "estop_seen",  # of these, by the control loop
-        "estop_released",  # of those, by the person who typed re-arm
-        "console_beat",  # who hears the keys
-        "stop",  # 1: everyone ends
+        "estop",  # number of presses of the emergency stop
+        "estop_seen",  # how many of these the control loop has processed
+        "estop_released",  # how many of those the operator has cleared by re-arm
+        "console_beat",  # heartbeat of the console, which reads the keys
+        "stop",  # 1: all processes end
     )
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -221,7 +230,7 @@ class Words:
 
     @property
     def pressed(self) -> bool:
-        """Whether an emergency stop is in force: one that nobody saw is not released, either."""
+        """True if an emergency stop is in force, even if control has not processed it yet."""
         return self["estop"] != self["estop_released"]
 
 

@@ -1,18 +1,20 @@
-"""When a chunk's actions are due, and the goal between two of them.
+"""Schedule of a chunk's actions, and the goal between two of them.
 
-      observation         arrives                                      the plan's end
+      observation         arrives                                      end of the plan
     ------ t_o ------------- now ---------------------------------------- | ------->
            |  a0     a1     a2 |  a3     a4     a5     a6     a7    (+ a step)
-             late: dropped     | the commanded state, then what is still due
+             late: dropped     | the commanded state, then the remaining actions
 
-Action i of a chunk is due at t_o + (i + offset) / rate; t_o is the stamp of the *observation*. What
-is due by now, or in less than a quarter of a step, is late: it is dropped and counted, and so is a
-chunk whose observation is older than a rule says, whenever its actions are due. Between actions
-goes a cubic Hermite spline, monotone where they are (Fritsch and Butland, SIAM J. Sci. Stat.
-Comput. 5, 1984). It begins at the state that was commanded last, or, where a plan is in force, on
-that plan, which the commands follow as their limits permit. To begin where the robot was measured,
-behind its goal, would be a step backward. At its end the last action holds for one more step; then
-there is no plan: nothing is extrapolated and nothing repeated.
+Action i of a chunk is due at t_o + (i + offset) / rate, where t_o is the timestamp of the
+*observation*. An action that is due now, earlier, or in less than a quarter of a step is late. It
+is dropped and counted. So is a chunk whose observation is older than `plan_age_s`, whenever its
+actions are due.
+
+A cubic Hermite spline connects the actions. It is monotone where the actions are (Fritsch and
+Butland, SIAM J. Sci. Stat. Comput. 5, 1984). It begins on the plan in force, which the commands
+follow as their limits permit, or else at the last commanded state. It does not begin at the
+measured position: this lags behind the goal, so the goal would step backward. After the last action
+the goal holds for one more step. Then there is no plan: nothing is extrapolated or repeated.
 """
 
 from __future__ import annotations
@@ -24,65 +26,64 @@ import numpy as np
 
 from real_robot.safety.limits import Rules
 
-AHEAD = 0.25  # of a step: what is due sooner cannot be reached any more
+AHEAD = 0.25  # share of a step: an action that is due sooner cannot be reached
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a policy answered to one observation, as goals of the robot's joints."""
+    """Action chunk of a policy for one observation, as joint goals."""
 
     seq: int  # counts chunks from 0
-    observed_ns: int  # stamp of the observation's oldest member
+    observed_ns: int  # timestamp of the observation's oldest part
     answered_ns: int  # when inference ended
     actions: np.ndarray  # [H, J] rad or m
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How a policy's chunks lie in time."""
+    """Timing of a policy's chunks."""
 
-    rate_hz: float  # actions a second
-    chunk_size: int  # actions a chunk
-    # steps from the observation to when the first action is to be reached. None: 0, as for chunks
-    # whose first action belongs to the observation's own time; and for single actions, one step
-    # from when they arrive
+    rate_hz: float  # actions per second
+    chunk_size: int  # actions per chunk
+    # steps from the observation to the time at which the first action is due. None: 0 for chunks;
+    # a single action is due one step after it arrives
     offset: float | None = None
-    command_latency_s: float = 0.0  # >= 0: from a command to the motion, measured on the robot
-    max_age_s: float = Rules.plan_age_s  # of an observation, when its chunk comes
+    command_latency_s: float = 0.0  # >= 0; delay from a command to the motion, measured
+    max_age_s: float = Rules.plan_age_s  # maximum age of the observation when its chunk arrives
 
 
 @dataclass
 class Counts:
-    """What became of what inference sent."""
+    """Counts of used and dropped chunks."""
 
-    chunks: int = 0  # taken up
-    late_actions: int = 0  # dropped, being due before they came
-    late_chunks: int = 0  # of which nothing was left, or whose observation was too old
-    disordered_chunks: int = 0  # dropped: older than, or the same as, one that came before
+    chunks: int = 0  # used
+    late_actions: int = 0  # dropped: they were due before they arrived
+    late_chunks: int = 0  # dropped: all actions were late, or the observation was too old
+    disordered_chunks: int = 0  # dropped: older than, or the same as, an earlier chunk
 
 
 class Schedule:
-    """The plan in force. Times are monotonic nanoseconds."""
+    """Plan in force. Times are monotonic nanoseconds."""
 
     def __init__(self, timing: Timing, joints: int) -> None:
         self.timing = timing
         self.counts = Counts()
         self.chunk: Chunk | None = None  # the one in force
-        self.index = -1  # of the action that is being gone toward
+        self.index = -1  # index of the action that the goal moves toward
         self._seq, self._observed_ns = -1, -1
         room = timing.chunk_size + 1
-        self._at = [0] * room  # ns, of the knots
+        self._at = [0] * room  # times of the knots, ns
         self._q = [[0.0] * joints for _ in range(room)]
         self._v = [[0.0] * joints for _ in range(room)]
         self._knots, self._segment, self._first, self._end_ns = 0, 0, 0, 0
         self._goal = [0.0] * joints
-        self._spoilt, self._nan = False, [float("nan")] * joints
+        self._not_finite, self._nan = False, [float("nan")] * joints
 
     def offer(self, chunk: Chunk, now_ns: int, q: Sequence[float], v: Sequence[float]) -> bool:
-        """Takes up `chunk`. False: it was dropped.
+        """Make `chunk` the plan. Return False if it was dropped.
 
-        q, v: [J], as commanded last. Where the chunk holds a number that is not finite, whichever,
-        the goal is NaN from now on: a policy that answers one such is not to be followed further.
+        q, v: [J], the last command. If any number of the chunk is not finite, the goal is NaN from
+        now on: the rest of such a chunk is not to be trusted.
         """
         if chunk.seq <= self._seq or chunk.observed_ns < self._observed_ns:
             self.counts.disordered_chunks += 1
@@ -91,8 +92,8 @@ class Schedule:
         if now_ns - chunk.observed_ns > self.timing.max_age_s * 1e9:
             self.counts.late_chunks += 1
             return False
-        if not self._spoilt and self.goal(now_ns) is not None:
-            q, v = list(self._goal), self._speed(now_ns)
+        if not self._not_finite and self.goal(now_ns) is not None:
+            q, v = list(self._goal), self._velocity(now_ns)
         now_ns += int(self.timing.command_latency_s * 1e9)
         step_ns = 1e9 / self.timing.rate_hz
         count = len(chunk.actions)
@@ -109,7 +110,7 @@ class Schedule:
             self._at[knot] = due
             self._q[knot][:] = chunk.actions[i].tolist()
         if not np.isfinite(chunk.actions).all():
-            self._spoilt = True
+            self._not_finite = True
         self.counts.late_actions += first
         if knot == 0:
             self.counts.late_chunks += 1
@@ -118,17 +119,17 @@ class Schedule:
         self._q[0][:], self._v[0][:] = q, v
         self._knots, self._segment, self._first = knot + 1, 0, first
         self._end_ns = self._at[knot] + round(step_ns)
-        self._slopes()
+        self._fit_velocities()
         self.chunk, self.counts.chunks = chunk, self.counts.chunks + 1
         return True
 
     def clear(self) -> None:
-        """No plan: what was asked for is over."""
-        self.chunk, self.index, self._knots, self._spoilt = None, -1, 0, False
+        """Remove the plan."""
+        self.chunk, self.index, self._knots, self._not_finite = None, -1, 0, False
 
     def goal(self, now_ns: int) -> Sequence[float] | None:
-        """[J], the plan at `now_ns`, valid until the next call; None where there is none (left)."""
-        if self._spoilt:
+        """Return the plan's goal at `now_ns`, [J], valid until the next call; None: no plan."""
+        if self._not_finite:
             return self._nan
         now_ns += int(self.timing.command_latency_s * 1e9)
         if self._knots == 0 or now_ns > self._end_ns:
@@ -146,22 +147,22 @@ class Schedule:
             self._goal[i] = p0[i] + u * (rise + (1 - u) * ((1 - u) * a - u * b))
         return self._goal
 
-    def _speed(self, now_ns: int) -> list[float]:
-        """[J] the plan's velocity where `goal` was asked for last."""
+    def _velocity(self, now_ns: int) -> list[float]:
+        """Return the plan's velocity at the last call of `goal`, [J]."""
         now_ns += int(self.timing.command_latency_s * 1e9)
         k = self._segment
         h = (self._at[k + 1] - self._at[k]) * 1e-9
         u = (now_ns - self._at[k]) * 1e-9 / h
         if u >= 1:
             return [0.0] * len(self._goal)
-        found = []
+        velocity = []
         for p0, p1, v0, v1 in zip(*self._q[k : k + 2], *self._v[k : k + 2], strict=True):
             a, b = v0 - (p1 - p0) / h, v1 - (p1 - p0) / h
-            found.append((p1 - p0) / h + (1 - u) * (1 - 3 * u) * a + u * (3 * u - 2) * b)
-        return found
+            velocity.append((p1 - p0) / h + (1 - u) * (1 - 3 * u) * a + u * (3 * u - 2) * b)
+        return velocity
 
-    def _slopes(self) -> None:
-        """The velocity at every knot but the first, which has the commanded one."""
+    def _fit_velocities(self) -> None:
+        """Compute the velocity at every knot but the first, which has the commanded one."""
         last = self._knots - 1
         for i in range(len(self._goal)):
             for k in range(1, last + 1):

@@ -1,7 +1,7 @@
-"""Joints whose encoder leapt, on disk until the operator confirms them.
+"""File of the joints whose encoder leapt, until the operator confirms them.
 
-The file lies next to the calibration and exists only while a joint is to be confirmed:
-{joint: where it was measured last before its encoder leapt, rad or m}.
+It is next to the calibration and exists only while a joint must be confirmed:
+{joint: its last measured position before the encoder leapt, rad or m}.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from real_robot.safety.guard import Guard
 
 
 class Unconfirmed:
-    """The file of one robot; without a path nothing is kept."""
+    """File of unconfirmed joints of one robot. Without a path nothing is saved."""
 
     def __init__(self, path: Path | None, guard: Guard) -> None:
-        """Pass what the file holds to the guard. Raises UserError if it holds something else."""
+        """Load the file and pass its joints to the guard. Raises UserError if it is invalid."""
         self._path, self._guard = path, guard
         self._thread: Thread | None = None
-        self._failure: Exception | None = None  # of the last write
-        found = read_json(path) if path is not None and path.exists() else {}
-        if not isinstance(found, dict) or not all(
+        self._failure: Exception | None = None  # error of the last write
+        joints = read_json(path) if path is not None and path.exists() else {}
+        if not isinstance(joints, dict) or not all(
             type(q) in (int, float) and isfinite(q) and joint in guard.spec.joints
-            for joint, q in found.items()
+            for joint, q in joints.items()
         ):
             raise UserError(
-                f"{path}: expected the joints of {guard.spec.name} that are to be confirmed, each "
-                "with a position. Calibrate the robot, which removes the file"
+                f"{path}: expected joints of {guard.spec.name}, each with a position. Calibrate "
+                "the robot, which removes the file"
             )
-        guard.unconfirmed.update(found)
-        self._saved = dict(found)
+        guard.unconfirmed.update(joints)
+        self._saved = dict(joints)
 
-    def keep(self) -> None:
-        """Write what has changed, in a thread: the loop waits for no disk."""
+    def save(self) -> None:
+        """Save changes in a thread, so that the loop does not wait for the disk."""
         if self._path is None or self._guard.unconfirmed == self._saved:
             return
         if self._thread is not None and self._thread.is_alive():
@@ -46,7 +46,7 @@ class Unconfirmed:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until the file is written. Raises UserError if it cannot be."""
+        """Wait until the file is written. Raises UserError if this fails."""
         if self._thread is not None:
             self._thread.join()
         if self._path is None or not (self._failure or self._guard.unconfirmed != self._saved):
@@ -55,8 +55,8 @@ class Unconfirmed:
         if self._failure is not None:
             joints = ", ".join(self._guard.unconfirmed)
             raise UserError(
-                f"{self._path} cannot be written ({self._failure}): the next run will not know "
-                f"that {joints} are to be confirmed. Calibrate the robot"
+                f"{self._path} cannot be written ({self._failure}), so the next run will not ask "
+                f"to confirm {joints}. Calibrate the robot"
             )
 
     def _write(self, path: Path, joints: dict[str, float]) -> None:

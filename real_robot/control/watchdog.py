@@ -1,8 +1,9 @@
 """The watchdog process: `python -m real_robot.control.watchdog <session folder>`.
 
-It has the robot's port open beside the control process. Where that one dies or its heartbeat stands
-still, it kills it first, since a process that was only stopped would write again when it goes on;
-then it lets the line fall silent and tells the robot, once, to hold where it is.
+It opens the robot's port in parallel with the control process. If control dies or its heartbeat
+stands still, the watchdog first kills it, because a process that was only suspended would write
+again once it resumes. It then waits for silence on the line and commands the robot, once, to hold
+its position.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ from collections.abc import Callable, Sequence
 
 from real_robot.control.clock import PRIORITY, ask_for_real_time
 from real_robot.control.rings import Words
-from real_robot.control.session import Session, main_folder, told_as_error
+from real_robot.control.session import Session, load_session, report_errors
 from real_robot.robot import Robot
-from real_robot.safety.answers import held
+from real_robot.safety.answers import hold_by_adapter
 
 POLL_MS = 2
-DEATH_MS = 15  # in which a process that was killed is gone; the robot is held in any case
-SILENCE_S = 0.005  # of the line, since the owner wrote last
+DEATH_MS = 15  # maximum wait for the end of a killed process; the robot is held in any case
+SILENCE_S = 0.005  # silence on the line after the owner's end
 STALL_NS, STALL_PERIODS = 30_000_000, 3
 
 
 class Watchdog:
-    """Looks after one process at a time: the one that `owner_pid` names."""
+    """Watchdog of one process at a time: the one in `owner_pid`."""
 
     def __init__(self, robot: Robot, words: Words) -> None:
         self._robot, self._words = robot, words
         self._pid, self._handle = 0, -1
         self._poll = select.poll()
-        self._reason, self._lives = "", False  # why it fired; whether the owner may still write
-        self._missed: Sequence[str] = ()  # joints that did not hear it
+        self._reason, self._lives = "", False  # why it fired; True: the owner may still write
+        self._missed: Sequence[str] = ()  # joints that did not answer the hold
 
-    def look(self, now_ns: int) -> str | None:
-        """Beats; waits at most 2 ms; why the robot was told to hold now, or None."""
+    def step(self, now_ns: int) -> str | None:
+        """Send a heartbeat and check the owner, in at most 2 ms.
+
+        Returns why the robot was commanded to hold now; None: it was not.
+        """
         words = self._words
         words["watchdog_beat"] += 1
         words["watchdog_ns"] = now_ns
@@ -46,12 +50,12 @@ class Watchdog:
             self._adopt(words["owner_pid"])
         if self._handle < 0:
             time.sleep(POLL_MS / 1000)
-        # who is named and has no handle was gone before it could be watched
+        # an owner without a handle had ended before it could be watched
         dead = bool(self._poll.poll(POLL_MS)) if self._handle >= 0 else bool(self._pid)
         if not words["armed"]:
             return None
         if words["watchdog_fired"]:
-            return self._again(dead)
+            return self._hold_again(dead)
         patience = max(STALL_NS, STALL_PERIODS * words["period_ns"])
         stalled = now_ns - words["control_ns"] > patience
         if not dead and not stalled:
@@ -62,25 +66,27 @@ class Watchdog:
         return self._hold()
 
     def fence(self) -> bool:
-        """Ends the owner and lets the line fall silent; whether the owner was seen to end."""
+        """Kill the owner and wait for silence. Return True if its end was observed."""
         if self._handle >= 0:
-            with contextlib.suppress(ProcessLookupError):  # it is gone already
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        begun_ns = time.monotonic_ns()  # from here on it writes nothing more
+        start_ns = time.monotonic_ns()  # it writes nothing from here on
         ended = self._handle < 0 or bool(self._poll.poll(DEATH_MS))
-        time.sleep(max(0.0, SILENCE_S - (time.monotonic_ns() - begun_ns) * 1e-9))
+        time.sleep(max(0.0, SILENCE_S - (time.monotonic_ns() - start_ns) * 1e-9))
         return ended
 
     def _hold(self) -> str:
-        self._missed = held(self._robot.spec, self._robot.hold, self._reason)
+        self._missed = hold_by_adapter(self._robot.spec, self._robot.hold, self._reason)
         if not self._missed:
             return self._reason
-        return f"{self._reason}; {', '.join(self._missed)} did not answer: see whether it stands"
+        return (
+            f"{self._reason}; {', '.join(self._missed)} did not answer: check that it stands still"
+        )
 
-    def _again(self, dead: bool) -> str | None:
-        """After an end that came late, whose last goal may have come after; and who missed it."""
+    def _hold_again(self, dead: bool) -> str | None:
+        """Hold again if joints missed the hold, or the owner ended late and may have written."""
         if dead:
-            time.sleep(POLL_MS / 1000)  # which the poll does no more
+            time.sleep(POLL_MS / 1000)  # the poll no longer waits
         if not self._missed and not (self._lives and dead):
             return None
         self._lives &= not dead
@@ -100,30 +106,35 @@ class Watchdog:
 
 
 def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-    """Until everyone is told to end and nobody is armed; goes on watching after it has fired."""
+    """Watch the control process until the run ends and the robot is not armed.
+
+    It keeps watching after it has fired.
+    """
     words = Words(session.path / "words")
     robot = session.make_robot()
-    while not words["control_beat"]:  # it has the line to itself while it connects
+    while not words["control_beat"]:  # control needs the line alone while it connects
         if session.ended(words):
             return
         time.sleep(POLL_MS / 1000)
     robot.connect()
-    ask_for_real_time(PRIORITY + 1, whole=True)  # before whom it watches, and from no disk
-    watchdog, told = Watchdog(robot, words), ""
+    ask_for_real_time(
+        PRIORITY + 1, whole=True
+    )  # above the priority of control, and with all memory locked
+    watchdog, last_reason = Watchdog(robot, words), ""
     try:
-        # an armed owner's end may not have been seen yet, where all are told to end because of it
+        # the run may be ending because an armed owner died, before the watchdog has noticed it
         while not session.ended(words) or (words["armed"] and not words["watchdog_fired"]):
-            reason = watchdog.look(now_ns())
-            if reason is not None and reason != told:
-                told = reason
-                (session.path / "watchdog.fired").write_text(told)
+            reason = watchdog.step(now_ns())
+            if reason is not None and reason != last_reason:
+                last_reason = reason
+                (session.path / "watchdog.fired").write_text(last_reason)
     finally:
         robot.close()
 
 
 def main(arguments: list[str]) -> None:
-    session = main_folder(arguments)
-    with told_as_error(session, "watchdog"):
+    session = load_session(arguments)
+    with report_errors(session, "watchdog"):
         watch(session)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from offline_rl.utils.errors import UserError
 from real_robot.control.observing import places, unit_of
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.control.session import Session, main_folder, told_as_error
+from real_robot.control.session import Session, load_session, report_errors
 from real_robot.recording.files import RecordingWriter
 from real_robot.robot import RobotSpec
 
@@ -106,8 +106,8 @@ def _wait_for_the_last(words: Words) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    session = main_folder(arguments)
-    with told_as_error(session, "writer"):
+    session = load_session(arguments)
+    with report_errors(session, "writer"):
         try:
             write(session)
         except UserError as error:

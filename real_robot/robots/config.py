@@ -53,11 +53,11 @@ class Joint:
     current: float = math.nan  # A; .inf where the joint measures none, which is then not checked
     m_per_rad: float | None = None  # travel of a joint in m for each rad that its servo turns
     unusual: list[str] = field(default_factory=list)  # limits outside the plausible range
-    grip: dict | None = None  # the joint is a gripper: see `Gripper`
+    grip: dict | None = None  # the joint is a gripper: see `GripOptions`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gripper:
+class GripOptions:
     """The table `grip` of a joint."""
 
     current: float  # A that it holds with at most, below the joint's own limit
@@ -66,7 +66,7 @@ class Gripper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Box:
+class WorkspaceOptions:
     """Of `workspace`."""
 
     sites: list[str]  # of the model
@@ -75,7 +75,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Checked):
+class DynamixelOptions(Checked):
     """Of `dynamixel`."""
 
     port: str
@@ -90,7 +90,7 @@ class Line(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation(Checked):
+class SimulationOptions(Checked):
     """Of `simulated`."""
 
     rate_hz: Annotated[float, Range(1, 10_000)] = (
@@ -140,7 +140,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Described:
+class RobotDescription:
     """A robot's file, read and checked."""
 
     path: Path
@@ -174,7 +174,7 @@ def find(name: str | Path) -> Path:
     return share("configs") / "robot" / f"{name}.yaml"
 
 
-def describe(name: str | Path, **changes: Any) -> Described:
+def describe(name: str | Path, **changes: Any) -> RobotDescription:
     """The robot `name` with some of its file's values replaced. Raises UserError."""
     path = find(name)
     values = read_yaml(path)
@@ -195,7 +195,7 @@ def describe(name: str | Path, **changes: Any) -> Described:
         raise UserError(
             f"{path.name}: joints {which} have the same id {twice[0]}: give each servo its own"
         )
-    return Described(path, config, joints, _spec(path, config, joints))
+    return RobotDescription(path, config, joints, _spec(path, config, joints))
 
 
 def _check_units(where: str, row: Joint) -> None:
@@ -230,11 +230,11 @@ def unconfirmed_file(
         return None
     if described.config.adapter not in ADAPTERS:
         return settings() / f"{described.spec.name}.unconfirmed.json"
-    line = build(Line, described.config.dynamixel | changes, "dynamixel.")
+    line = build(DynamixelOptions, described.config.dynamixel | changes, "dynamixel.")
     return calibration_file(described, line).with_suffix(".unconfirmed.json")
 
 
-def arm_of(name: str | Path, *, adapter: str | None = None, **changes: Any) -> str:
+def arm_identity(name: str | Path, *, adapter: str | None = None, **changes: Any) -> str:
     """What tells the arm that `make` would connect to from any other; arguments: those of `make`.
 
     The port of servos, the folder of a simulation, else the robot's file and the adapter's options.
@@ -242,16 +242,16 @@ def arm_of(name: str | Path, *, adapter: str | None = None, **changes: Any) -> s
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     config = described.config
     if config.adapter == "dynamixel":
-        line = build(Line, config.dynamixel | changes, "dynamixel.")
+        line = build(DynamixelOptions, config.dynamixel | changes, "dynamixel.")
         return f"port {os.path.realpath(line.port)}"
     if config.adapter == "simulated":
-        how = build(Simulation, config.simulated | changes, "simulated.")
+        how = build(SimulationOptions, config.simulated | changes, "simulated.")
         return f"simulation {os.path.realpath(how.folder) if how.folder else described.spec.name}"
     options = json.dumps(config.options | changes, sort_keys=True, default=str)
     return f"{described.path.resolve()} {config.adapter} {options}"
 
 
-def calibration_file(described: Described, line: Line) -> Path:
+def calibration_file(described: RobotDescription, line: DynamixelOptions) -> Path:
     """The line's own, or one in the user's folder for settings."""
     if line.calibration:
         return Path(line.calibration)
@@ -281,7 +281,7 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
     low, high = np.array([row.position for row in rows], np.float64).T
     workspace = None
     if config.workspace is not None:
-        box = build(Box, config.workspace, f"{path.name}: workspace.")
+        box = build(WorkspaceOptions, config.workspace, f"{path.name}: workspace.")
         if config.model is None or len(box.low) != 3 or len(box.high) != 3:
             raise UserError(f"{path.name}: workspace needs a model, and low and high of 3 numbers")
         if (furthest := max(map(abs, (*box.low, *box.high)))) > FURTHEST_M:
@@ -319,7 +319,7 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
 
 def _grip(where: str, row: Joint) -> Grip:
     """Raises UserError if the grip is not inside the joint's own limits."""
-    table = build(Gripper, _table(row.grip, f"{where}.grip"), f"{where}.grip.")
+    table = build(GripOptions, _table(row.grip, f"{where}.grip"), f"{where}.grip.")
     if not 0 < table.squeeze < row.tracking_error:
         raise UserError(
             f"{where}.grip.squeeze={table.squeeze:g}: expected above 0 and below tracking_error, "

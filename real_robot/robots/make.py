@@ -9,7 +9,13 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.modules import named
 from offline_rl.utils.options import build
 from real_robot.robot import Robot
-from real_robot.robots.config import ADAPTERS, Described, Line, Simulation, describe
+from real_robot.robots.config import (
+    ADAPTERS,
+    DynamixelOptions,
+    RobotDescription,
+    SimulationOptions,
+    describe,
+)
 
 
 def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Robot:
@@ -22,17 +28,17 @@ def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Rob
     if config.adapter == "simulated":
         from real_robot.robots.simulated import SimulatedRobot
 
-        how = build(Simulation, config.simulated | changes, "simulated.")
+        how = build(SimulationOptions, config.simulated | changes, "simulated.")
         return SimulatedRobot(described, how)
     if config.adapter not in ADAPTERS:
         return _load_adapter(described, config.options | changes)
     from real_robot.robots.dynamixel.robot import DynamixelRobot
 
-    line = build(Line, config.dynamixel | changes, "dynamixel.")
-    return DynamixelRobot.by_config(described, line)
+    line = build(DynamixelOptions, config.dynamixel | changes, "dynamixel.")
+    return DynamixelRobot.from_config(described, line)
 
 
-def _load_adapter(described: Described, options: dict[str, Any]) -> Robot:
+def _load_adapter(described: RobotDescription, options: dict[str, Any]) -> Robot:
     """The user's class, given the file and its options. Raises UserError."""
     adapter = described.config.adapter
     beside = described.path.resolve().parent / adapter

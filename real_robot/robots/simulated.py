@@ -24,7 +24,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from real_robot.control.rings import Reader, Ring
 from real_robot.robot import Channel, Code, Command, Reading, RobotSpec, Sent, Status
-from real_robot.robots.config import Described, Simulation, describe
+from real_robot.robots.config import RobotDescription, SimulationOptions, describe
 
 if TYPE_CHECKING:
     from real_robot.robots.physics import Physics
@@ -38,7 +38,7 @@ CHANNELS = {"target": "target", "puck": "puck", "goal": "target"}
 KINDS = {"goal": 0, "torque": 1, "place": 2}  # of an order
 
 
-def state(described: Described) -> np.dtype:
+def state(described: RobotDescription) -> np.dtype:
     """What the simulation publishes."""
     spec, joints = described.spec, len(described.spec.joints)
     return np.dtype(
@@ -54,7 +54,7 @@ def state(described: Described) -> np.dtype:
     )
 
 
-def order(described: Described) -> np.dtype:
+def order(described: RobotDescription) -> np.dtype:
     """What it is told."""
     joints = len(described.spec.joints)
     return np.dtype(
@@ -66,7 +66,7 @@ class SimulatedRobot:
     """how.folder: of the shared memory, by default one for each user and robot. The first to
     `connect` starts the simulation and ends it with `close`; who connects later joins it."""
 
-    def __init__(self, described: Described, how: Simulation) -> None:
+    def __init__(self, described: RobotDescription, how: SimulationOptions) -> None:
         self._described, self._how = described, how
         default = Path(tempfile.gettempdir()) / f"simulated-{described.spec.name}-{os.getuid()}"
         self._folder = Path(how.folder) if how.folder else default
@@ -221,17 +221,17 @@ class SimulatedRobot:
         self._orders.push()
 
 
-def tracked(physics: Physics, channels: Mapping[str, Channel]) -> dict[str, np.ndarray]:
+def tracker_values(physics: Physics, channels: Mapping[str, Channel]) -> dict[str, np.ndarray]:
     """What a tracker would say, m; it moves with the bodies. NaN where there is nothing to see."""
     return {
-        name: physics.where(CHANNELS[name])[: channel.shape[0]]
+        name: physics.position_of(CHANNELS[name])[: channel.shape[0]]
         if name in CHANNELS
         else np.full(channel.shape, np.nan)
         for name, channel in channels.items()
     }
 
 
-def serve(described: Described, folder: Path, rate_hz: float) -> None:
+def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
     """Simulates until SIGTERM; where its starter ends without a word, for LINGER_S longer, so that
     a watchdog has something to hold."""
     from real_robot.robots.physics import Physics
@@ -239,14 +239,16 @@ def serve(described: Described, folder: Path, rate_hz: float) -> None:
     period_ns = round(1e9 / rate_hz)
     joints, channels = described.spec.joints, described.spec.channels
     physics = Physics(described.model, joints, stand=True)
-    for body, at_m in build(Simulation, described.config.simulated, "simulated.").place.items():
+    for body, at_m in build(
+        SimulationOptions, described.config.simulated, "simulated."
+    ).place.items():
         try:
             physics.place(body, np.array(at_m, np.float64).reshape(3).tolist())
         except (KeyError, TypeError, ValueError) as error:
             sys.exit(f"{described.path.name}: simulated.place.{body}={at_m}: {error}")
     published = Ring.create(folder / "state", state(described), SLOTS)
-    seen = tracked(physics, channels)
-    tip, row = physics.where("tip"), published.record
+    seen = tracker_values(physics, channels)
+    tip, row = physics.position_of("tip"), published.record
     starting = folder / "starting"
     reader = Reader(Ring.create(starting, order(described), SLOTS), from_start=True)
     on = np.zeros(len(joints), np.int64)

@@ -1,1 +1,1 @@
-"""What no command gets round: limits, the check, the states, the stops, and who may command."""
+"""Safety layer for every command: limits, checks, states, stops and the guard."""

@@ -1,7 +1,8 @@
-"""Validation of what an adapter answers, at the one place where its answers come in.
+"""Validation of an adapter's return values.
 
-An adapter is foreign code. A list for an array, a wrong length, a number that is none, a time of
-another clock or an exception must stop the robot with a sentence, not crash or blind the loop.
+An adapter is third-party code. If it returns a list instead of an array, a wrong length, NaN or a
+timestamp of another clock, or raises an exception, the robot must stop with a message. The loop
+must neither crash nor run on wrong readings.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from real_robot.control.clock import AHEAD_NS
 from real_robot.robot import Code, Limits, Reading, RobotSpec, Sent
 
 INTEGER = (int, np.integer)
-TEXT = 200  # characters of an adapter's own words
+TEXT = 200  # maximum number of characters quoted from an adapter's exception
 
 
 def failure(error: Exception) -> str:
-    """What an adapter's exception says, on one line."""
+    """Return the exception of an adapter as one line of text."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:TEXT]}"
 
 
 def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an adapter that is not armed. Raises UserError, whatever the adapter raises."""
+    """Call an adapter that is not armed. Any exception of the adapter becomes a UserError."""
     try:
         return function(*arguments)
     except UserError:
@@ -36,7 +37,7 @@ def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
-    """What is wrong with an answer to `read` or `arm`; None if it is a whole `Reading`."""
+    """Describe the fault in a return value of `read` or `arm`. None: it is a valid `Reading`."""
     if not isinstance(answer, Reading):
         return f"it is {_kind(answer)}, expected a Reading"
     count = len(spec.joints)
@@ -55,7 +56,7 @@ def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
         for name in ("q", "dq"):
             value = getattr(answer, name)
             if not np.dot(value, value) < np.inf:
-                return f"{name} is {value.tolist()}: numbers are expected where code is OK"
+                return f"{name} is {value.tolist()}, expected finite numbers because code is OK"
     if answer.channels_ns is not None and not isinstance(answer.channels_ns, INTEGER):
         return f"channels_ns is {_kind(answer.channels_ns)}, expected an integer or None"
     nothing = type(answer.channels) is dict and not answer.channels
@@ -67,7 +68,7 @@ def _channel_fault(spec: RobotSpec, channels: Any) -> str | None:
         return f"channels is {_kind(channels)}, expected a mapping"
     for name, value in channels.items():
         if name not in spec.channels:
-            return f"there is a channel {name!r}, which the robot's file does not declare"
+            return f"channel {name!r} is not declared in the robot's file"
         shape = spec.channels[name].shape
         if type(value) is not np.ndarray or value.shape != shape or value.dtype.kind not in "fi":
             return f"channel {name} is {_kind(value)}, expected an array of shape {shape}"
@@ -75,17 +76,17 @@ def _channel_fault(spec: RobotSpec, channels: Any) -> str | None:
 
 
 def stamp_fault(reading: Reading, now_ns: int) -> str | None:
-    """What is wrong with a reading's time; None if it is one of the loop's clock."""
+    """Describe the fault in a reading's timestamp. None: it fits the clock of the loop."""
     if reading.middle_ns - now_ns > AHEAD_NS:
         return (
-            f"middle_ns is {(reading.middle_ns - now_ns) * 1e-9:.3g} s ahead: times are those of "
+            f"middle_ns is {(reading.middle_ns - now_ns) * 1e-9:.3g} s ahead: use times of "
             "time.monotonic_ns()"
         )
     return None
 
 
 def sent_fault(spec: RobotSpec, answer: Any) -> str | None:
-    """What is wrong with an answer to `command`; None if it is a whole `Sent`."""
+    """Describe the fault in a return value of `command`. None: it is a valid `Sent`."""
     if not isinstance(answer, Sent):
         return f"it is {_kind(answer)}, expected a Sent"
     if not isinstance(answer.code, Code):
@@ -96,18 +97,18 @@ def sent_fault(spec: RobotSpec, answer: Any) -> str | None:
     return None
 
 
-def held(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[str]:
-    """Call the adapter's `hold`; the joints that it did not reach, all if it failed."""
+def hold_by_adapter(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[str]:
+    """Call the adapter's `hold`. Return the joints that it did not reach: all if it failed."""
     try:
         missed = hold(reason)
-    except Exception:  # the joints are named, and there is nobody else to hold them
+    except Exception:  # the caller reports the joints; nothing else can hold them
         return spec.joints
     whole = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
     return missed if whole else spec.joints
 
 
 def spec_fault(spec: Any) -> str | None:
-    """What is wrong with an adapter's `spec`; None if it is a whole `RobotSpec`."""
+    """Describe the fault in an adapter's `spec`. None: it is a valid `RobotSpec`."""
     if not isinstance(spec, RobotSpec):
         return f"it is {_kind(spec)}, expected a RobotSpec"
     count = len(spec.joints)

@@ -1,10 +1,11 @@
-"""The check: what may be sent next, given what is wanted, what was sent, and what was measured.
+"""Safety check of one control period: from target, last goal and reading to the next goal.
 
-Time goes in whole periods: a command is one step of one period, whatever the tick's jitter, so that
-after a missed deadline the robot falls behind its plan and never catches up beyond a limit.
+Each command advances the goal by exactly one period, whatever the jitter of the tick. After a
+missed deadline the robot lags behind its plan. It never exceeds a limit to catch up.
 
-`check` reads `before` and writes `after`, makes no array, list or object that outlives it, and
-knows no robot, clock or file. Why no sequence of targets passes a limit: see `limiter`.
+`check` reads `before` and writes `after`. It allocates no array, list or object that outlives the
+call, and uses no robot, clock or file. `limiter` explains why no sequence of targets can exceed a
+limit.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from real_robot.safety.limits import Envelope
 from real_robot.safety.states import FAULTS, MOVING, Reason, State
 from real_robot.safety.stopping import distance, duration_s
 
-LEAP = 4  # times the fastest a joint may be measured: no joint goes so far, only its encoder
-GRIP_FULL = 0.9  # of a grip's current, above which it squeezes less
-GRIP_MORE, GRIP_LEAST = 1.03, 0.05  # by which a squeeze grows in a tick; its least share
-SOFTEST = 0.05  # of the hardest stop: for joints that wait for others
+# A measured step beyond this multiple of the largest plausible one is an encoder error: no joint
+# moves that far.
+LEAP = 4
+GRIP_FULL = 0.9  # share of the grip current above which the squeeze is reduced
+GRIP_MORE, GRIP_LEAST = 1.03, 0.05  # growth factor of the squeeze per tick; its minimum share
+SOFTEST = 0.05  # minimum share of the hardest stop, for joints that would stop before the others
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
 _BLIND = sum(
@@ -44,7 +47,7 @@ _BLIND = sum(
         Reason.BUS_LOST,
     )
 )
-_ILL = int(~Status.MISSING)  # a joint that is missing counts as a reading that failed
+_ILL = int(~Status.MISSING)  # a missing joint is counted as a failed reading instead
 _NAN, _INFINITE = float("nan"), float("inf")
 
 
@@ -61,12 +64,14 @@ def check(
     others: int = 0,
     relief: Sequence[float] | None = None,
 ) -> None:
-    """Fills `after`: `q` is what may be sent, `reasons` why the robot must stop, bits of Reason.
+    """Write the next goal to `after.q` and the reasons to stop to `after.reasons` (bits of Reason).
 
-    target: [J] rad or m; None where nothing is wanted. Used in RUNNING and TAKEOVER only.
-    reading: the newest one. watchdog_ns: its last heartbeat; None where none watches.
-    others: reasons that were found elsewhere, such as missed deadlines.
-    relief: [J] where the goals of a robot that stands go, so that it presses on nothing.
+    Args:
+        target: [J] rad or m; None: there is no target. Used in RUNNING and TAKEOVER only.
+        reading: the newest one.
+        watchdog_ns: the watchdog's last heartbeat; None: there is no watchdog.
+        others: reasons from elsewhere, such as missed deadlines.
+        relief: [J] goals for a robot at rest, so that its servos stop pushing.
     """
     count = len(e.joints)
     reasons = others
@@ -74,7 +79,7 @@ def check(
     after.now_ns = now_ns
     if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
         reasons |= 1 << Reason.CLOCK_JUMPED
-    reasons |= _measure(e, before, after, reading, now_ns, yields=relief is not None)
+    reasons |= _check_reading(e, before, after, reading, now_ns, yields=relief is not None)
     if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
         reasons |= 1 << Reason.WATCHDOG_SILENT
     if moving and target is None:
@@ -84,7 +89,7 @@ def check(
         reasons |= 1 << Reason.TARGET_NOT_FINITE
 
     if moving and not reasons and target is not None:
-        reasons = _follow(e, before, after, _gripping(e, after, target))
+        reasons = _follow(e, before, after, _limit_grips(e, after, target))
     if reasons or not moving:
         goals = None if moving or blind(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
@@ -93,10 +98,10 @@ def check(
     after.reasons = reasons
 
 
-def _gripping(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequence[float]:
-    """The target with every gripper at most its squeeze further closed than it is measured.
+def _limit_grips(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequence[float]:
+    """Return the target with each gripper's goal at most its squeeze beyond the measured position.
 
-    The difference of goal and position is a position servo's force.
+    The force of a position servo comes from the difference of goal and position.
     """
     for i, grip in enumerate(e.grips):
         if grip is not None:
@@ -108,25 +113,25 @@ def _gripping(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequence[
 
 
 def blind(e: Envelope, motion: Motion, reasons: int) -> bool:
-    """Whether readings say nothing of where the robot stands; those that repeat themselves do."""
+    """Return True if the readings do not tell where the robot is. Repeated readings still do."""
     return bool(reasons & _BLIND) or motion.now_ns - motion.fresh_ns > e.max_age_ns
 
 
 def _finite(target: Sequence[float] | None, count: int) -> bool:
     if target is None or len(target) != count:
         return False
-    for x in target:  # noqa: SIM110 (a generator would be made)
+    for x in target:  # noqa: SIM110 (any() would allocate a generator)
         if not isfinite(x):
             return False
     return True
 
 
-def _measure(
+def _check_reading(
     e: Envelope, before: Motion, after: Motion, reading: Reading, now_ns: int, *, yields: bool
 ) -> int:
-    """The reasons to stop that lie in the reading; updates what `after` knows of it.
+    """Return the reasons to stop that the reading shows, and store its measurements in `after`.
 
-    yields: goals go back to where the robot is, which need not move for it.
+    yields: the goals return to the measured positions, so the joints need not move with them.
     """
     rules, reasons = e.rules, 0
     good = reading.code == Code.OK
@@ -150,16 +155,16 @@ def _measure(
         return reasons
     dt_s = max(0.0, (reading.middle_ns - before.middle_ns) * 1e-9) if before.middle_ns else 0.0
     weight = min(1.0, dt_s / rules.current_window_s)
-    found, speeds = reading.q.tolist(), reading.dq.tolist()
+    positions, speeds = reading.q.tolist(), reading.dq.tolist()
     currents, status = reading.current_a.tolist(), reading.status.tolist()
     for i in range(len(e.joints)):
-        q, dq, drawn, room = found[i], speeds[i], currents[i], e.tracking_error[i]
+        q, dq, drawn, room = positions[i], speeds[i], currents[i], e.tracking_error[i]
         blame = 0
         if status[i] & _ILL:
             blame |= 1 << Reason.SERVO_ERROR
         if not e.low[i] - room <= q <= e.high[i] + room:
             blame |= 1 << Reason.POSITION_MEASURED
-        # an encoder's last digit is no motion
+        # quantization noise of the encoder is not motion
         fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
         last = before.measured[i] if before.middle_ns else q
         if leapt(last, q, dq, fastest, max(dt_s, e.period_s)):
@@ -193,10 +198,10 @@ def _measure(
 
 
 def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bool:
-    """True if a joint cannot have moved from `before` to `q` in `dt_s`: its encoder leapt.
+    """Return True if a joint cannot have moved from `before` to `q` in `dt_s`: the encoder leapt.
 
-    A joint that is pushed faster than it may go is measured at that velocity; one whose encoder
-    leapt is not, or is measured at a velocity that no joint has.
+    A joint that is pushed beyond its velocity limit also measures that velocity. A joint whose
+    encoder leapt measures another velocity, or one that no joint can reach.
     """
     way, furthest = q - before, fastest * dt_s
     if abs(way) <= furthest:
@@ -207,12 +212,12 @@ def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bo
 def _stands_still(
     e: Envelope, i: int, before: Motion, after: Motion, q: float, dq: float, drawn: float
 ) -> bool:
-    """True if joint i's goals have moved for a while and its measurements have not.
+    """Return True if joint i's goals have moved for a while and its measurements have not.
 
-    A joint within its friction, at a turning point or against an obstacle stands still too. Against
-    an obstacle its current follows the goal; at a turning point its measured velocity changes. So
-    goals must be further apart where less is measured: by an adapter that returns no current or
-    always the same one, or that derives velocity from position.
+    A healthy joint stands still, too, if friction holds it, at a turning point, or against an
+    obstacle. Against an obstacle its current follows the goal. At a turning point its measured
+    velocity changes. The goals must therefore move further if less is measured: if the adapter
+    returns no current, a constant current, or a velocity that is derived from the position.
     """
     goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
     still = q == before.measured[i]
@@ -224,7 +229,7 @@ def _stands_still(
     after.has_velocity[i] = before.has_velocity[i] or int(known and still and moves)
     after.has_current[i] = before.has_current[i] or int(varies)
     way = high - low
-    if way <= digit:  # the joint moves, or its goals stand still too
+    if way <= digit:  # the joint moves, or its goals stand still as well
         after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
         after.turned[i] = after.alive[i] = 0
         return False
@@ -241,20 +246,21 @@ def _stands_still(
         return way > far
     if after.turned[i] or not after.has_velocity[i]:
         far = max(16 * digit, room / 8)
-    way = abs(goal - after.still_q[i])  # a goal that went and came back draws what it drew
+    way = abs(goal - after.still_q[i])  # after a goal's return, the current is the old one, too
     soft = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
     return soft and way > far
 
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:
-    """The goal nearest to `target` by every limit, joint by joint; returns reasons to stop."""
+    """Set each joint's goal as near to `target` as its limits permit. Return reasons to stop."""
     extreme = held = off = False
     resuming = before.stop != FREE
     for i in range(len(e.joints)):
         goal = float(target[i])
         clips = step(e, i, before, after, goal)
         if resuming and clips & WAY_OUT:
-            _stop(e, before, after, SOFT)  # it still brakes harder than motion may: all go on
+            # The joint still brakes harder than motion permits: all joints continue the stop.
+            _stop(e, before, after, SOFT)
             return 0
         after.clips[i] = clips
         last = before.goal[i] if before.goal[i] == before.goal[i] else before.q[i]
@@ -263,7 +269,7 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
         if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
             off = True
-            # a ramp toward a goal at rest is how a large step is meant to be taken
+            # a ramp toward a goal at rest is the intended response to a large step
             nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
             held = held or not nearer or bool(clips & POSITION)
     after.stop = FREE
@@ -277,13 +283,13 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         reasons |= 1 << Reason.REQUEST_EXTREME
     if after.clipped * e.period_s > e.rules.trip_after_s:
         reasons |= 1 << Reason.CLIPPED_TOO_LONG
-    if e.points is not None and not (e.inside(after.q) and e.inside(_rest(e, after))):
+    if e.points is not None and not (e.inside(after.q) and e.inside(_stop_position(e, after))):
         reasons |= 1 << Reason.WORKSPACE
     return reasons
 
 
 def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
-    """All joints go one period along their way out, as hard as `wanted` says."""
+    """Advance all joints by one period of their stop. `wanted`: SOFT or HARD."""
     after.stop = max(before.stop, wanted)
     after.clipped = 0
     for i in range(len(e.joints)):
@@ -294,16 +300,16 @@ def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
             after.way_limit_a[i] = before.way_limit_a[i]
             after.way_limit_j[i] = before.way_limit_j[i]
     if after.stop == SOFT and before.stop == FREE:
-        _together(e, before, after)
+        _synchronize_stops(e, before, after)
     for i in range(len(e.joints)):
         step_out(e, i, before, after)
 
 
-def _together(e: Envelope, before: Motion, after: Motion) -> None:
-    """Softens the stops of the joints that would stand first, so that all come to rest together.
+def _synchronize_stops(e: Envelope, before: Motion, after: Motion) -> None:
+    """Soften the stops of the faster joints so that all joints come to rest together.
 
-    A joint keeps its hardest stop where a softer one would pass a limit, and all do where the robot
-    would then come to rest outside its workspace.
+    A joint keeps its hardest stop if a softer one would exceed a limit. All joints keep theirs if
+    the robot would otherwise come to rest outside its workspace.
     """
     longest = 0.0
     for i in range(len(e.joints)):
@@ -316,7 +322,7 @@ def _together(e: Envelope, before: Motion, after: Motion) -> None:
             limit_a = max(e.stop_acceleration[i] * share, abs(before.way_a[i]))
             limit_j = e.stop_jerk[i] * share * share
             took = duration_s(before.way_v[i], before.way_a[i], limit_a, limit_j)
-            if took > longest or not _in_limits(e, i, before, limit_a, limit_j):
+            if took > longest or not _stops_in_limits(e, i, before, limit_a, limit_j):
                 soft = share
             else:
                 hard = share
@@ -326,13 +332,13 @@ def _together(e: Envelope, before: Motion, after: Motion) -> None:
         for i in range(len(e.joints)):
             after.q[i] = before.q[i]
             after.way_v[i], after.way_a[i] = before.way_v[i], before.way_a[i]
-        if not e.inside(_rest(e, after)):
+        if not e.inside(_stop_position(e, after)):
             for i in range(len(e.joints)):
                 after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
 
 
-def _in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: float) -> bool:
-    """Whether joint i's way out, at these limits, keeps q and v inside, and turns nowhere."""
+def _stops_in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: float) -> bool:
+    """Return True if this stop of joint i keeps its q and v limits and does not reverse."""
     q, v, a = before.q[i], before.way_v[i], before.way_a[i]
     rest = v + a * abs(a) / (2 * limit_j)
     if rest * v < 0 or abs(rest) > e.velocity[i]:
@@ -340,8 +346,8 @@ def _in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: flo
     return e.low[i] <= q + distance(v, a, limit_a, limit_j) <= e.high[i]
 
 
-def _rest(e: Envelope, motion: Motion) -> list[float]:
-    """[J] where the robot comes to rest on its way out; a list of the envelope's, reused."""
+def _stop_position(e: Envelope, motion: Motion) -> list[float]:
+    """Return the positions at which the stop ends, [J]. The list is `e.scratch`, reused."""
     for i in range(len(e.joints)):
         e.scratch[i] = motion.q[i] + distance(
             motion.way_v[i], motion.way_a[i], motion.way_limit_a[i], motion.way_limit_j[i]

@@ -1,4 +1,4 @@
-"""The one way to the robot: whoever holds a `Guard` cannot command but through the check."""
+"""Guard: the only access to the robot. Every command passes the safety check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Sta
 from real_robot.safety.answers import (
     call,
     failure,
-    held,
+    hold_by_adapter,
     reading_fault,
     sent_fault,
     spec_fault,
@@ -38,18 +38,18 @@ from real_robot.safety.states import (
     event_of,
 )
 
-ROUNDING = 1e-9  # rad: two floats of the same goal
-ARM_PATIENCE_S = 1.0  # that arming's readings may take
-ARM_TRIES = 3  # readings, of which one must come
-SETTLE_S = 0.3  # after which a robot that stands has come to rest
-PUSHED = 0.125  # of tracking_error, beyond which a joint is pushed by hand
-LET_GO_S = 0.5  # after a push, until the joint returns
-RETURN = 0.1  # of the velocity limit, at which it does
-MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # by arming
+ROUNDING = 1e-9  # rad; tolerance when two floats are the same goal
+ARM_PATIENCE_S = 1.0  # maximum time of the readings before arming
+ARM_TRIES = 3  # number of readings, one of which must succeed
+SETTLE_S = 0.3  # time without motion after which the robot counts as at rest
+PUSHED = 0.125  # share of tracking_error beyond which a joint counts as pushed by hand
+LET_GO_S = 0.5  # time after a push until the joint returns
+RETURN = 0.1  # share of the velocity limit at which it returns
+MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # statuses that arming clears
 
 
 class Guard:
-    """Owns the adapter. `tick` is called once a period, with what is wanted and what was read."""
+    """Owner of the adapter. Call `tick` once per period, with the target and the reading."""
 
     def __init__(self, robot: Robot, envelope: Envelope) -> None:
         if fault := spec_fault(robot.spec):
@@ -60,27 +60,28 @@ class Guard:
         self.machine = Machine()
         count = len(envelope.joints)
         self.motion, self._other = Motion([0.0] * count, 0), Motion([0.0] * count, 0)
-        self.sent: Sent | None = None  # what became of this tick's command; None: there was none
-        self.missing = 0  # commands that did not get through, since armed
+        self.sent: Sent | None = None  # result of this tick's command; None: none was sent
+        self.missing = 0  # number of failed commands since arming
         self._low, self._high = np.array(envelope.low), np.array(envelope.high)
         self._goal = np.zeros(count)
         view = self._goal.view()
         view.flags.writeable = False
         self._view, self._seq = view, 0
         self._mute = False
-        self._watched, self._watched_ns = [0.0] * count, 0  # q while unarmed; 0: not yet
-        self.invalid = ""  # what is wrong with the adapter's last answer
-        self._relief: list[float] | None = None  # where goals go back to
-        # a robot that is pushed by hand: see `_give_way`
-        self._anchor: list[float] | None = None  # where its goals return to
+        self._watched, self._watched_ns = [0.0] * count, 0  # last q while unarmed; time 0: none yet
+        self.invalid = ""  # the fault in the adapter's last return value
+        self._relief: list[float] | None = None  # goals that a robot at rest moves to
+        # for pushes by hand: see `_comply_with_push`
+        self._anchor: list[float] | None = None  # goals that a pushed robot returns to
         self._sag, self._give, self._settled = ([0.0] * count for _ in range(3))
         self._pushed = [False] * count
         self._stands_ns = self._pushed_ns = 0
-        self._relieved: tuple[State, Reason] | None = None  # after which stop they have
-        self._stood_ns = 0  # since when the robot stands after one
-        self._status = np.zeros(count, int)  # as read last
-        self.culprits = 0  # bits of the joints in which the cause of the stop lies
-        # joint -> where it was measured last before its encoder leapt, rad or m
+        # the last stop after which `_release_contact` moved the goals
+        self._relieved: tuple[State, Reason] | None = None
+        self._stood_ns = 0  # when the robot came to rest after that stop
+        self._status = np.zeros(count, int)  # from the last reading
+        self.culprits = 0  # bits of the joints that caused the stop
+        # joint -> last measured position before its encoder leapt, rad or m
         self.unconfirmed = dict[str, float]()
 
     @property
@@ -88,14 +89,14 @@ class Guard:
         return self.machine.state
 
     def connect(self, now_ns: int) -> None:
-        """Raises UserError where the robot is not there, Refused where it is connected."""
+        """Connect to the robot. Raises UserError if it cannot, Refused if already connected."""
         if self.state is not State.DISCONNECTED:
             raise Refused(f"connect is refused while {self.state.name}")
         call("connect", self.__robot.connect)
         self.machine.fire(Event.CONNECT, now_ns)
 
     def read(self) -> Reading:
-        """Return a whole reading. If the adapter's is none, its code is REFUSED; see `invalid`."""
+        """Return a valid reading. Code REFUSED: the adapter's was invalid; see `invalid`."""
         try:
             answer = self.__robot.read()
         except Exception as error:
@@ -110,35 +111,35 @@ class Guard:
         seq = self.motion.seq
         return Reading(Code.REFUSED, seq, now_ns, now_ns, now_ns, nan, nan, nan, status)
 
-    def passed(self, now_ns: int) -> None:
-        """Reads the robot as it stands: CHECKED, or Refused where something is not in order."""
+    def run_check(self, now_ns: int) -> None:
+        """Read the robot and enter CHECKED. Raises Refused if the robot must not be armed."""
         self.machine.after(Event.CHECK, now_ns)
-        if (found := self._amiss(now_ns)) is not None:
-            raise Refused(found)
+        if (problem := self._problem_before_arming(now_ns)) is not None:
+            raise Refused(problem)
         self.machine.fire(Event.CHECK, now_ns)
 
     def arm(self, now_ns: int) -> None:
-        """Torque on; the robot holds where it is. Raises Refused where it may not or cannot."""
+        """Switch torque on; the robot holds its position. Raises Refused if this fails."""
         if self.state is State.CHECKED and now_ns - self.machine.checked_ns > CHECK_VALID_S * 1e9:
             self.machine.fire(Event.EXPIRE, now_ns)
         if self.state is not State.CHECKED:
             raise Refused(f"arm is refused while {self.state.name}: check first")
-        if (found := self._amiss(now_ns)) is not None:
-            raise Refused(found)
-        q, middle_ns = self._armed()
+        if (problem := self._problem_before_arming(now_ns)) is not None:
+            raise Refused(problem)
+        q, middle_ns = self._arm_robot()
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(q, now_ns) for _ in range(2))
-        self.motion.middle_ns = middle_ns  # so that a leap before the first tick is noticed
+        self.motion.middle_ns = middle_ns  # to detect an encoder leap before the first tick
         self.sent, self.missing, self._mute = None, 0, False
         self._relief = self._relieved = None
-        # a robot that was moved by hand meanwhile stays: it does not return to where it held before
+        # the robot may have been moved by hand: do not return to an earlier position
         self._anchor, self._stands_ns, self._pushed_ns = None, 0, 0
 
-    def _armed(self) -> tuple[list[float], int]:
-        """Torque on: where the robot holds, [J], and when it did. Raises Refused if it does not.
+    def _arm_robot(self) -> tuple[list[float], int]:
+        """Switch torque on. Return the position at which the robot holds, [J], and its time in ns.
 
-        The first goal is this reading, and the servos go there in one period. So the reading must
-        be of where the robot is, as the next one says.
+        Raises Refused if the robot does not hold. This reading becomes the first goal, and the
+        servos move there within one period. So the next reading must agree with it.
         """
         spec, e = self.spec, self.envelope
         reading = call("arm", self.__robot.arm)
@@ -146,8 +147,11 @@ class Guard:
         if fault is None and reading.code is not Code.OK:
             fault = f"its reading failed ({reading.code.name.lower()})"
         if fault is None:
-            q, middle_ns = reading.q.tolist(), reading.middle_ns  # an adapter may reuse its arrays
-            after = self._tried()
+            q, middle_ns = (
+                reading.q.tolist(),
+                reading.middle_ns,
+            )  # copied: an adapter may reuse its arrays
+            after = self._read_with_retries()
             fault = self.invalid or None
             if fault is None and after.code is not Code.OK:
                 fault = f"the reading after it failed ({after.code.name.lower()})"
@@ -157,16 +161,16 @@ class Guard:
                 furthest = e.rules.velocity_ratio * e.velocity[i] * dt_s + 2 * e.resolution[i]
                 there, here = q[i], float(after.q[i])
                 if not abs(there - here) <= min(furthest, e.tracking_error[i]):
-                    fault = f"joint {joint} stands at {here:.3f}, arm() says {there:.3f}"
+                    fault = f"joint {joint} is at {here:.3f}, but arm() returned {there:.3f}"
                     break
                 if after.status[i]:
                     fault = f"joint {joint} reports {Status(int(after.status[i])).name}"
                     break
         if fault is not None:
-            raise Refused(f"arm() of {spec.name} failed: {fault}. Torque may be on; limp lets go")
+            raise Refused(f"arm() of {spec.name} failed: {fault}. Torque may be on; type limp")
         return q, middle_ns
 
-    def _tried(self) -> Reading:
+    def _read_with_retries(self) -> Reading:
         for _ in range(ARM_TRIES):
             if (reading := self.read()).code == Code.OK:
                 break
@@ -174,12 +178,12 @@ class Guard:
 
     @property
     def cause(self) -> Reason | None:
-        """Why the robot stopped, or is stopping; None if it did not."""
+        """Reason why the robot stopped or is stopping; None: it did not stop."""
         machine = self.machine
         return machine.pending if machine.latched is None else machine.latched
 
     def confirm(self, joint: str) -> None:
-        """Trust joint's encoder again: the operator has seen that it stands where it is measured.
+        """Trust the joint's encoder again: the operator has compared it with the joint's position.
 
         Raises Refused.
         """
@@ -187,82 +191,86 @@ class Guard:
             raise Refused(f"confirm is refused while {self.state.name}")
         if joint not in self.unconfirmed:
             waiting = ", ".join(self.unconfirmed) or "none"
-            raise Refused(f"joint {joint!r} needs no confirmation; joints that do: {waiting}")
+            raise Refused(f"joint {joint!r} needs no confirmation. These joints do: {waiting}")
         del self.unconfirmed[joint]
 
-    def doubts(self, q: Sequence[float]) -> str:
-        """What the operator has to see to before arming; empty if nothing. q: [J] as measured."""
-        found = [
+    def confirmation_request(self, q: Sequence[float]) -> str:
+        """Return which joints the operator must confirm before arming; empty: none. q: [J]."""
+        joints = [
             f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
             f"{here:.3f} {unit}"
             for joint, unit, here in zip(self.spec.joints, self.spec.units, q, strict=True)
             if joint in self.unconfirmed
         ]
-        if not found:
+        if not joints:
             return ""
         first = next(iter(self.unconfirmed))
         return (
-            f"the encoder leapt: {'; '.join(found)}. If the joint really stands where it is "
+            f"the encoder leapt: {'; '.join(joints)}. If the joint really stands where it is "
             f"measured, type {CONFIRM}{first}; otherwise calibrate the robot"
         )
 
-    def _amiss(self, now_ns: int) -> str | None:
-        """Why the robot cannot be armed as it stands; None where it can."""
-        reading = self._tried()
+    def _problem_before_arming(self, now_ns: int) -> str | None:
+        """Return why the robot cannot be armed; None: it can."""
+        reading = self._read_with_retries()
         if self.invalid:
             return self.invalid
         if reading.code != Code.OK:
             return f"{self.spec.name} does not answer: {reading.code.name.lower()}"
-        # now_ns is from before the reading
+        # now_ns was taken before the reading
         if fault := stamp_fault(reading, now_ns + round(ARM_PATIENCE_S * 1e9)):
             return f"the adapter's read() failed: {fault}"
         self._watch(reading)
-        if doubts := self.doubts(reading.q.tolist()):
-            return doubts
+        if request := self.confirmation_request(reading.q.tolist()):
+            return request
         for i, joint in enumerate(self.spec.joints):
             q, low, high = reading.q[i], self.envelope.low[i], self.envelope.high[i]
             unit = self.spec.units[i]
             if not low <= q <= high:
                 return (
-                    f"joint {joint} stands at {q:.3f} {unit}, its limits are {low:.3f} to "
+                    f"joint {joint} is at {q:.3f} {unit}, its limits are {low:.3f} to "
                     f"{high:.3f}: move it inside by hand"
                 )
             if status := Status(int(reading.status[i])) & ~MENDED:
-                return f"joint {joint} reports {status.name}: see to it before it is armed"
+                return f"joint {joint} reports {status.name}: clear it before arming"
         if not self.envelope.inside(reading.q.tolist()):
-            return f"{self.spec.name} stands outside its workspace: move it inside by hand"
+            return f"{self.spec.name} is outside its workspace: move it inside by hand"
         return None
 
     def start(self, now_ns: int) -> None:
         self.machine.fire(Event.START, now_ns)
 
     def take(self, now_ns: int) -> None:
-        """A person takes over."""
+        """Hand control to an operator."""
         self.machine.fire(Event.TAKE, now_ns)
 
     def release(self, now_ns: int) -> None:
         self.machine.fire(Event.RELEASE, now_ns)
 
     def finish(self, now_ns: int) -> None:
-        """The work is done: decelerate and hold. Nothing is latched by it; a robot that is stopping
-        because its plan ran out takes no other."""
+        """Decelerate and hold because the task is finished. This latches no reason.
+
+        A robot that is already stopping because its plan ran out accepts no new plan after it.
+        """
         self.machine.fire(Event.FINISH, now_ns)
 
     def re_arm(self, typed: str, now_ns: int) -> None:
-        """A person's word, and none but a person's. Raises Refused while the cause is there, and
-        before the robot stands."""
+        """Clear the latched reason for an operator, and only for an operator.
+
+        Raises Refused while the cause persists, or while the robot still moves.
+        """
         if not self.rests and self.state not in MOVING:
-            raise Refused("the robot still moves: re-arm when it stands")
+            raise Refused("the robot still moves: re-arm once it stands still")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
         self.culprits = 0
 
     def _still_there(self) -> list[Reason]:
-        """The last tick's reasons, but for those that arming mends or looks at itself.
+        """Return the last tick's reasons, without those that arming clears or checks itself.
 
-        After a fault or an e-stop, a joint without torque says so, sinks, and may lie outside its
-        limits.
+        After a fault or an emergency stop, a joint without torque reports this, sinks, and may be
+        outside its limits.
         """
-        # a suspension is over when it is noticed
+        # a suspension has ended when it is detected
         reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
@@ -273,13 +281,13 @@ class Guard:
         return [reason for reason in Reason if reasons >> reason & 1]
 
     def limp(self, now_ns: int) -> None:
-        """Torque off, because a person asked: the arm drops."""
+        """Switch torque off, on an operator's request: the arm drops."""
         self.machine.fire(Event.LIMP, now_ns)
         self._mute = True
         call("disarm", self.__robot.disarm)
 
     def close(self, now_ns: int) -> None:
-        """In any state; the robot holds."""
+        """Close the robot, in any state. The robot holds."""
         self.machine.fire(Event.CLOSE, now_ns)
         call("close", self.__robot.close)
 
@@ -292,9 +300,9 @@ class Guard:
         watchdog_ns: int | None = None,
         others: int = 0,
     ) -> Motion:
-        """One period: the check, what it leads to, and one command. Returns what was sent.
+        """Run one period: the check, its state change and one command. Return the motion.
 
-        Arguments: `check`'s. Unarmed, nothing is sent.
+        The arguments are those of `check`. Nothing is sent while the robot is not armed.
         """
         machine = self.machine
         self.sent = None
@@ -328,26 +336,26 @@ class Guard:
         )
         leaps = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
         if leaps:
-            self._go_with_the_encoder(before, after)
+            self._follow_leapt_encoder(before, after)
         self.motion, self._other = after, before
-        self._fire(after.reasons, now_ns)
+        self._apply_reasons(after.reasons, now_ns)
         self._send(now_ns, anyway=leaps)
         if machine.state is State.SOFT_STOP and after.stands():
             machine.fire(Event.STANDSTILL, now_ns)
-        self._yield(after)
-        self._give_way(after)
+        self._release_contact(after)
+        self._comply_with_push(after)
         return after
 
-    def _go_with_the_encoder(self, before: Motion, after: Motion) -> None:
-        """Put the goal of each joint whose encoder leapt to where it is measured now.
+    def _follow_leapt_encoder(self, before: Motion, after: Motion) -> None:
+        """Set the goal of each joint whose encoder leapt to its measured position.
 
-        The servo compares its goal with its encoder: any other goal would drive the joint, by as
-        much as the encoder leapt, to its metal end. A second reading tells a leap from a single
-        wrong number, to which no goal may go; without one the adapter holds the robot.
+        The servo compares its goal with its encoder. Any other goal would move the joint by the
+        size of the leap, into its mechanical stop. A second reading distinguishes a leap from a
+        single wrong value, which must not become a goal. If it fails, the adapter holds the robot.
         """
-        again, e = self._tried(), self.envelope
+        again, e = self._read_with_retries(), self.envelope
         if again.code != Code.OK:
-            self._hold_at_once()
+            self._hold_by_adapter()
         for i, joint in enumerate(self.spec.joints):
             if not after.blame[i] >> Reason.ENCODER_LEAPT & 1:
                 continue
@@ -359,17 +367,17 @@ class Guard:
             ):
                 after.rest_at(i, q)
 
-    def _hold_at_once(self) -> None:
-        """Let the adapter hold the robot where it stands; no goal is sent after that."""
+    def _hold_by_adapter(self) -> None:
+        """Let the adapter hold the robot at its position. No goal is sent after that."""
         self._mute = True
-        held(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
+        hold_by_adapter(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
 
     def _watch(self, reading: Reading) -> None:
-        """Look for leaping encoders while the robot is not armed, however it is moved."""
+        """Detect encoder leaps while the robot is not armed, even if it is moved by hand."""
         if reading.code != Code.OK:
             return
         e, motion = self.envelope, self.motion
-        if not self._watched_ns and motion.middle_ns:  # until now it was armed
+        if not self._watched_ns and motion.middle_ns:  # it was armed until now
             self._watched[:], self._watched_ns = motion.measured, motion.middle_ns
         dt_s = (reading.middle_ns - self._watched_ns) * 1e-9
         if dt_s <= 0:
@@ -382,41 +390,44 @@ class Guard:
             self._watched[i] = q
         self._watched_ns = reading.middle_ns
 
-    def _yield(self, motion: Motion) -> None:
-        """After a stop that may have been a contact, once: when the robot stands, its goals go back
-        to where it was measured, or it would press on for as long as it holds."""
+    def _release_contact(self, motion: Motion) -> None:
+        """Move the goals back to the measured joint positions after a stop that may be a collision.
+
+        This happens once, when the robot is at rest, so that the servos stop pushing.
+        """
         latched, e = self.machine.latched, self.envelope
         if self._relief is not None and motion.stands():
-            self._relief = None  # they are there, or cannot go
+            self._relief = None  # the goals have arrived, or cannot move
         if latched is None or latched not in CONTACTS:
             self._relief, self._relieved, self._stood_ns = None, None, 0
             return
         stop = self.state, latched
         if stop == self._relieved:
             return
-        self._relief = None  # of an earlier stop; this one comes first
+        self._relief = None  # it belongs to an earlier stop
         if not motion.stands():
             self._stood_ns = 0
             return
         self._stood_ns = self._stood_ns or motion.now_ns
         if motion.now_ns - self._stood_ns > e.max_age_ns or self._mute:
-            self._relieved = stop  # it may have been moved by now, and would leap to its goals
+            # too late: the robot may have been moved since, and would jump to these goals
+            self._relieved = stop
         elif not blind(e, motion, motion.reasons):
             apart = zip(motion.measured, motion.q, e.resolution, strict=True)
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
             relief = [*motion.measured]
             for i, grip in enumerate(e.grips):
                 if grip is not None and (motion.q[i] - relief[i]) * grip.closes > 0:
-                    relief[i] = motion.q[i]  # it goes on holding what it grips
+                    relief[i] = motion.q[i]  # keep holding the gripped object
             self._relief, self._relieved = relief if far else None, stop
 
-    def _give_way(self, motion: Motion) -> None:
-        """Let a robot that holds be pushed by hand, and bring it back when it is let go.
+    def _comply_with_push(self, motion: Motion) -> None:
+        """Let a robot that holds be pushed by hand, and move it back after the push.
 
-        A servo that is pushed winds up like a spring and would snap back. So beyond a threshold the
-        goal of the joint follows where it is measured, within its limits, or at once if it is
-        pushed faster. A while after the push it returns slowly; a robot that was stopped stays
-        where it was pushed.
+        The force of a pushed servo grows with the error, and the joint would snap back. So beyond a
+        threshold the joint's goal follows the measured position within its limits, or immediately
+        if the push is faster. Some time after the push the joint returns slowly. A robot that was
+        stopped by a reason stays where it was pushed.
         """
         e, latched = self.envelope, self.machine.latched
         holds = self.state is State.HOLD or (self.state in STOPPING and latched in CONTACTS)
@@ -444,8 +455,10 @@ class Guard:
         self._relief = None if still else self._give
 
     def _settle(self, motion: Motion) -> list[float] | None:
-        """Return the goals of a robot that has stood for a while, and note how far its joints hang
-        below them; None if it has not."""
+        """Return the goals of a robot at rest, and store the steady-state error of its joints.
+
+        None: the robot is not yet at rest.
+        """
         if self._relief is not None or not motion.stands():
             self._stands_ns = 0
             return None
@@ -462,7 +475,7 @@ class Guard:
 
     @property
     def rests(self) -> bool:
-        """Whether goals stand still, and are where they stay, or nothing is sent."""
+        """Return True if the goals are at rest and will not move, or if nothing is sent."""
         sends = self.state in ARMED or self.state in STOPPING
         return not sends or (self.motion.stands() and self._relief is None)
 
@@ -471,30 +484,30 @@ class Guard:
         if self.state is State.CHECKED and now_ns - checked > CHECK_VALID_S * 1e9:
             self.machine.fire(Event.EXPIRE, now_ns)
 
-    def _fire(self, reasons: int, now_ns: int) -> None:
-        """The gravest of the reasons changes the state: e-stop, fault, stop."""
+    def _apply_reasons(self, reasons: int, now_ns: int) -> None:
+        """Change the state by the most severe reason: emergency stop, then fault, then stop."""
         if not reasons or self.state not in ARMED:
             return
-        found = [reason for reason in Reason if reasons >> reason & 1]
-        found.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
-        reason, before = found[0], self.cause
+        causes = [reason for reason in Reason if reasons >> reason & 1]
+        causes.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
+        reason, before = causes[0], self.cause
         self.machine.fire(event_of(reason), now_ns, reason)
         if self.cause is reason and before is not reason:
             blame = enumerate(self.motion.blame)
             self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
     def _send(self, now_ns: int, *, anyway: bool) -> None:
-        """anyway: also if the robot stands, after a fault: its goals are other ones."""
+        """Send the goals. anyway: also after a fault at rest, because the goals have changed."""
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
         resting = latched and motion.stands() and self._relief is None
         if self._mute or (resting and not anyway):
-            return  # servos keep their last goal; one that lost torque is not told to move
+            return  # servos keep their last goal; one that lost torque gets no command to move
         self._goal[:] = motion.q
         if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
-            # no goal within the limits would hold a joint that is measured outside: the adapter
-            # holds the robot where it stands
-            self._hold_at_once()
+            # No goal within the limits can hold a joint that is measured outside them. The adapter
+            # holds the robot at its position.
+            self._hold_by_adapter()
             return
         np.clip(self._goal, self._low, self._high, out=self._goal)
         self._seq += 1
@@ -507,21 +520,21 @@ class Guard:
         if fault is not None:
             self.invalid = f"the adapter's command() failed: {fault}"
             self.missing += 1
-            self._fire(1 << Reason.ADAPTER_INVALID, now_ns)
+            self._apply_reasons(1 << Reason.ADAPTER_INVALID, now_ns)
             return
         self.sent = sent
         if sent.code != Code.OK:
             self.missing += 1
             self._mute = latched and sent.code == Code.LOST
             if sent.code in (Code.LOST, Code.REFUSED):
-                self._fire(1 << Reason.BUS_LOST, now_ns)
+                self._apply_reasons(1 << Reason.BUS_LOST, now_ns)
             return
         for i, q in enumerate(sent.q.tolist()):
             far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
             low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
             if far or not low <= q <= high:
                 motion.blame[i] |= 1 << Reason.SENT_DIFFERS
-                self._fire(1 << Reason.SENT_DIFFERS, now_ns)
+                self._apply_reasons(1 << Reason.SENT_DIFFERS, now_ns)
                 return
 
     def __enter__(self) -> Guard:

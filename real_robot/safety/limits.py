@@ -1,4 +1,4 @@
-"""The limits in force: the tightest of what the robot, the bundle and the user's file declare."""
+"""Limits in force: the tightest of those of the robot, the bundle and the user's file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from offline_rl.utils.options import Checked, Range
 from real_robot.robot import Grip, Limits, RobotSpec
 from real_robot.safety.stopping import duration_s
 
-LOWER = ("position_low",)  # the tightest of these is the greatest; of all others, the least
-STOPS = ("stop_acceleration", "stop_jerk")  # the robot's own: a stop is never made softer
-FURTHEST_RAD = 7.0  # limits beyond are degrees, or a joint that winds up, which none may here
-SMALLEST = 1e-6  # of any limit but positions, in its unit: a smaller one is a mistake
-FURTHEST_M = 20.0  # limits beyond are millimeters
+LOWER = ("position_low",)  # the largest of these is the tightest; of all others, the smallest
+# Only the robot's file sets these: a stop is never made softer.
+STOPS = ("stop_acceleration", "stop_jerk")
+# A larger limit is in degrees, or of a joint that turns several times, which is not supported.
+FURTHEST_RAD = 7.0
+SMALLEST = 1e-6  # minimum of any limit but positions, in its unit: a smaller one is a mistake
+FURTHEST_M = 20.0  # a larger limit is in millimeters
 
 
 @dataclass(frozen=True)
 class Plausible:
-    """Largest value that a limit has on any robot arm known to us, and the unit that it hides."""
+    """Largest plausible value of a limit, and the unit that a larger one is probably in."""
 
     most: float
     unit: str
@@ -47,7 +49,7 @@ def _scale(unit: str, position: float, velocity: float, tracking: float) -> dict
 
 # Fast arms reach 11 rad/s, 40 rad/s² and 10,000 rad/s³. A stop may be several times as hard.
 PLAUSIBLE = {"rad": _scale("rad", FURTHEST_RAD, 12.0, 1.0), "m": _scale("m", FURTHEST_M, 5.0, 0.2)}
-# what a robot's file calls them
+# names of these limits in a robot's file
 FILE_NAMES = {"position_low": "position", "position_high": "position", "current_a": "current"}
 Upto1 = Annotated[float, Range(high=1, above=0)]
 Upto10 = Annotated[float, Range(high=10, above=0)]
@@ -55,33 +57,36 @@ Upto10 = Annotated[float, Range(high=10, above=0)]
 
 @dataclass(frozen=True)
 class Rules(Checked):
-    """What stops a robot besides its limits. Defaults hold for position servos on a bench.
+    """Rules that stop a robot, besides its limits. The defaults are for position servos on a bench.
 
     A rule may be changed within its range, but not switched off. Raises ValueError.
     """
 
-    trip_after_s: Upto10 = 0.4  # goals that are out of reach for so long stop it; not a ramp
-    # so do targets that move at so many times the limit of velocity
+    trip_after_s: Upto10 = 0.4  # stop if targets are out of reach for so long; ramps do not count
+    # stop if a target moves faster than this multiple of the velocity limit
     trip_ratio: Annotated[float, Range(high=1000, above=1)] = 200.0
-    velocity_ratio: Annotated[float, Range(1, 2)] = 1.2  # measured over commanded
-    held_back: Upto1 = 0.1  # of tracking_error, by which a command misses what was asked
-    # readings that fail before the bus counts as lost; each good one
+    # stop if the measured velocity exceeds this multiple of the velocity limit
+    velocity_ratio: Annotated[float, Range(1, 2)] = 1.2
+    # share of tracking_error: a command that misses its target by more counts for trip_after_s
+    held_back: Upto1 = 0.1
+    # failed readings until the bus counts as lost
     bus_faults: Annotated[float, Range(1, 5)] = 2.0
-    bus_forgives: Upto1 = 0.05  # takes this much away
-    current_window_s: Upto1 = 0.05  # of the low-pass that the current's limit is meant for
-    current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5  # of the limit, a fault
-    # a joint whose goals move and whose measurements do not for so long has a stuck sensor
+    bus_forgives: Upto1 = 0.05  # how much a good reading reduces the count of failed readings
+    current_window_s: Upto1 = 0.05  # time constant of the low-pass filter of the measured current
+    # a current above this multiple of the limit is a FAULT instead of a soft stop
+    current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5
+    # a sensor is stuck if its joint's goals move for so long and its measurements do not
     stuck_s: Annotated[float, Range(0.02, 0.5)] = 0.1
-    # a longer step is a jump
+    # a clock step of more periods counts as a jump of the clock
     clock_step_periods: Annotated[float, Range(high=20, above=1)] = 5.0
-    # an older heartbeat of the watchdog process stops the robot
+    # stop if the last heartbeat of the watchdog process is older
     watchdog_age_s: Annotated[float, Range(0.02, 0.5)] = 0.08
-    plan_age_s: Upto10 = 1.0  # a chunk inferred from an older observation is dropped
+    plan_age_s: Upto10 = 1.0  # a chunk whose observation is older is dropped
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """Limits and rules as the check reads them: plain floats, one list a limit, [J]."""
+    """Limits and rules in the form that the check reads: one list of floats per limit, [J]."""
 
     joints: tuple[str, ...]
     period_s: float
@@ -97,13 +102,13 @@ class Envelope:
     resolution: list[float]
     max_age_ns: int
     rules: Rules = field(default_factory=Rules)
-    # [6N] m from q: what the workspace's points reach to; None where there is no workspace
+    # q -> [6N] m: bounds of the N spheres at the workspace's points; None: there is no workspace
     points: Callable[[Sequence[float]], Sequence[float]] | None = None
     box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     grips: list[Grip | None] = field(default_factory=list)  # [J]; None: no gripper
-    room: list[float] = field(default_factory=list)  # no stop is longer; see __post_init__
+    room: list[float] = field(default_factory=list)  # upper bound of the length of a stop
     scratch: list[float] = field(default_factory=list)  # [J]
 
     def __post_init__(self) -> None:
@@ -112,19 +117,19 @@ class Envelope:
             if not min(values) >= SMALLEST:
                 raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
         self.grips.extend([None] * (len(self.joints) - len(self.grips)))
-        # from the greatest velocity, with the acceleration still to be taken back and then turned
+        # a stop from the velocity limit that must first reduce and then reverse the acceleration
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
 
     @property
     def longest_stop_s(self) -> float:
-        """The hardest stop of the slowest joint, from full velocity and acceleration."""
+        """Duration of the slowest joint's hardest stop, from full velocity and acceleration."""
         motion = (self.velocity, self.acceleration)
         stops = (self.stop_acceleration, self.stop_jerk)
         return max(duration_s(*each) for each in zip(*motion, *stops, strict=True))
 
     def inside(self, q: Sequence[float]) -> bool:
-        """Whether every point of the robot at `q` lies in the workspace."""
+        """Return True if every point of the robot at `q` is in the workspace."""
         if self.points is None:
             return True
         points = self.points(q)
@@ -135,34 +140,37 @@ class Envelope:
 
 
 def tightest(robot: Limits, *others: Limits) -> Limits:
-    """Each limit as the strictest of all; a limit that only one declares is that one's."""
+    """Return the strictest of each limit. Undeclared limits (NaN) are ignored."""
     merged: dict[str, Any] = {}
     for f in fields(Limits):
-        given = [limits[f.name] for limits in (robot, *others)]
+        values = [limits[f.name] for limits in (robot, *others)]
         if f.name in STOPS:
             merged[f.name] = robot[f.name]
         else:
-            merged[f.name] = (np.fmax if f.name in LOWER else np.fmin).reduce(given)
+            merged[f.name] = (np.fmax if f.name in LOWER else np.fmin).reduce(values)
     return Limits(**merged)
 
 
-def faults(
+def limit_problems(
     joints: Sequence[str],
     limits: Limits,
     units: Sequence[str] = (),
     unusual: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """What is wrong with these limits, a sentence each; empty where nothing is.
+    """Return a sentence for each fault in the limits; empty if there is none.
 
-    units: of the joints, rad or m; limits outside `PLAUSIBLE` are refused. unusual: joint -> its
-    limits that may lie outside.
+    Args:
+        units: of the joints, rad or m. Limits outside `PLAUSIBLE` are refused.
+        unusual: joint -> limits that may be outside `PLAUSIBLE`.
     """
-    found = [f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()]
-    if found:
-        return found
+    problems = [
+        f"joint {joints[i]} has no limit {name}: declare it" for name, i in limits.missing()
+    ]
+    if problems:
+        return problems
     for i, joint in enumerate(joints):
         if not limits.position_low[i] < limits.position_high[i]:
-            found.append(
+            problems.append(
                 f"joint {joint}: position_low {limits.position_low[i]:g} is not below "
                 f"position_high {limits.position_high[i]:g}"
             )
@@ -173,25 +181,25 @@ def faults(
             else:
                 wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
             if wrong:
-                found.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+                problems.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
             elif not f.name.startswith("position") and value < SMALLEST:
-                found.append(
+                problems.append(
                     f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}: limits "
                     "are in rad, m, s and A"
                 )
             elif units and FILE_NAMES.get(f.name, f.name) not in (unusual or {}).get(joint, ()):
-                found += _implausible(joint, f.name, value, PLAUSIBLE[units[i]][f.name])
+                problems += _implausible(joint, f.name, value, PLAUSIBLE[units[i]][f.name])
         for stop, name in ((limits.stop_acceleration, "acceleration"), (limits.stop_jerk, "jerk")):
             if stop[i] < limits[name][i]:
-                found.append(
+                problems.append(
                     f"joint {joint}: stop_{name} {stop[i]:g} is below {name} {limits[name][i]:g}: "
-                    f"a stop must be at least as hard as what it stops; lower {name}"
+                    f"a stop must be at least as hard as the motion; lower {name}"
                 )
-    return found
+    return problems
 
 
 def _implausible(joint: str, name: str, value: float, plausible: Plausible) -> list[str]:
-    """A sentence if the value is probably in another unit. Infinite: the limit is switched off."""
+    """Return a sentence if the value is probably in another unit. Infinite: no limit."""
     if abs(value) <= plausible.most or np.isinf(value):
         return []
     key = FILE_NAMES.get(name, name)
@@ -210,7 +218,7 @@ def envelope(
     rules: Rules | None = None,
     points: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> Envelope:
-    """`limits`, merged and without faults, as the check reads them, at `rate_hz`."""
+    """Return the envelope of `limits` at `rate_hz`. They must be merged and valid."""
     box = spec.workspace
     return Envelope(
         joints=spec.joints,
@@ -238,19 +246,21 @@ def envelope(
 def limits_from(
     values: Mapping[str, Mapping[str, float]], joints: Sequence[str], robot: Limits | None = None
 ) -> Limits:
-    """A user's file: {limit: {joint: number}}; what it does not name stays undeclared (NaN).
+    """Return the limits of a user's file, {limit: {joint: number}}; NaN where it has none.
 
-    robot: than whose limits none may be looser. Raises ValueError naming a limit or joint that does
-    not exist, and one that is looser.
+    robot: no limit may be looser than this one's. Raises ValueError if a limit or a joint does not
+    exist, or if a limit is looser.
     """
     names = [f.name for f in fields(Limits)]
     arrays = {name: np.full(len(joints), np.nan) for name in names}
     for name, by_joint in values.items():
         if name not in arrays:
-            raise ValueError(f"there is no limit {name!r}; there are {', '.join(names)}")
+            raise ValueError(f"there is no limit {name!r}. The limits are {', '.join(names)}")
         for joint, value in by_joint.items():
             if joint not in joints:
-                raise ValueError(f"{name}: there is no joint {joint!r}, but {', '.join(joints)}")
+                raise ValueError(
+                    f"{name}: there is no joint {joint!r}. The joints are {', '.join(joints)}"
+                )
             i = joints.index(joint)
             if type(value) not in (int, float) or value != value:
                 raise ValueError(f"{name} of joint {joint} is {value!r}, expected a number")
@@ -260,11 +270,11 @@ def limits_from(
     return Limits(**arrays)
 
 
-def _no_looser(name: str, joint: str, value: float, robots: float) -> None:
-    if name in STOPS and value != robots:
-        raise ValueError(f"{name} of joint {joint}: how a robot stops is for its own file to say")
-    if value < robots if name in LOWER else value > robots:
+def _no_looser(name: str, joint: str, value: float, robot_value: float) -> None:
+    if name in STOPS and value != robot_value:
+        raise ValueError(f"{name} of joint {joint} can be set in the robot's file only")
+    if value < robot_value if name in LOWER else value > robot_value:
         raise ValueError(
-            f"{name} of joint {joint} is {value:g}, looser than the robot's own {robots:g}: limits "
-            "can be made tighter only, in rad, m, s and A"
+            f"{name} of joint {joint} is {value:g}, looser than the robot's {robot_value:g}: a "
+            "file can only tighten limits, in rad, m, s and A"
         )

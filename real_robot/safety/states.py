@@ -1,7 +1,7 @@
-"""The states of a run, what leads from one to another, and why a robot stops.
+"""States of a run, the transitions between them, and the reasons to stop.
 
-Whatever is not listed in `TRANSITIONS` is refused. A reason that stopped the robot stays latched
-until a person says so: no timer, no reconnection and no default argument clears it.
+A transition that `TRANSITIONS` does not list is refused. A reason that stopped the robot stays
+latched until an operator clears it. No timer, reconnection or default argument clears it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 CHECK_VALID_S = 60.0  # how long a check of a connected robot holds
-RE_ARM = "re-arm"  # what a person types
-CONFIRM = "confirm="  # and the name of a joint whose encoder leapt; a space would be the e-stop
+RE_ARM = "re-arm"  # typed by the operator
+CONFIRM = "confirm="  # followed by a joint whose encoder leapt; no space: that is the e-stop key
 
 
 class State(IntEnum):
     DISCONNECTED = 0
-    CONNECTED = 1  # readings; no torque, or a robot that holds since an earlier run
-    CHECKED = 2  # and everything was found in order, at most 60 s ago
+    CONNECTED = 1  # the robot is read; no torque, or it still holds since an earlier run
+    CHECKED = 2  # the robot passed the check at most 60 s ago
     HOLD = 3  # armed: the robot holds its last goal
     RUNNING = 4  # a policy moves it
-    TAKEOVER = 5  # a person moves it
+    TAKEOVER = 5  # an operator moves it
     SOFT_STOP = 6  # it decelerates along its path
-    FAULT = 7  # it decelerates as hard as it may and holds; latched
-    ESTOP = 8  # the same, by a person
+    FAULT = 7  # it decelerates as hard as its limits permit and holds; latched
+    ESTOP = 8  # the same, after the operator pressed the emergency stop
 
 
 ARMED = frozenset({State.HOLD, State.RUNNING, State.TAKEOVER, State.SOFT_STOP})
@@ -34,20 +34,20 @@ STOPPING = frozenset({State.SOFT_STOP, State.FAULT, State.ESTOP})
 
 class Event(IntEnum):
     CONNECT = 0
-    CHECK = 1  # passed
+    CHECK = 1  # the check passed
     EXPIRE = 2  # the check is too old
     ARM = 3
     START = 4
-    TAKE = 5  # a person takes over
-    RELEASE = 6  # and lets go
-    FINISH = 7  # the work is done: no fault; a plan that has just run out is none either
+    TAKE = 5  # an operator takes over
+    RELEASE = 6  # the operator ends the takeover
+    FINISH = 7  # the task is finished: no fault, even if the plan has just run out
     STOP = 8  # a reason to stop, see Reason
     STANDSTILL = 9
-    FRESH_PLAN = 10  # before standstill, where only the plan had run out
+    FRESH_PLAN = 10  # a new plan before standstill, after the last plan ran out
     FAULT = 11
     ESTOP = 12
-    RE_ARM = 13  # typed or held by a person, once the cause is gone
-    LIMP = 14  # torque off, by a person or where holding is the hazard
+    RE_ARM = 13  # by an operator, once the cause is gone
+    LIMP = 14  # torque off, by an operator or where holding is the hazard
     CLOSE = 15
 
 
@@ -84,7 +84,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class Reason(IntEnum):
-    """Why the robot stopped. Its place is a bit in the recording, so numbers never change."""
+    """Reason why the robot stopped. Numbers never change: each is a bit in the recording."""
 
     TARGET_NOT_FINITE = 0
     CLOCK_JUMPED = 1
@@ -114,45 +114,47 @@ class Reason(IntEnum):
 
     @property
     def text(self) -> str:
-        """In words, for the status line."""
+        """Return the reason in words, for the status line."""
         return _TEXTS[self]
 
-    def told(self, joints: Sequence[str]) -> str:
-        """The text with the names of the joints that it is about, where it is about any."""
+    def describe(self, joints: Sequence[str]) -> str:
+        """Return the text with the names of the joints that caused the stop, if any."""
         return (
             self.text.replace("a joint", f"joint {', '.join(joints)}", 1) if joints else self.text
         )
 
 
 _TEXTS = {
-    Reason.TARGET_NOT_FINITE: "the target held NaN or infinite numbers",
-    Reason.CLOCK_JUMPED: "the clock stood still, went back or leapt",
+    Reason.TARGET_NOT_FINITE: "the target contains NaN or infinite numbers",
+    Reason.CLOCK_JUMPED: "the clock stood still, went backward or jumped",
     Reason.READING_STALE: "the robot's readings are too old",
     Reason.SERVO_ERROR: "a joint reports an error, has lost torque or does not answer",
-    Reason.POSITION_MEASURED: "a joint was measured outside its limits by more than its lag may be",
-    Reason.VELOCITY_MEASURED: "a joint was measured faster than it may be",
-    Reason.CURRENT_HIGH: "a joint draws more current than it may",
-    Reason.CURRENT_EXTREME: "a joint draws more than 1.5 times the current it may",
-    Reason.PLAN_EXHAUSTED: "the plan came to its end before inference sent another",
+    Reason.POSITION_MEASURED: (
+        "a joint was measured outside its limits by more than its tracking error"
+    ),
+    Reason.VELOCITY_MEASURED: "a joint was measured above its velocity limit",
+    Reason.CURRENT_HIGH: "a joint draws more current than its limit",
+    Reason.CURRENT_EXTREME: "a joint draws more than 1.5 times its current limit",
+    Reason.PLAN_EXHAUSTED: "the plan ended before inference sent another",
     Reason.WATCHDOG_SILENT: "the watchdog process is silent",
-    Reason.CLIPPED_TOO_LONG: "what is asked for was beyond the limits for too long",
-    Reason.REQUEST_EXTREME: "what was asked for is far beyond the limits",
+    Reason.CLIPPED_TOO_LONG: "the targets were beyond the limits for too long",
+    Reason.REQUEST_EXTREME: "the target is far beyond the limits",
     Reason.TRACKING_ERROR: "a joint does not follow its goal: it may be blocked",
     Reason.WORKSPACE: "the next step would leave the workspace",
     Reason.DEADLINES_MISSED: "too many deadlines were missed",
     Reason.BUS_LOST: "the robot does not answer",
-    Reason.SENT_DIFFERS: "the robot was told something else than the goal",
+    Reason.SENT_DIFFERS: "the command that was sent differs from the goal",
     Reason.TELEOP_LOST: "the takeover device is silent",
     Reason.RECORDER_LOST: "the recorder is gone",
     Reason.ESTOP_PRESSED: "the emergency stop was pressed",
     Reason.CONSOLE_LOST: "the terminal's process is silent: no key would stop the robot",
     Reason.ENCODER_LEAPT: "the encoder of a joint leapt, so its zero may be wrong",
     Reason.SENSOR_STUCK: (
-        "the measurements of a joint stand still while its goals move: its sensor is stuck, or it "
-        "is blocked"
+        "the measurements of a joint do not change while its goals move: its sensor is stuck, or "
+        "it is blocked"
     ),
     Reason.SUSPENDED: "the computer was suspended",
-    Reason.ADAPTER_INVALID: "the robot's adapter failed, or gave an answer that is none",
+    Reason.ADAPTER_INVALID: "the robot's adapter failed, or returned an invalid value",
 }
 
 FAULTS = frozenset(
@@ -170,8 +172,8 @@ FAULTS = frozenset(
 )
 
 
-# what may be a contact: where the robot stands after such a stop, its goals yield. A stuck sensor
-# is among them: a servo that does not see its joint move pushes until its goal is what it sees
+# Stops that may be a collision: once at rest, the goals move back to the measured positions. A
+# stuck sensor is one of them: a servo that measures no motion keeps pushing.
 CONTACTS = frozenset(
     {
         Reason.SENSOR_STUCK,
@@ -185,47 +187,47 @@ CONTACTS = frozenset(
 
 
 def event_of(reason: Reason) -> Event:
-    """What a reason does to the state."""
+    """Return the event that a reason triggers."""
     if reason is Reason.ESTOP_PRESSED:
         return Event.ESTOP
     return Event.FAULT if reason in FAULTS else Event.STOP
 
 
 class Refused(Exception):
-    """A transition that is not listed, or whose condition is not met."""
+    """Raised for a transition that is not listed, or whose condition is not met."""
 
 
 @dataclass
 class Machine:
-    """The one place where the state changes."""
+    """State machine of a run. Only it changes the state."""
 
     state: State = State.DISCONNECTED
-    latched: Reason | None = None  # why it stopped; a person clears it
-    pending: Reason | None = None  # why it is stopping, before standstill
+    latched: Reason | None = None  # why it stopped; cleared by an operator
+    pending: Reason | None = None  # why it is stopping; becomes `latched` at standstill
     checked_ns: int = 0
 
     def after(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
-        """The state that `fire` leads to. Raises Refused where that is not listed."""
+        """Return the state that `fire` would lead to. Raises Refused if there is none."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             raise Refused(f"{event.name.lower()} is refused while {self.state.name}")
         if event in (Event.STOP, Event.FAULT, Event.ESTOP):
             if reason is None or event_of(reason) is not event:
-                raise Refused(f"{event.name.lower()} needs a reason of its own kind")
+                raise Refused(f"{event.name.lower()} needs a reason that leads to it")
         elif event is Event.RE_ARM:
-            raise Refused("re-arming is for a person: Machine.re_arm")
+            raise Refused("only an operator can re-arm: use Machine.re_arm")
         if event in (Event.START, Event.TAKE, Event.LIMP) and self.state is State.HOLD:
             self._refuse_latched(event)
         if event is Event.ARM and now_ns - self.checked_ns > CHECK_VALID_S * 1e9:
             raise Refused(f"the check is older than {CHECK_VALID_S:.0f} s: check again")
         if event is Event.FRESH_PLAN and self.pending is not Reason.PLAN_EXHAUSTED:
-            raise Refused("a fresh plan goes on only where the last one had run out")
+            raise Refused("a new plan resumes motion only if the last one ran out")
         return after
 
     def fire(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
-        """Changes the state. Raises Refused, with nothing changed, where that is not listed.
+        """Change the state. Raises Refused, without a change, if the transition is not listed.
 
-        reason: with STOP, FAULT and ESTOP.
+        reason: required with STOP, FAULT and ESTOP.
         """
         after = self.after(event, now_ns, reason)
         if event is Event.CHECK:
@@ -235,7 +237,7 @@ class Machine:
         elif event is Event.STOP and self.state is State.HOLD:
             self.latched = self.latched if self.latched is not None else reason
         elif event is Event.STOP:
-            # the gravest cause is not hidden by one that came first: only a late plan gives way
+            # keep the first cause, unless it was only that the plan ran out
             if self.pending in (None, Reason.PLAN_EXHAUSTED):
                 self.pending = reason
         elif event is Event.STANDSTILL:
@@ -248,9 +250,9 @@ class Machine:
         return after
 
     def re_arm(self, typed: str, *, there: Sequence[Reason], now_ns: int) -> State:
-        """A person clears the latched reason, in HOLD, FAULT or ESTOP. Raises Refused.
+        """Clear the latched reason, in HOLD, FAULT or ESTOP, for an operator. Raises Refused.
 
-        typed: must be `RE_ARM`, from a person's hand. there: what would stop the robot right now.
+        typed: must be `RE_ARM`, typed by an operator. there: reasons to stop that still exist.
         """
         after = TRANSITIONS.get((self.state, Event.RE_ARM))
         if after is None:
@@ -258,7 +260,7 @@ class Machine:
         if typed != RE_ARM:
             raise Refused(f"to re-arm, type {RE_ARM!r}")
         if there:
-            raise Refused(f"{'; '.join(reason.text for reason in there)}: still so")
+            raise Refused(f"still present: {'; '.join(reason.text for reason in there)}")
         self.latched, self.state = None, after
         self.checked_ns = 0
         return after

@@ -1,10 +1,10 @@
-"""The quickest stop of one joint under a limit of acceleration and of jerk, in closed form.
+"""Quickest stop of one joint under limits of acceleration and jerk, in closed form.
 
-The stop has three parts: the acceleration goes to a peak against the velocity at full jerk, stays
-there where the peak is the limit, and returns to zero together with the velocity. It depends on the
-present velocity and acceleration alone, so going along it a little and asking again gives the rest
-of the same stop. Used: Biagiotti and Melchiorri, Trajectory Planning for Automatic Machines and
-Robots, Springer 2008, section 3.4.
+The stop has three parts. At full jerk, the acceleration rises to a peak against the velocity. It
+stays there if the peak is the limit. It then returns to zero together with the velocity. The stop
+depends only on the present velocity and acceleration. So a stop that is computed again after part
+of it is the rest of the same stop. Source: Biagiotti and Melchiorri, Trajectory Planning for
+Automatic Machines and Robots, Springer 2008, section 3.4.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from math import sqrt
 
 
 def phases(v: float, a: float, limit_a: float, limit_j: float) -> tuple[float, float, float, float]:
-    """(s, t1, t2, t3): the sign of jerk in the first part, and the three durations in s."""
+    """Return (s, t1, t2, t3): sign of the jerk in the first part, and the three durations in s."""
     s = -1.0
-    if v + a * abs(a) / (2 * limit_j) < 0:  # the velocity that remains once a is taken back
+    if v + a * abs(a) / (2 * limit_j) < 0:  # velocity once the acceleration is back at 0
         s, v, a = 1.0, -v, -a
     square = limit_j * v + a * a / 2
     peak = sqrt(square) if square > 0 else 0.0
@@ -27,7 +27,7 @@ def phases(v: float, a: float, limit_a: float, limit_j: float) -> tuple[float, f
 
 
 def duration_s(v: float, a: float, limit_a: float, limit_j: float) -> float:
-    """How long the stop takes."""
+    """Return the duration of the stop in s."""
     _, t1, t2, t3 = phases(v, a, limit_a, limit_j)
     return t1 + t2 + t3
 
@@ -35,7 +35,7 @@ def duration_s(v: float, a: float, limit_a: float, limit_j: float) -> float:
 def advance(
     x: float, v: float, a: float, limit_a: float, limit_j: float, dt_s: float
 ) -> tuple[float, float, float]:
-    """Position, velocity and acceleration after `dt_s` of the stop; exact."""
+    """Return position, velocity and acceleration after `dt_s` of the stop. The result is exact."""
     s, t1, t2, t3 = phases(v, a, limit_a, limit_j)
     if dt_s >= t1 + t2 + t3:
         return x + distance(v, a, limit_a, limit_j), 0.0, 0.0
@@ -58,7 +58,7 @@ def advance(
 
 
 def distance(v: float, a: float, limit_a: float, limit_j: float) -> float:
-    """Where the joint comes to rest, from where it is; signed."""
+    """Return the signed distance from the joint's position to where it comes to rest."""
     s, t1, t2, t3 = phases(v, a, limit_a, limit_j)
     jerk = s * limit_j
     x = t1 * (v + t1 * (a / 2 + t1 * jerk / 6))
@@ -69,9 +69,9 @@ def distance(v: float, a: float, limit_a: float, limit_j: float) -> float:
 
 
 def turn(v: float, a: float, limit_j: float) -> float:
-    """How far the joint still goes the wrong way where the stop must first turn it round; signed.
+    """Return the signed distance that the joint still moves before the stop reverses it.
 
-    0 where it does not: velocity and what remains of it have the same sign.
+    0 if the stop does not reverse it: v and the velocity once a is back at 0 have the same sign.
     """
     rest = v + a * abs(a) / (2 * limit_j)
     if v < 0 < rest:

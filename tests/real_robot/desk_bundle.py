@@ -8,6 +8,7 @@ import torch
 from envs.suites.arm import Reach
 from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
+from policies.golden import seal
 from policies.heads.deterministic import DeterministicActor
 
 
@@ -34,5 +35,5 @@ def write_desk_bundle(path: Path) -> Path:
     ready = env.model.key("ready").qpos[: spec.action_dim]
     weights["trunk.biases.1"] = np.arctanh(env.action(ready)).astype(np.float32)
     same = Normalizer.identity(spec.observation_shape)
-    write(path, Bundle(spec, "DeterministicActor", actor.arguments, weights, same))
+    write(path, seal(Bundle(spec, "DeterministicActor", actor.arguments, weights, same)))
     return path

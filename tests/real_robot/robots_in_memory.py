@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from real_robot.control.kinematics import forward
-from real_robot.control.loop import Inputs, Loop, Wish
+from real_robot.control.loop import Inputs, Loop, Request
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.robot import Code, Command, Limits, Reading, RobotSpec, Sent, Status, Workspace
@@ -196,9 +196,9 @@ class Script(Inputs):
         self.dead = False  # inference answers no more
         self.watched = True
         self.recorder_dead = self.console_dead = False
-        self.wishes: dict[int, Wish] = {}  # by the number of the call
+        self.requests: dict[int, Request] = {}  # by the number of the call
         self.calls = 0
-        self.standing = Wish()  # where none is scripted
+        self.standing = Request()  # where none is scripted
 
     def chunk(self) -> Chunk | None:
         now = self.clock.now_ns()
@@ -213,9 +213,9 @@ class Script(Inputs):
             return ready[-1]
         return None
 
-    def wish(self) -> Wish:
+    def request(self) -> Request:
         self.calls += 1
-        return self.wishes.get(self.calls, self.standing)
+        return self.requests.get(self.calls, self.standing)
 
     def watchdog_ns(self) -> int | None:
         return self.clock.now_ns() - (0 if self.watched else 10**9)
@@ -254,10 +254,10 @@ class Bench:
         schedule = Schedule(Timing(1 / STEP_S, HORIZON), 2)
         self.loop = Loop(self.guard, self.clock, schedule, self.inputs, self.ring)
         self.guard.connect(self.clock.now)
-        self.guard.passed(self.clock.now)
+        self.guard.run_check(self.clock.now)
         self.guard.arm(self.clock.now)
         self.loop.begin()
-        self.inputs.wishes[1] = Wish(start=True)
+        self.inputs.requests[1] = Request(start=True)
 
     def run(self, ticks: int) -> list[np.ndarray]:
         """So many periods; returns the rows of those that were not missed."""

@@ -11,6 +11,7 @@ from offline_rl.utils.errors import UserError
 from policies import Bundle, Normalizer, Spec, load
 from policies import Channel as PolicyChannel
 from policies.bundle import write
+from policies.golden import seal
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from real_robot import check as module
@@ -20,7 +21,7 @@ from real_robot.control.observing import goals, observer
 from real_robot.control.session import Session
 from real_robot.robot import Channel, Code
 from real_robot.rows import row_type
-from real_robot.running import own_limits
+from real_robot.running import read_limits
 
 NAMES = ("elbow.q", "shoulder.q", "shoulder.dq", "puck.x", "puck.y", "force")
 UNITS = ("rad", "rad", "rad/s", "m", "m", "N")
@@ -63,7 +64,8 @@ def bundle(tmp_path, **changes):
     actor = DeterministicActor(chosen.observation_dim, chosen.action_dim, [4])
     weights = {name: value.numpy() for name, value in actor.state_dict().items()}
     same = Normalizer.identity(chosen.observation_shape)
-    write(tmp_path / "b", Bundle(chosen, "DeterministicActor", actor.arguments, weights, same))
+    made = Bundle(chosen, "DeterministicActor", actor.arguments, weights, same)
+    write(tmp_path / "b", seal(made))
     return tmp_path / "b"
 
 
@@ -99,7 +101,7 @@ def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_reward
     weights = {name: value.numpy() for name, value in head.state_dict().items()}
     same = Normalizer.identity(FITTING.observation_shape)
     made = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
-    write(tmp_path / "b", made)
+    write(tmp_path / "b", seal(made))
     with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
         check(robot(), tmp_path / "b", connect=False)
 
@@ -292,19 +294,19 @@ def test_no_rule_can_be_switched_off(tmp_path, rule: str):
     path = tmp_path / "mine.yaml"
     path.write_text(f"rules: {{{rule}}}\n")
     with pytest.raises(UserError, match=rf"mine\.yaml: .*{rule.partition(':')[0]}"):
-        own_limits(str(path))
+        read_limits(str(path))
 
 
 def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("velocity: {elbow: 0.5}\nrules: {trip_after_s: 1.0}\n")
-    assert own_limits(str(path)) == ({"velocity": {"elbow": 0.5}}, {"trip_after_s": 1.0})
+    assert read_limits(str(path)) == ({"velocity": {"elbow": 0.5}}, {"trip_after_s": 1.0})
     path.write_text("rules: {trip_afters: 1.0}\n")
     with pytest.raises(UserError, match="trip_after_s"):
-        own_limits(str(path))
+        read_limits(str(path))
     path.write_text("velocity: 0.5\n")
     with pytest.raises(UserError, match="a table for each limit"):
-        own_limits(str(path))
+        read_limits(str(path))
 
 
 def test_the_check_refuses_an_adapter_whose_answers_are_none():

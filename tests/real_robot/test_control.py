@@ -17,9 +17,9 @@ from real_robot.control import control
 from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
 from real_robot.control.control import guard_of
-from real_robot.control.loop import Loop, Wish
+from real_robot.control.loop import Loop, Request
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.control.session import SAID, Session, SharedInputs, put_wish, wish_type
+from real_robot.control.session import MESSAGE, Session, SharedInputs, put_request, request_type
 from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
@@ -44,20 +44,20 @@ def words(session) -> Words:
 
 @pytest.fixture
 def shared(session, words) -> tuple[SharedInputs, Ring]:
-    wishes = Ring.create(session.path / "wishes", wish_type(2), 8)
-    return SharedInputs(session, words, None, wishes), wishes
+    requests = Ring.create(session.path / "requests", request_type(2), 8)
+    return SharedInputs(session, words, None, requests), requests
 
 
 def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words):
-    inputs, wishes = shared
-    assert inputs.wish() == Wish()
+    inputs, requests = shared
+    assert inputs.request() == Request()
     words["estop"] = 1
-    assert inputs.wish() == Wish(estop=True)
-    put_wish(wishes, Wish(limp=True))
-    assert inputs.wish() == Wish(estop=True, limp=True)
-    assert inputs.wish() == Wish(estop=True)
+    assert inputs.request() == Request(estop=True)
+    put_request(requests, Request(limp=True))
+    assert inputs.request() == Request(estop=True, limp=True)
+    assert inputs.request() == Request(estop=True)
     words["estop_released"] = 1
-    assert inputs.wish() == Wish()  # nothing has waited for this moment
+    assert inputs.request() == Request()  # nothing has waited for this moment
 
 
 def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
@@ -65,37 +65,37 @@ def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
 ):
     """A loop that was late sees the press that a person has taken back already."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    inputs, wishes = shared
-    console = Console(words, wishes)
+    inputs, requests = shared
+    console = Console(words, requests)
     console.feed(" re-arm\n")
-    assert inputs.wish() == Wish(estop=True, typed="re-arm")
-    assert inputs.wish() == Wish(estop=True)
+    assert inputs.request() == Request(estop=True, typed="re-arm")
+    assert inputs.request() == Request(estop=True)
     console.feed("re-arm\n")
-    assert inputs.wish() == Wish(typed="re-arm")
+    assert inputs.request() == Request(typed="re-arm")
     console.feed(" ")
-    inputs.wish()
+    inputs.request()
     console.feed("  re-arm\n")  # of three presses, one was seen
-    assert inputs.wish().estop
+    assert inputs.request().estop
     console.feed("re-arm\n")
-    assert not inputs.wish().estop
+    assert not inputs.request().estop
 
 
 def test_a_word_that_waited_half_a_second_is_late_and_of_targets_the_newest_counts(
     shared, monkeypatch
 ):
     """Typed while the policy was loaded, it would move a robot that nobody expects to move."""
-    inputs, wishes = shared
+    inputs, requests = shared
     for place in (0.1, 0.2, 0.3):
-        put_wish(wishes, Wish(target=[place, 0.0]))
-    put_wish(wishes, Wish(start=True))
-    put_wish(wishes, Wish(target=[0.4, 0.0]))
-    assert inputs.wish() == Wish(start=True)
-    assert inputs.wish() == Wish(target=[0.4, 0.0])
-    assert inputs.wish() == Wish()
-    put_wish(wishes, Wish(start=True))
+        put_request(requests, Request(target=[place, 0.0]))
+    put_request(requests, Request(start=True))
+    put_request(requests, Request(target=[0.4, 0.0]))
+    assert inputs.request() == Request(start=True)
+    assert inputs.request() == Request(target=[0.4, 0.0])
+    assert inputs.request() == Request()
+    put_request(requests, Request(start=True))
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now + 510_000_000)
-    assert inputs.wish() == Wish(start=True, late=True)
+    assert inputs.request() == Request(start=True, late=True)
 
 
 def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
@@ -103,11 +103,11 @@ def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is
 ):
     now = itertools.count(10**9, 600_000_000)
     monkeypatch.setattr(time, "monotonic_ns", lambda: next(now))
-    wishes = Ring.create(session.path / "wishes", wish_type(2), 8)
+    requests = Ring.create(session.path / "requests", request_type(2), 8)
     for needed, found in ((True, [False, False, True, False]), (False, [False] * 4)):
         changed: dict[str, Any] = {"recording": "x.rec", "recorder_needed": needed}
         mine = Session(str(tmp_path), robot="desk", rate_hz=200.0, **changed)
-        inputs, seen = SharedInputs(mine, words, None, wishes), []
+        inputs, seen = SharedInputs(mine, words, None, requests), []
         for beat in (1, 1, 1, 2):
             words["writer_beat"] = beat
             seen.append(inputs.recorder_lost())
@@ -174,10 +174,10 @@ def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
 def test_who_waits_for_the_others_hears_the_emergency_stop_and_the_consoles_end(session, words):
     words["estop"] = 1
     with pytest.raises(UserError, match="pressed before"):
-        control._wait_for_the_others(session, words)
+        control._wait_for_processes(session, words)
     words["stop"] = 1
     with pytest.raises(SystemExit):
-        control._wait_for_the_others(session, words)
+        control._wait_for_processes(session, words)
 
 
 # the loop and its end
@@ -189,7 +189,7 @@ class Ended(Bench):
     def __init__(self, session: Session, words: Words, at: dict[int, Any], **changes) -> None:
         super().__init__(session.path, **changes)
         self.session, self.words, self.at, self.ticks = session, words, at, 0
-        self.said = Ring.create(session.path / "said", SAID, 16)
+        self.said = Ring.create(session.path / "messages", MESSAGE, 16)
         self.armed = list[int]()
         step = self.loop.step
 
@@ -221,7 +221,7 @@ def console_dies(bench: Ended) -> None:
 
 
 def stop_key(bench: Ended) -> None:
-    bench.inputs.standing = Wish(estop=True)
+    bench.inputs.standing = Request(estop=True)
 
 
 def inference_dies(bench: Ended) -> None:
@@ -292,9 +292,9 @@ def test_a_plan_that_comes_late_does_not_take_up_a_run_that_ends(session, words)
 
 def test_the_watchdog_is_told_of_every_armed_state_whether_it_moves_or_not(session, words) -> None:
     bench = Ended(session, words, {400: quit_, 100: stop_key})
-    bench.inputs.wishes = {20: Wish(start=True)}
-    bench.inputs.wishes[300] = Wish(typed="re-arm")
-    bench.at[250] = lambda bench: setattr(bench.inputs, "standing", Wish())
+    bench.inputs.requests = {20: Request(start=True)}
+    bench.inputs.requests[300] = Request(typed="re-arm")
+    bench.at[250] = lambda bench: setattr(bench.inputs, "standing", Request())
     rows = bench.go()
     states = [State(int(state)) for state in rows["state"]]
     assert {State.HOLD, State.RUNNING, State.ESTOP, State.CONNECTED} == set(states)
@@ -306,7 +306,7 @@ def test_the_watchdog_is_told_of_every_armed_state_whether_it_moves_or_not(sessi
 
 def test_what_is_refused_is_said_each_time(session, words) -> None:
     bench = Ended(session, words, {200: quit_})
-    bench.inputs.wishes |= {50: Wish(arm=True), 60: Wish(arm=True), 70: Wish(limp=True)}
+    bench.inputs.requests |= {50: Request(arm=True), 60: Request(arm=True), 70: Request(limp=True)}
     told = Reader(Ring.open(bench.said.path), from_start=True)
     bench.go()
     found = []
@@ -328,7 +328,7 @@ def robot(session, words, monkeypatch) -> MemoryRobot:
     monkeypatch.setattr(control, "pin", lambda last_core: None)
     monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
     monkeypatch.setattr(Session, "make_robot", lambda self: made)
-    Ring.create(session.path / "wishes", wish_type(2), 8)
+    Ring.create(session.path / "requests", request_type(2), 8)
     words["watchdog_beat"] = 1
     return made
 
@@ -444,15 +444,15 @@ def test_why_a_plan_ran_out_is_written_down_when_it_does(session, words, tmp_pat
     made = Bench(tmp_path)
     made.run(50)
     made.inputs.dead, made.inputs.waiting = True, []
-    made.loop.why_no_plan = lambda now_ns: "target.x is not measured"
-    wish, calls = made.inputs.wish, itertools.count()
+    made.loop.explain_missing_plan = lambda now_ns: "target.x is not measured"
+    request, calls = made.inputs.request, itertools.count()
 
-    def wish_or_end() -> Wish:
+    def wish_or_end() -> Request:
         words["stop"] = next(calls) > 200
-        return wish()
+        return request()
 
-    made.inputs.wish = wish_or_end
-    said = Ring.create(tmp_path / "said", SAID, 4)
+    made.inputs.request = wish_or_end
+    said = Ring.create(tmp_path / "messages", MESSAGE, 4)
     kept = Unconfirmed(tmp_path / "none.json", made.guard)
     control._loop(made.loop, session, words, said, kept)
     assert made.guard.machine.latched is Reason.PLAN_EXHAUSTED

@@ -12,7 +12,7 @@ from robots_in_memory import HORIZON, RATE_HZ, Bench, Clock, MemoryRobot, spec, 
 from benchmarks.robot.logic import Bench as Desk
 from benchmarks.robot.soak import soak
 from offline_rl.utils.errors import UserError
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.schedule import Chunk
 from real_robot.robot import Code, Reading, Status
 from real_robot.safety.guard import Guard
@@ -140,7 +140,7 @@ def test_a_robot_that_stands_after_a_contact_presses_on_nothing(
     made.robot.blocked[:] = exact
     made.robot.lag_s, made.robot.current[:] = JAMMED_S, current_a
     apart, late = [0.0], made.inputs.calls + 20
-    made.inputs.wishes |= {call: Wish(estop=key) for call in range(late, late + 2000)}
+    made.inputs.requests |= {call: Request(estop=key) for call in range(late, late + 2000)}
 
     def rests() -> bool:
         apart.append(np.abs(made.robot.goal - made.robot.q).max())
@@ -154,10 +154,10 @@ def test_a_robot_that_stands_after_a_contact_presses_on_nothing(
     made.run(100)
     np.testing.assert_array_equal(made.robot.goal, goal)
     assert made.guard.machine.latched is reason
-    made.inputs.wishes.clear()
+    made.inputs.requests.clear()
     made.robot.lag_s, made.robot.current[:], made.robot.blocked[:] = 0.02, 0.1, False
     made.run(100)
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.inputs.requests[made.inputs.calls + 1] = Request(typed="re-arm")
     made.run(1)
     assert made.guard.machine.latched is None
     made.assert_within_limits()
@@ -169,7 +169,7 @@ def test_the_emergency_stop_while_goals_come_back_stops_them_first(tmp_path):
     made.until(lambda: stopped(made, Reason.TRACKING_ERROR))
     made.run(5)
     assert not made.guard.rests
-    made.inputs.standing = Wish(estop=True)
+    made.inputs.standing = Request(estop=True)
     made.until(lambda: stopped(made, Reason.ESTOP_PRESSED, State.ESTOP))
     assert np.abs(made.robot.goal - made.robot.q).max() > 0.01
     made.until(lambda: made.guard.rests, 200)
@@ -183,7 +183,7 @@ def test_goals_stay_where_nothing_was_met_and_where_nobody_sees_the_robot(tmp_pa
     if blind == "no reading":
         made.robot.lag_s = JAMMED_S
         made.run(20)
-        made.inputs.standing = Wish(estop=True)
+        made.inputs.standing = Request(estop=True)
         made.run(1)
         made.robot.code = Code.TIMEOUT
         made.until(lambda: stopped(made, Reason.ESTOP_PRESSED, State.ESTOP))
@@ -208,11 +208,11 @@ def test_while_goals_come_back_nothing_is_re_armed_and_a_limp_arm_is_at_rest(tmp
     made.robot.lag_s = JAMMED_S
     made.until(lambda: stopped(made, Reason.TRACKING_ERROR))
     made.run(5)
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.inputs.requests[made.inputs.calls + 1] = Request(typed="re-arm")
     made.run(1)
     assert "still moves" in str(made.loop.refused)
     assert not made.guard.rests
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(limp=True)
+    made.inputs.requests[made.inputs.calls + 1] = Request(limp=True)
     made.run(1)
     assert made.guard.state is State.CONNECTED
     assert made.guard.rests
@@ -305,7 +305,7 @@ def test_the_goal_of_a_joint_whose_encoder_leapt_goes_with_it_at_once(
     """Its servo compares goal and encoder, so that any other goal would drive it by the leap."""
     made, joint = bench(tmp_path, seed), seed % 2
     if holds:
-        made.inputs.wishes[made.inputs.calls + 1] = Wish(finish=True)
+        made.inputs.requests[made.inputs.calls + 1] = Request(finish=True)
         made.run(200)
         assert made.guard.state is State.HOLD
     made.robot.offset[joint] = 200 * 2 * np.pi / 4096
@@ -358,9 +358,9 @@ def test_after_a_leap_the_operator_confirms_each_joint_before_the_robot_is_armed
     made.robot.encoder_leapt()
     made.run(100)
 
-    def say(**wish) -> str | None:
+    def say(**request) -> str | None:
         made.loop.refused = None
-        made.inputs.wishes[made.inputs.calls + 1] = Wish(**wish)
+        made.inputs.requests[made.inputs.calls + 1] = Request(**request)
         made.run(1)
         return made.loop.refused
 
@@ -380,11 +380,11 @@ def test_after_a_leap_the_operator_confirms_each_joint_before_the_robot_is_armed
 
 def test_an_encoder_that_leaps_while_nothing_is_armed_is_noticed_and_a_hand_is_not(tmp_path):
     made = bench(tmp_path, 0)
-    made.inputs.standing = Wish(estop=True)
+    made.inputs.standing = Request(estop=True)
     made.until(lambda: stopped(made, Reason.ESTOP_PRESSED, State.ESTOP))
-    made.inputs.standing = Wish()
+    made.inputs.standing = Request()
     made.run(100)
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.inputs.requests[made.inputs.calls + 1] = Request(typed="re-arm")
     made.run(2)
     assert made.guard.state is State.CONNECTED
     for _ in range(20):  # at 8 rad/s
@@ -452,7 +452,7 @@ def test_a_suspended_computer_is_a_fault_though_its_clock_stood_still(tmp_path, 
     """CLOCK_MONOTONIC does not count a suspension: no deadline is missed, nothing seems too old."""
     made = Bench(tmp_path)
     if not moves:
-        made.inputs.wishes = {}
+        made.inputs.requests = {}
     made.run(100)
     made.clock.suspended += 50_000_000  # two clocks that were read apart
     made.run(10)
@@ -464,7 +464,7 @@ def test_a_suspended_computer_is_a_fault_though_its_clock_stood_still(tmp_path, 
     assert made.guard.state is State.FAULT
     assert made.guard.motion.stands()
     made.assert_within_limits()
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(typed="re-arm")
+    made.inputs.requests[made.inputs.calls + 1] = Request(typed="re-arm")
     made.run(1)
     assert made.guard.state is State.CONNECTED
 
@@ -527,16 +527,16 @@ def test_a_console_that_hangs_stops_what_moves_and_is_no_hindrance_once_it_is_ba
     assert made.until(lambda: made.guard.state is State.SOFT_STOP) == 1
     made.until(lambda: stopped(made, Reason.CONSOLE_LOST))
     made.inputs.console_dead = False
-    made.inputs.standing = Wish(typed="re-arm")
+    made.inputs.standing = Request(typed="re-arm")
     made.run(1)
-    made.inputs.standing = Wish(start=True)
+    made.inputs.standing = Request(start=True)
     made.until(lambda: made.guard.state is State.RUNNING)
     made.assert_within_limits()
 
 
 def test_a_console_that_hangs_is_no_reason_while_nothing_moves(tmp_path):
     made = Bench(tmp_path)
-    made.inputs.console_dead, made.inputs.wishes = True, {}
+    made.inputs.console_dead, made.inputs.requests = True, {}
     made.run(50)
     assert made.guard.machine.latched is None
 
@@ -544,7 +544,7 @@ def test_a_console_that_hangs_is_no_reason_while_nothing_moves(tmp_path):
 @pytest.mark.parametrize("seed", REPEATS)
 def test_the_emergency_stop_acts_in_the_same_tick(tmp_path, seed: int):
     made = bench(tmp_path, seed)
-    made.inputs.standing = Wish(estop=True)
+    made.inputs.standing = Request(estop=True)
     assert made.until(lambda: made.guard.state is State.ESTOP) == 1
     took = made.until(made.guard.motion.stands) if not made.guard.motion.stands() else 0
     assert took * PERIOD_S <= 2.0 / 25 + 25 / 1000 + 3 * PERIOD_S
@@ -554,16 +554,16 @@ def test_the_emergency_stop_acts_in_the_same_tick(tmp_path, seed: int):
 @pytest.mark.parametrize("seed", REPEATS)
 def test_a_person_takes_over_from_where_the_robot_is_and_it_ends_held(tmp_path, seed: int):
     made = bench(tmp_path, seed)
-    made.inputs.standing = Wish(take=True)
+    made.inputs.standing = Request(take=True)
     made.run(1)
     assert made.guard.state is State.TAKEOVER
     aim = made.robot.q + np.array([0.1, -0.1])
     for _ in range(200):
-        made.inputs.standing = Wish(target=aim, target_ns=made.clock.now)
+        made.inputs.standing = Request(target=aim, target_ns=made.clock.now)
         rows = made.run(1)
     assert rows[-1]["intervention"] == 1
     assert made.robot.q == pytest.approx(aim, abs=2e-3)
-    made.inputs.standing = Wish(release=True)
+    made.inputs.standing = Request(release=True)
     made.until(lambda: made.guard.state is State.HOLD)
     assert made.guard.machine.latched is None
     made.assert_within_limits()
@@ -572,13 +572,13 @@ def test_a_person_takes_over_from_where_the_robot_is_and_it_ends_held(tmp_path, 
 def test_a_persons_target_is_approached_from_where_the_robot_is(tmp_path):
     """Within 0.2 s, evenly: half of the way after half of that."""
     made = bench(tmp_path, 0)
-    made.inputs.standing = Wish(take=True)
+    made.inputs.standing = Request(take=True)
     (row,) = made.run(1)
     here = row["q"].copy()
     aim = here + np.array([0.2, -0.2])
     targets = []
     for _ in range(50):
-        made.inputs.standing = Wish(target=aim, target_ns=made.clock.now)
+        made.inputs.standing = Request(target=aim, target_ns=made.clock.now)
         targets.append(made.run(1)[0]["target"].copy())
     share = ((np.array(targets) - here) / (aim - here)).mean(1)
     expected = np.minimum(1, PERIOD_S * np.arange(1, 51) / 0.2)
@@ -588,12 +588,12 @@ def test_a_persons_target_is_approached_from_where_the_robot_is(tmp_path):
 @pytest.mark.parametrize("seed", REPEATS)
 def test_a_takeover_device_that_falls_silent_stops_the_robot(tmp_path, seed: int):
     made = bench(tmp_path, seed)
-    made.inputs.standing = Wish(take=True)
+    made.inputs.standing = Request(take=True)
     made.run(1)
-    made.inputs.standing = Wish(target=[0.0, 0.0], target_ns=made.clock.now)
+    made.inputs.standing = Request(target=[0.0, 0.0], target_ns=made.clock.now)
     took = made.until(lambda: made.guard.state is not State.TAKEOVER)
     assert took * PERIOD_S <= 0.1 + 2 * PERIOD_S
-    made.inputs.standing = Wish()
+    made.inputs.standing = Request()
     made.until(lambda: stopped(made, Reason.TELEOP_LOST))
     made.assert_within_limits()
 
@@ -692,7 +692,7 @@ def test_what_arming_answers_is_compared_with_where_the_robot_is(tmp_path, wrong
     robot.arm = lambda: wrong(arm())
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     with pytest.raises((Refused, UserError), match=sentence):
         guard.arm(clock.now)
     assert guard.state is State.CHECKED
@@ -712,7 +712,7 @@ def test_a_servo_that_arming_left_without_torque_is_named(tmp_path):
     robot.arm = one_missed_it
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     with pytest.raises(Refused, match="joint elbow reports TORQUE_OFF"):
         guard.arm(clock.now)
 
@@ -727,7 +727,7 @@ def test_an_arm_that_is_pushed_by_hand_gives_way_and_does_not_snap_back(
     it stays where it was pushed.
     """
     desk = Desk(tmp_path, 3)
-    desk.told.wishes.append(Wish(finish=True))
+    desk.told.requests.append(Request(finish=True))
     desk.run(120)
     assert desk.guard.state is State.HOLD
     if not measures_current:
@@ -756,7 +756,7 @@ def test_an_arm_that_is_pushed_by_hand_gives_way_and_does_not_snap_back(
 def test_an_arm_whose_weight_hangs_below_its_goals_does_not_sink(tmp_path):
     """A steady error, however large, is not a push: only a joint that moves was pushed."""
     made = Bench(tmp_path)
-    made.inputs.wishes = {}
+    made.inputs.requests = {}
     read, weight = made.robot.read, np.array([0.0, -0.1])  # half of the tracking error
     made.robot.read = lambda: (r := read(), replace(r, q=r.q + weight))[1]
     made.guard.motion.measured[1] -= 0.1
@@ -767,14 +767,14 @@ def test_an_arm_whose_weight_hangs_below_its_goals_does_not_sink(tmp_path):
 
 def test_a_robot_that_was_moved_by_hand_stays_there_when_it_is_armed_again(tmp_path):
     made = Bench(tmp_path)
-    made.inputs.wishes = {}
+    made.inputs.requests = {}
     made.run(100)
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(limp=True)
+    made.inputs.requests[made.inputs.calls + 1] = Request(limp=True)
     made.run(1)
     for _ in range(50):
         made.robot.q += 0.004
         made.run(1)
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(arm=True)
+    made.inputs.requests[made.inputs.calls + 1] = Request(arm=True)
     made.run(1)
     assert made.guard.state is State.HOLD
     here = made.robot.q.copy()
@@ -821,6 +821,6 @@ def test_arming_compares_two_readings_also_if_the_adapter_reuses_its_arrays():
     robot.read, robot.arm = reused, lambda: reused(1.5)
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, RATE_HZ))
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     with pytest.raises(Refused, match=r"shoulder stands at 0\.000"):
         guard.arm(clock.now)

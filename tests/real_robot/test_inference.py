@@ -14,7 +14,8 @@ from torch import nn
 from offline_rl.utils.errors import UserError
 from policies import Bundle, Channel, Normalizer, Spec, load
 from policies.bundle import write
-from policies.heads.seeing import Seeing
+from policies.golden import seal
+from policies.heads.vision import VisionHead
 from real_robot.control.inference import Inference
 from real_robot.control.observing import goals, observer
 from real_robot.control.rings import Reader, Ring, Words
@@ -69,7 +70,7 @@ def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, tick
         row["q"] = [tick / 4, 0.5]
         ticks.push()
-        inference.look(10**9 + tick * PERIOD_NS // 4)
+        inference.step(10**9 + tick * PERIOD_NS // 4)
     at = range(0, 7, steps)
     expected = [[[float(max(k - 1, 0)), 0.5], [float(k), 0.5]] for k in at]
     assert planner.asked == expected
@@ -96,7 +97,7 @@ def test_what_an_observation_lacks_and_how_long_an_answer_may_take_is_said(tmp_p
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"], row["q"] = State.RUNNING, 1, 0, q
         ticks.push()
-        return inference.look(at_ns)
+        return inference.step(at_ns)
 
     assert not look([0.0, np.nan], 10**9)
     assert inference.lacks == "elbow.q"
@@ -135,7 +136,7 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, k
         row["q"] = [k, 0.5]
         ticks.push()
-        inference.look(10**9 + k * PERIOD_NS)
+        inference.step(10**9 + k * PERIOD_NS)
     assert asked == [
         {"shoulder": [[0.0], [0.0]], "elbow": [[0.5], [0.5]]},
         {"shoulder": [[0.0], [1.0]], "elbow": [[0.5], [0.5]]},
@@ -154,7 +155,7 @@ def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episod
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, episode, k
         ticks.push()
-        inference.look(10**9 + k * PERIOD_NS)
+        inference.step(10**9 + k * PERIOD_NS)
     reader, found = Reader(chunks, from_start=True), list[list[float]]()
     while reader.following():
         found.append(chunk_of(reader.record).actions[:, 0].round(6).tolist())
@@ -193,7 +194,7 @@ def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
         robot_spec(),
         replace(Planner(1).spec, n_obs_steps=1, chunk_size=1, n_action_steps=1),
     )
-    write(tmp_path / "b", Bundle(spec, "Counter", {}, {}, Normalizer.identity((2,))))
+    write(tmp_path / "b", seal(Bundle(spec, "Counter", {}, {}, Normalizer.identity((2,)))))
     policy = load(tmp_path / "b")
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, 2), 16)
@@ -208,7 +209,7 @@ def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
         row = ticks.record
         row["state"], row["episode"] = State.RUNNING, episode
         ticks.push()
-        assert inference.look(10**9 + inference.seq * PERIOD_NS)
+        assert inference.step(10**9 + inference.seq * PERIOD_NS)
         assert reader.following()
         np.testing.assert_allclose(chunk_of(reader.record).actions, 0.1 * count, rtol=1e-6)
 
@@ -237,7 +238,7 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
         row["measured_ns"], row["channels_ns"] = begun + k, begun + k - 40_000_000
         row["q"] = [k, 0.5]
         ticks.push()
-        assert inference.look(begun + k) == (code is Code.OK)
+        assert inference.step(begun + k) == (code is Code.OK)
     assert asked == [[1.0, 0.5, 0.0]]
     reader = Reader(chunks, from_start=True)
     assert reader.following()
@@ -256,7 +257,7 @@ def test_a_policy_is_asked_where_its_plan_is_of_use_and_nowhere_else(tmp_path, s
         inference = Inference(made, robot_spec(), ticks, chunks, words)
         ticks.record["state"] = state
         ticks.push()
-        assert inference.look(10**9) == (state in used), state
+        assert inference.step(10**9) == (state in used), state
 
 
 def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
@@ -264,7 +265,7 @@ def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
     base = load(write_desk_bundle(tmp_path / "base.bundle"))
     joints, here = base.spec.action_dim, describe("desk").spec
     seen = (*base.spec.channels, Channel("base_action", (joints,)))
-    actor = Seeing(
+    actor = VisionHead(
         {channel.name: channel.shape for channel in seen},
         "ResidualActor",
         {"actions": joints, "hidden": [8], "scale": 0.2},
@@ -274,13 +275,13 @@ def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
     weights |= {name: np.full_like(x, 0.5) for name, x in weights.items() if "biases.1" in name}
     same = {channel.name: Normalizer.identity(channel.shape) for channel in seen}
     spec = replace(base.spec, channels=seen)
-    whole = Bundle(spec, "Seeing", actor.arguments, weights, same, base=base.bundle)
-    write(tmp_path / "whole.bundle", whole)
+    whole = Bundle(spec, "VisionHead", actor.arguments, weights, same, base=base.bundle)
+    write(tmp_path / "whole.bundle", seal(whole))
     policy = load(tmp_path / "whole.bundle")
     ticks = Ring.create(tmp_path / "ticks", row_type(here), 8)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, joints), 8)
     inference = Inference(policy, here, ticks, chunks, Words(tmp_path / "words", create=True))
-    inference.warmup_steps()
+    inference.warm_up()
     to_goals, to_seen = goals(base.spec, here), observer(base.spec, here)
     reader = Reader(chunks, from_start=True)
     for k in range(3):
@@ -289,7 +290,7 @@ def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
         row["q"] = 0.1 * k
         expected = base.act(to_seen(row))[0] + 0.2 * np.tanh(0.5)
         ticks.push()
-        assert inference.look(10**9 + k * PERIOD_NS)
+        assert inference.step(10**9 + k * PERIOD_NS)
         assert reader.following()
         found = chunk_of(reader.record).actions
         np.testing.assert_allclose(found, to_goals(np.clip(expected, -1, 1)), atol=1e-5)

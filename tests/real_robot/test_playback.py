@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from robots_in_memory import RATE_HZ, Bench
 
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.playback import WINDOW, Playback
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.safety.states import State
@@ -22,7 +22,7 @@ def test_a_recording_is_played_from_its_beginning_whenever_it_is_started(tmp_pat
     played = Playback(goals, HZ, made.guard.envelope.velocity, lambda: made.guard.motion.q)
     made.inputs.chunk = lambda: played.chunk(made.clock.now_ns(), made.loop.starting)
     made.inputs.plan_handed_out = lambda: played.handed_out
-    made.inputs.wishes = {waits: Wish(start=True)}
+    made.inputs.requests = {waits: Request(start=True)}
     rows = made.run(waits + round((0.5 / 0.5 + 5) * RATE_HZ) + 200)
     begun = next(k for k, row in enumerate(rows) if row["state"] == State.RUNNING)
     assert begun == pytest.approx(waits, abs=2)

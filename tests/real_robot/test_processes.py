@@ -26,9 +26,9 @@ from real_robot.console import Console, keys, show
 from real_robot.control import session as session_module
 from real_robot.control import watchdog
 from real_robot.control.clock import MonotonicClock
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.control.rings import Reader, Ring, Words
-from real_robot.control.session import Processes, Session, put_wish, wish_of, wish_type
+from real_robot.control.session import Processes, Session, put_request, request_of, request_type
 from real_robot.control.watchdog import Watchdog, watch
 from real_robot.safety.states import Reason, State
 from real_robot.verbs import robot
@@ -82,13 +82,13 @@ def test_sleeping_until_a_deadline_is_never_early():
 @pytest.fixture
 def console(tmp_path) -> Console:
     words = Words(tmp_path / "words", create=True)
-    return Console(words, Ring.create(tmp_path / "wishes", wish_type(2), 8))
+    return Console(words, Ring.create(tmp_path / "requests", request_type(2), 8))
 
 
-def wishes(console: Console) -> list[Wish]:
-    reader, found = Reader(console._wishes, from_start=True), []
+def requests(console: Console) -> list[Request]:
+    reader, found = Reader(console._requests, from_start=True), []
     while reader.following():
-        found.append(wish_of(reader.record, time.monotonic_ns()))
+        found.append(request_of(reader.record, time.monotonic_ns()))
     return found
 
 
@@ -97,16 +97,16 @@ def test_the_space_bar_stops_whatever_is_being_typed(console: Console, before: s
     console.feed(before + " ")
     assert console._words.pressed
     assert console.typed == ""
-    assert wishes(console) == []
+    assert requests(console) == []
 
 
 def test_words_become_wishes_and_others_are_answered(console: Console):
     console.feed("start\nstrat\nfinisj\x7fh\n")
-    assert wishes(console) == [Wish(start=True), Wish(finish=True)]
+    assert requests(console) == [Request(start=True), Request(finish=True)]
     console.feed("strat\n")
-    assert "'strat' is no word here" in console.said
+    assert "'strat' is no word here" in console.message
     console.feed("confirm=waist\n")
-    assert wishes(console)[-1] == Wish(confirm="waist")
+    assert requests(console)[-1] == Request(confirm="waist")
     assert not console._words.pressed
 
 
@@ -116,11 +116,11 @@ def test_only_the_whole_word_re_arms(console: Console, monkeypatch):
     console.feed("re-ar\n")
     console.feed("\n\n")
     assert console._words.pressed
-    assert wishes(console) == []
+    assert requests(console) == []
     console._words["estop_seen"] = 1
     console.feed("re-arm\n")
     assert not console._words.pressed
-    assert wishes(console) == [Wish(typed="re-arm")]
+    assert requests(console) == [Request(typed="re-arm")]
 
 
 def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console):
@@ -140,7 +140,7 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     console._no_plan = tmp_path / "no_plan"
     text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms, the plan leaves it 200 ms)"
     assert text in console.line(made.ring.record, 200.0)
-    assert console.news(made.ring.record) == f"HOLD | {text}"
+    assert console.log_line(made.ring.record) == f"HOLD | {text}"
 
 
 def test_a_terminal_that_vanishes_ends_the_run(console: Console):
@@ -222,12 +222,12 @@ def test_control_is_given_the_time_that_its_robot_needs_to_stop(tmp_path, monkey
 def test_the_end_of_what_is_typed_quits(console: Console):
     console.feed("sta\x04")
     assert console.quit
-    assert wishes(console) == []
+    assert requests(console) == []
 
 
 def test_once_a_run_ends_words_move_nothing_and_the_space_bar_still_stops(console: Console):
     console.feed("quit\nstart\narm\nlimp\nre-arm\n")
-    assert wishes(console) == []
+    assert requests(console) == []
     console.feed(" ")
     assert console._words.pressed
 
@@ -271,12 +271,12 @@ def test_a_terminal_that_takes_no_output_is_not_waited_for(how: str):
 
 
 def test_a_wish_comes_through_shared_memory_whole(tmp_path):
-    ring = Ring.create(tmp_path / "w", wish_type(2), 4)
-    sent = Wish(take=True, target=[0.5, -1.0], target_ns=12, typed=None)
-    put_wish(ring, sent)
+    ring = Ring.create(tmp_path / "w", request_type(2), 4)
+    sent = Request(take=True, target=[0.5, -1.0], target_ns=12, typed=None)
+    put_request(ring, sent)
     reader = Reader(ring, from_start=True)
     assert reader.following()
-    assert wish_of(reader.record, time.monotonic_ns()) == sent
+    assert request_of(reader.record, time.monotonic_ns()) == sent
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def watched(tmp_path, owner) -> tuple[Watchdog, Held, Words]:
 def test_the_watchdog_leaves_a_living_owner_alone(tmp_path, owner):
     dog, held, words = watched(tmp_path, owner)
     for _ in range(5):
-        assert dog.look(words["control_ns"] + 29_000_000) is None
+        assert dog.step(words["control_ns"] + 29_000_000) is None
     assert words["watchdog_beat"] == 5
     assert held.reasons == []
     assert owner.poll() is None
@@ -353,20 +353,20 @@ def test_the_watchdog_leaves_a_living_owner_alone(tmp_path, owner):
 def test_the_watchdog_holds_the_robot_of_an_owner_that_died(tmp_path, owner, how):
     dog, held, words = watched(tmp_path, owner)
     now = words["control_ns"]  # its heart goes on beating: only its death can tell
-    dog.look(now)
+    dog.step(now)
     owner.send_signal(how)
-    while dog.look(now) is None:
+    while dog.step(now) is None:
         assert words["watchdog_beat"] < 1000
     assert held.reasons == ["the control process died"]
     assert words["watchdog_fired"] == 1
-    assert dog.look(now) is None  # once
+    assert dog.step(now) is None  # once
 
 
 def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, owner):
     dog, held, words = watched(tmp_path, owner)
-    dog.look(words["control_ns"])
+    dog.step(words["control_ns"])
     owner.send_signal(signal.SIGSTOP)
-    assert dog.look(words["control_ns"] + 31_000_000) == "the control process stands still"
+    assert dog.step(words["control_ns"] + 31_000_000) == "the control process stands still"
     assert not held.owner_lived
     assert owner.wait(5) == -signal.SIGKILL
 
@@ -375,10 +375,10 @@ def test_who_did_not_hear_the_watchdog_is_told_again_and_named(tmp_path, owner):
     dog, held, words = watched(tmp_path, owner)
     held.deaf = [["elbow", "wrist"], ["wrist"]]
     owner.kill()
-    said = [dog.look(words["control_ns"])]
+    said = [dog.step(words["control_ns"])]
     while said[-1] is None:
-        said[-1] = dog.look(words["control_ns"])
-    said += [dog.look(words["control_ns"]) for _ in range(4)]
+        said[-1] = dog.step(words["control_ns"])
+    said += [dog.step(words["control_ns"]) for _ in range(4)]
     why, seen = "the control process died", "did not answer: see whether it stands"
     assert said == [f"{why}; elbow, wrist {seen}", f"{why}; wrist {seen}", why, None, None]
 
@@ -387,10 +387,10 @@ def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
     """It may have sent a goal after the first time."""
     dog, _, words = watched(tmp_path, owner)
     ends = iter([[], [], [], [(0, 1)], [(0, 1)]])  # of its handle: first as it is watched
-    dog.look(words["control_ns"])
+    dog.step(words["control_ns"])
     dog._poll = SimpleNamespace(poll=lambda _: next(ends))
     late = words["control_ns"] + 31_000_000
-    said = [dog.look(late) for _ in range(4)]
+    said = [dog.step(late) for _ in range(4)]
     assert said == [
         "the control process stands still",
         None,
@@ -403,7 +403,7 @@ def test_the_line_is_silent_from_the_kill_on_before_it_is_used(tmp_path, owner, 
     """Whatever the end took; nobody can have written later than the signal."""
     dog, _, words = watched(tmp_path, owner)
     now_ns, slept = [0], list[float]()
-    dog.look(words["control_ns"])
+    dog.step(words["control_ns"])
 
     def kill(handle: int, how: int) -> None:
         now_ns[0] += 7_000_000  # it was kept waiting before
@@ -471,7 +471,7 @@ def test_a_recorder_that_is_not_needed_may_end(tmp_path):
 def test_what_the_watchdog_did_about_a_dead_control_process_is_said(
     tmp_path, monkeypatch, answers: bool
 ):
-    monkeypatch.setattr(session_module, "HELD_S", 0.0)
+    monkeypatch.setattr(session_module, "HOLD_S", 0.0)
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
     processes.children["control"] = SimpleNamespace(poll=lambda: -9, returncode=-9)
     processes.words["armed"] = 1
@@ -489,7 +489,7 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
     owner.kill()
     owner.wait()
     for _ in range(3):
-        dog.look(time.monotonic_ns())
+        dog.step(time.monotonic_ns())
     assert held.reasons == []
 
 
@@ -590,13 +590,13 @@ def test_it_is_said_why_a_plan_ran_out(tmp_path):
     session = Session(str(tmp_path), robot="desk", rate_hz=100)
     words = Words(tmp_path / "words", create=True)
     words["leaves_ns"], words["took_ns"] = 200_000_000, 350_000_000
-    said = session_module.why_no_plan(session, words, 10**9)
+    said = session_module.explain_missing_plan(session, words, 10**9)
     assert said.startswith("inference took 350 ms, the plan leaves it 200 ms")
     words["asked_ns"] = 10**9 - 900_000_000
-    said = session_module.why_no_plan(session, words, 10**9)
+    said = session_module.explain_missing_plan(session, words, 10**9)
     assert said.startswith("inference has taken 900 ms, the plan leaves it 200 ms")
     (tmp_path / "lacks").write_text("target.x")
-    said = session_module.why_no_plan(session, words, 10**9)
+    said = session_module.explain_missing_plan(session, words, 10**9)
     assert said == "target.x is not measured: see whether its tracker runs"
 
 
@@ -631,14 +631,14 @@ def patient_desk(tmp_path) -> str:
 
 
 OWN_ARM = """
-from real_robot.robots.config import Simulation
+from real_robot.robots.config import SimulationOptions
 from real_robot.robots.simulated import SimulatedRobot
 
 
 class Arm(SimulatedRobot):
     def __init__(self, described, folder):
         how = {**described.config.simulated, "folder": folder}
-        super().__init__(described, Simulation(**how))
+        super().__init__(described, SimulationOptions(**how))
 """
 
 

@@ -12,8 +12,7 @@ from robots_in_memory import spec
 from offline_rl.algorithms.bc import BC
 from offline_rl.data.convert import convert
 from offline_rl.data.read import read
-from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.sequences import windows
+from offline_rl.replay.buffer import ReplayBuffer, rows_around
 from offline_rl.training.sources import rows_for
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring
@@ -125,7 +124,7 @@ def test_windows_of_actions_for_imitation_go_on_behind_a_gap(tmp_path: Path) -> 
     recorded(tmp_path / "a.rec", [1] * 8, failing(3))
     buffer = ReplayBuffer.from_dataset(rows_for(BC, read(tmp_path / "a.rec")))
     data = {name: value[0] for name, value in buffer.data.items()}
-    _, future, inside = windows(data, torch.tensor([1]), 1, 4)
+    future, inside = rows_around(data, torch.tensor([1]), 0, 3)
     assert inside.all()
     assert future.tolist() == [[1, 2, 3, 4]]
 

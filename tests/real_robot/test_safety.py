@@ -20,7 +20,14 @@ from real_robot.robot import Code, Limits, Reading, Status
 from real_robot.safety.check import check, leapt
 from real_robot.safety.guard import Guard
 from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
-from real_robot.safety.limits import Envelope, Rules, envelope, faults, limits_from, tightest
+from real_robot.safety.limits import (
+    Envelope,
+    Rules,
+    envelope,
+    limit_problems,
+    limits_from,
+    tightest,
+)
 from real_robot.safety.states import MOVING, Reason, Refused, State
 from real_robot.safety.stopping import advance, distance, duration_s, turn
 
@@ -486,14 +493,14 @@ def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own(
     assert merged.velocity.tolist() == [1.0, 2.0]
     assert merged.position_low.tolist() == [-2.0, -1.0]
     assert merged.stop_jerk.tolist() == [1000.0, 1000.0]
-    assert faults(("a", "b"), merged) == []
+    assert limit_problems(("a", "b"), merged) == []
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Limits)][2:])
 def test_a_limit_that_nearly_is_zero_is_refused_and_divides_nothing(name: str):
     tiny = limits(**{name: 5e-324})
     sentence = f"joint shoulder: {name} is 4.94066e-324, expected at least 1e-06"
-    assert any(fault.startswith(sentence) for fault in faults(("shoulder", "elbow"), tiny))
+    assert any(fault.startswith(sentence) for fault in limit_problems(("shoulder", "elbow"), tiny))
     with pytest.raises(ValueError, match=r"a limit is 4\.94066e-324, expected at least"):
         envelope(spec(), tiny, 200.0)
 
@@ -509,11 +516,11 @@ def test_the_smallest_limits_that_are_taken_divide_nothing_by_zero():
 
 def test_a_missing_or_impossible_limit_is_named_with_its_joint():
     nothing = Limits(**{name: np.array([np.nan]) for name in vars(limits())})
-    assert len(faults(("wrist",), nothing)) == 9
-    assert "joint wrist has no limit position_low" in faults(("wrist",), nothing)[0]
+    assert len(limit_problems(("wrist",), nothing)) == 9
+    assert "joint wrist has no limit position_low" in limit_problems(("wrist",), nothing)[0]
     for name, value in (("velocity", 0.0), ("jerk", math.inf), ("position_low", 3.0)):
-        assert name in faults(("a", "b"), limits(**{name: value}))[0]
-    assert "at least as hard" in faults(("a", "b"), limits(stop_jerk=10.0))[0]
+        assert name in limit_problems(("a", "b"), limits(**{name: value}))[0]
+    assert "at least as hard" in limit_problems(("a", "b"), limits(stop_jerk=10.0))[0]
     with pytest.raises(ValueError, match="no limit 'speed'"):
         limits_from({"speed": {"a": 1.0}}, ("a",))
 
@@ -583,7 +590,7 @@ def armed(**changes: float) -> tuple[Guard, MemoryRobot, Clock]:
     robot = MemoryRobot(clock, spec(**changes))
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     return guard, robot, clock
 
@@ -623,10 +630,10 @@ def test_a_robot_that_is_not_in_order_is_neither_checked_nor_armed(
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0, points=forward(robot.spec)))
     guard.connect(clock.now)
     if when == "armed":
-        guard.passed(clock.now)
+        guard.run_check(clock.now)
     fault(robot)
     with pytest.raises(Refused, match=sentence):
-        guard.arm(clock.now) if when == "armed" else guard.passed(clock.now)
+        guard.arm(clock.now) if when == "armed" else guard.run_check(clock.now)
     assert "arm" not in robot.calls
 
 
@@ -637,7 +644,7 @@ def test_a_servo_without_torque_may_be_armed():
     go(guard, clock, None, 20)
     guard.re_arm("re-arm", clock.now)
     robot.status[0] = Status.TORQUE_OFF | Status.WATCHDOG
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     assert guard.state is State.HOLD
 
@@ -682,7 +689,7 @@ def test_an_arm_that_sank_after_an_emergency_stop_is_armed_again_where_it_lies()
         go(guard, clock, None)
     assert guard.motion.reasons == 1 << Reason.TRACKING_ERROR
     guard.re_arm("re-arm", clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     go(guard, clock, None, 5)
     assert (guard.state, guard.machine.latched) == (State.HOLD, None)
@@ -697,7 +704,7 @@ def test_an_arm_that_sank_out_of_its_limits_is_moved_inside_before_it_is_armed()
         go(guard, clock, None)
     guard.re_arm("re-arm", clock.now)
     with pytest.raises(Refused, match="move it inside by hand"):
-        guard.passed(clock.now)
+        guard.run_check(clock.now)
 
 
 @pytest.mark.parametrize("mended", [Status.TORQUE_OFF, Status.WATCHDOG])
@@ -711,7 +718,7 @@ def test_a_servo_that_rebooted_is_re_armed_and_one_that_is_hot_is_not(mended: St
     robot.status[0] = mended
     go(guard, clock, None, 20)
     guard.re_arm("re-arm", clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     assert guard.state is State.HOLD
 
@@ -735,7 +742,7 @@ def test_nothing_is_sent_before_arming_and_a_goal_on_every_tick_after():
     guard.connect(clock.now)
     go(guard, clock, [0.1, 0.1], 10)
     assert robot.arrived == []
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     go(guard, clock, [0.1, 0.1], 10)
     assert len(robot.arrived) == 10
@@ -784,7 +791,7 @@ def test_closing_holds_and_reconnecting_keeps_the_latch():
     assert guard.machine.latched is Reason.PLAN_EXHAUSTED
     guard.close(clock.now)
     guard.connect(clock.now)
-    guard.passed(clock.now)
+    guard.run_check(clock.now)
     guard.arm(clock.now)
     with pytest.raises(Refused, match="re-arm first"):
         guard.start(clock.now)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from robots_in_memory import Bench
 
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.safety.states import Reason, State
 
 
-def tell(made: Bench, **wish) -> None:
+def tell(made: Bench, **request) -> None:
     """In the next tick, and only then."""
     made.loop.refused = None
-    made.inputs.wishes[made.inputs.calls + 1] = Wish(**wish)
+    made.inputs.requests[made.inputs.calls + 1] = Request(**request)
     made.run(1)
 
 
@@ -41,7 +41,7 @@ def test_a_plan_that_comes_late_goes_on_but_not_once_a_person_has_finished(tmp_p
 
 def test_finishing_before_the_first_plan_cancels_the_start(tmp_path):
     made = Bench(tmp_path)
-    made.inputs.dead, made.inputs.wishes = True, {}
+    made.inputs.dead, made.inputs.requests = True, {}
     tell(made, start=True)
     assert made.loop.starting
     tell(made, finish=True)
@@ -54,7 +54,7 @@ def test_finishing_before_the_first_plan_cancels_the_start(tmp_path):
 def test_a_start_is_forgotten_when_no_plan_comes_within_two_seconds(tmp_path):
     """Else the robot would move whenever the plan comes, minutes later."""
     made = Bench(tmp_path)
-    made.inputs.dead, made.inputs.wishes = True, {}
+    made.inputs.dead, made.inputs.requests = True, {}
     tell(made, start=True)
     asked_ns = made.clock.now
     tell(made, start=True)
@@ -91,7 +91,7 @@ def test_what_is_refused_while_it_runs_is_said(tmp_path, word: str):
 
 def test_a_start_is_refused_at_once_while_a_reason_is_latched(tmp_path):
     made = Bench(tmp_path)
-    made.inputs.wishes = {}
+    made.inputs.requests = {}
     made.inputs.watched = False
     made.run(2)
     made.inputs.watched = True
@@ -119,7 +119,7 @@ def test_a_takeover_reaches_the_persons_target_by_a_ramp(tmp_path):
     made = Bench(tmp_path)
     made.run(100)
     here = made.robot.q.copy()
-    made.inputs.standing = Wish(take=True, target=here + 0.04, target_ns=made.clock.now)
+    made.inputs.standing = Request(take=True, target=here + 0.04, target_ns=made.clock.now)
     rows = made.run(12)
     aims = np.array([row["target"][0] - here[0] for row in rows[1:]])
     since = np.array([row["wake_ns"] - rows[0]["wake_ns"] for row in rows[1:]]) * 1e-9
@@ -158,7 +158,7 @@ def test_a_target_of_another_clock_is_none(tmp_path):
     made = Bench(tmp_path)
     made.run(100)
     later = made.clock.now + 10**12
-    made.inputs.standing = Wish(take=True, target=made.robot.q.copy(), target_ns=later)
+    made.inputs.standing = Request(take=True, target=made.robot.q.copy(), target_ns=later)
     made.run(1)
-    made.inputs.standing = Wish(target=made.robot.q.copy(), target_ns=later)
+    made.inputs.standing = Request(target=made.robot.q.copy(), target_ns=later)
     made.until(lambda: made.guard.machine.latched is Reason.TELEOP_LOST)

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.robot.simulated_bus.line import Line, Log
 from benchmarks.robot.simulated_bus.servo import SimulatedServo
-from real_robot.robots.config import Described
+from real_robot.robots.config import RobotDescription
 from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.calibration import MAX_HOMING, Servo, ticks
 from real_robot.robots.physics import Physics
@@ -15,7 +15,7 @@ MARGIN = 30  # ticks that the servos' own position limits lie outside the robot'
 
 
 def build(
-    described: Described,
+    described: RobotDescription,
     *,
     baud: int = 1_000_000,
     latency_s: float = 1e-3,
@@ -54,7 +54,7 @@ def build(
     return Line(servos, physics, baud=baud, latency_s=latency_s, seed=seed, log=log)
 
 
-def calibration(line: Line, described: Described) -> dict[str, Servo]:
+def calibration(line: Line, described: RobotDescription) -> dict[str, Servo]:
     """What a calibration of this arm would write down."""
     return {
         joint: Servo(

@@ -1,7 +1,7 @@
 """A port on a simulated line with a clock of its own: hours of robot time in seconds of ours."""
 
 from benchmarks.robot.simulated_bus.line import Line
-from real_robot.robots.dynamixel.bus import Gone
+from real_robot.robots.dynamixel.bus import PortLost
 
 
 class SteppedPort:
@@ -47,4 +47,4 @@ class SteppedPort:
     def _plugged(self) -> None:
         if self.line.faults.unplugged:
             self.line.clear()
-            raise Gone("unplugged")
+            raise PortLost("unplugged")

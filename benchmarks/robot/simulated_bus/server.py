@@ -29,7 +29,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, parse
 from real_robot.control.rings import Ring
 from real_robot.robots import tracker
-from real_robot.robots.config import Described, describe
+from real_robot.robots.config import RobotDescription, describe
 from real_robot.robots.dynamixel import calibration
 
 CONTROL_NS = 10_000_000  # between looks at the control file
@@ -38,7 +38,7 @@ SPIN_NS = 100_000  # before an answer is due, instead of sleeping
 
 
 class Server:
-    def __init__(self, described: Described, options: Options) -> None:
+    def __init__(self, described: RobotDescription, options: Options) -> None:
         self.folder = Path(options.folder)
         self._events = (self.folder / "events.jsonl").open("a", buffering=1)
         self.line = arm.build(
@@ -52,10 +52,12 @@ class Server:
         spec = described.spec
         calibration.save(self.folder / "calibration.json", arm.calibration(self.line, described))
         physics = self.line.physics
-        self._channels = {k: physics.where(CHANNELS[k]) for k in spec.channels if k in CHANNELS}
-        self._tip, self._puck = physics.where("tip"), physics.where("puck")
+        self._channels = {
+            k: physics.position_of(CHANNELS[k]) for k in spec.channels if k in CHANNELS
+        }
+        self._tip, self._puck = physics.position_of("tip"), physics.position_of("puck")
         self._tracker = Ring.create(
-            self.folder / "tracker", tracker.record(spec.channels), tracker.SLOTS
+            self.folder / "tracker", tracker.record_type(spec.channels), tracker.SLOTS
         )
         self._truth = Ring.create(self.folder / "truth", truth(len(spec.joints)), tracker.SLOTS)
         self._noise = np.random.default_rng(options.seed)

@@ -37,7 +37,7 @@ PATIENCE_S = 0.03  # more, where nothing hurries: for all but sync reads, unless
 SETTLE_S = 5e-3  # of silence, before the first request of all
 
 
-class Gone(Exception):
+class PortLost(Exception):
     """The port is no more."""
 
 
@@ -47,13 +47,13 @@ class Port(Protocol):
     def now_ns(self) -> int: ...
 
     def write(self, data: bytes) -> None:
-        """Raises Gone."""
+        """Raises PortLost."""
 
     def read(self, until_ns: int) -> bytes:
-        """What has come; waits for the first byte until then. Looks at least once. Raises Gone."""
+        """What has come; waits for the first byte until then. Looks at least once. Raises PortLost."""
 
     def drain(self) -> int:
-        """Drops what has come; how many bytes. Raises Gone."""
+        """Drops what has come; how many bytes. Raises PortLost."""
 
     def owner(self) -> int | None:
         """The process that has claimed the port, if another one has."""
@@ -111,9 +111,9 @@ class SerialPort:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:
                 if not select.select([], [self._fd], [], SLACK_S)[1]:
-                    raise Gone("the port takes no bytes") from None
+                    raise PortLost("the port takes no bytes") from None
             except OSError as error:
-                raise Gone(error.strerror) from None
+                raise PortLost(error.strerror) from None
 
     def read(self, until_ns: int) -> bytes:
         wait_s = max(until_ns - time.monotonic_ns(), 0) * 1e-9
@@ -124,9 +124,9 @@ class SerialPort:
         except BlockingIOError:
             return b""
         except (OSError, ValueError) as error:
-            raise Gone(getattr(error, "strerror", None) or "closed") from None
+            raise PortLost(getattr(error, "strerror", None) or "closed") from None
         if not data:  # readable and empty: hung up
-            raise Gone("hung up")
+            raise PortLost("hung up")
         return data
 
     def drain(self) -> int:
@@ -234,12 +234,12 @@ class Bus:
         rows = b"".join(bytes([id_]) + value for id_, value in zip(ids, values, strict=True))
         try:
             self._send(encode(BROADCAST, Instruction.SYNC_WRITE, where + rows))
-        except Gone:
+        except PortLost:
             return Code.LOST
         return Code.OK
 
     def settle(self, silence_s: float) -> None:
-        """Waits until the line has been silent for so long, at most twice as long. Raises Gone."""
+        """Waits until the line has been silent for so long, at most twice as long. Raises PortLost."""
         port = self.port
         end = port.now_ns() + int(2 * silence_s * 1e9)
         while (now := port.now_ns()) < end:
@@ -302,7 +302,7 @@ class Bus:
                 counters.timeouts += 1
                 if next_ < len(ids):  # an answer may still be under way
                     self.settle(2 * packet_ns * 1e-9)
-        except Gone:
+        except PortLost:
             return [Answer(Code.LOST)] * len(ids)
         if (bad := decoder.rejected - rejected) > 0:
             counters.corrupt += bad

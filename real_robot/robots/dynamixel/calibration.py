@@ -79,7 +79,7 @@ def save(path: Path, servos: Mapping[str, Servo]) -> None:
     write_json(path, {joint: asdict(servo) for joint, servo in servos.items()})
 
 
-def zero_here(bus: Bus, id_: int) -> int:
+def set_zero(bus: Bus, id_: int) -> int:
     """Makes where the joint is now its 0 rad; the homing offset that is now in the servo.
 
     Torque must be off. Raises UserError where the servo does not do it, or is screwed on so far
@@ -103,7 +103,7 @@ def zero_here(bus: Bus, id_: int) -> int:
     return wanted
 
 
-def into_position_mode(bus: Bus, id_: int) -> None:
+def set_position_mode(bus: Bus, id_: int) -> None:
     """Set the operating mode that runs use; another program may have left another one.
 
     Torque must be off. Raises UserError.
@@ -112,7 +112,7 @@ def into_position_mode(bus: Bus, id_: int) -> None:
         _put(bus, id_, table.OPERATING_MODE, table.POSITION_MODE)
 
 
-def turn_round(bus: Bus, id_: int, moved: int) -> None:
+def set_direction(bus: Bus, id_: int, moved: int) -> None:
     """Lets the servo count up in the joint's positive direction, in which it saw `moved` ticks.
 
     Torque must be off, and the zero is set afterward. Raises UserError.

@@ -26,15 +26,15 @@ from real_robot.robots.dynamixel.bus import (
     SETTLE_S,
     Answer,
     Bus,
-    Gone,
     Port,
+    PortLost,
     SerialPort,
     adapter_latency_s,
 )
 from real_robot.robots.tracker import Tracker
 
 if TYPE_CHECKING:
-    from real_robot.robots.config import Described, Line
+    from real_robot.robots.config import DynamixelOptions, RobotDescription
 
 SHOWN = (
     table.STATUS_LEVEL,  # always 2: a servo that has forgotten what to show says 0
@@ -153,7 +153,7 @@ class DynamixelRobot:
         self._current = np.full(count, np.nan)
 
     @classmethod
-    def by_config(cls, described: Described, line: Line) -> DynamixelRobot:
+    def from_config(cls, described: RobotDescription, line: DynamixelOptions) -> DynamixelRobot:
         """Raises UserError where the calibration is missing or of another arm."""
         for joint, row in described.joints.items():
             if row.unit == "m" and row.m_per_rad is None:
@@ -210,7 +210,7 @@ class DynamixelRobot:
         self._bus = bus = Bus(port, self._baud, return_delay_s=508e-6, latency_s=self._latency_s)
         try:
             bus.settle(SETTLE_S)
-        except Gone as error:
+        except PortLost as error:
             raise UserError(f"the port went away ({error}): plug it in and begin again") from None
         self._models, delays, addresses = [], [], dict[int, list[int]]()
         self._watched.clear()
@@ -242,7 +242,7 @@ class DynamixelRobot:
 
     def _introduce(self, joint: str, servo: calibration.Servo) -> tuple[table.Model, float]:
         """The servo's model and return delay, its EEPROM compared with what is expected."""
-        answer = self._tried(lambda: self.bus.read(servo.id, 0, table.RAM))
+        answer = self._retry(lambda: self.bus.read(servo.id, 0, table.RAM))
         if answer.code:
             raise UserError(
                 f"{joint}: servo {servo.id} does not answer at {self._baud} baud "
@@ -335,7 +335,7 @@ class DynamixelRobot:
         except UserError:
             self._armed = False
             for id_ in on:  # as they were found
-                self._tried(partial(self.bus.write, id_, table.TORQUE_ENABLE.address, b"\0"))
+                self._retry(partial(self.bus.write, id_, table.TORQUE_ENABLE.address, b"\0"))
             raise
         return reading
 
@@ -516,7 +516,7 @@ class DynamixelRobot:
             self._strangers.remove(k)
         return Code.OK
 
-    def _tried(self, ask: Callable[[], Answer]) -> Answer:
+    def _retry(self, ask: Callable[[], Answer]) -> Answer:
         for _ in range(TRIES):
             if (answer := ask()).code not in (Code.TIMEOUT, Code.CORRUPT):
                 break
@@ -529,7 +529,7 @@ class DynamixelRobot:
     def _told(self, id_: int, item: table.Item, value: int) -> None:
         """Writes, and has the servo say that it heard. Raises UserError."""
         data = item.pack(value)
-        done = self._tried(lambda: self.bus.write(id_, item.address, data))
+        done = self._retry(lambda: self.bus.write(id_, item.address, data))
         if done.code:
             joint = self._spec.joints[self._place[id_]]
             raise UserError(
@@ -541,8 +541,8 @@ class DynamixelRobot:
     def _set(self, id_: int, item: table.Item, value: int) -> None:
         """Writes and reads back. Raises UserError."""
         data = item.pack(value)
-        done = self._tried(lambda: self.bus.write(id_, item.address, data))
-        back = self._tried(lambda: self.bus.read(id_, item.address, item.size))
+        done = self._retry(lambda: self.bus.write(id_, item.address, data))
+        back = self._retry(lambda: self.bus.read(id_, item.address, item.size))
         if done.code or back.code or back.data != data:
             joint = self._spec.joints[self._place[id_]]
             raise UserError(

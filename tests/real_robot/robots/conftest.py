@@ -10,7 +10,7 @@ from benchmarks.robot.simulated_bus import arm
 from benchmarks.robot.simulated_bus.line import Faults, Line
 from benchmarks.robot.simulated_bus.port import SteppedPort
 from real_robot.robot import Command, Reading, Sent
-from real_robot.robots.config import Described, describe
+from real_robot.robots.config import RobotDescription, describe
 from real_robot.robots.dynamixel.bus import Bus
 from real_robot.robots.dynamixel.robot import DynamixelRobot
 
@@ -20,7 +20,7 @@ START_NS = 1_000_000_000_000
 class Rig:
     """A line, a port on it, and a robot that is connected when a test asks for it."""
 
-    def __init__(self, described: Described, **options: Any) -> None:
+    def __init__(self, described: RobotDescription, **options: Any) -> None:
         watchdog_s = options.pop("watchdog_s", 0.0)
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.line: Line = arm.build(
@@ -66,12 +66,12 @@ class Rig:
 
 
 @pytest.fixture(scope="session")
-def desk() -> Described:
+def desk() -> RobotDescription:
     return describe("desk")
 
 
 @pytest.fixture
-def make_rig(desk: Described) -> Callable[..., Rig]:
+def make_rig(desk: RobotDescription) -> Callable[..., Rig]:
     return lambda **options: Rig(desk, **options)
 
 

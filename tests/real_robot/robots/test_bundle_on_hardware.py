@@ -15,12 +15,13 @@ import policies
 from envs.experts.arm import ArmExpert, inverse
 from envs.suites.arm import CLOSE_M, STILL_RAD_S, Reach
 from offline_rl import Dataset, train
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from policies import Bundle, Normalizer, bundle
+from policies.golden import seal
 from real_robot.check import check
 from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
-from real_robot.control.loop import Loop, Wish
+from real_robot.control.loop import Loop, Request
 from real_robot.control.rings import Reader, Ring, Words
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type
@@ -110,8 +111,8 @@ class Inputs:
     def chunk(self) -> Chunk | None:
         return chunk_of(self.chunks.record) if self.chunks.newest() else None
 
-    def wish(self) -> Wish:
-        return Wish(start=True)
+    def request(self) -> Request:
+        return Request(start=True)
 
     def watchdog_ns(self) -> int:
         now: int = self.clock.now_ns()
@@ -134,7 +135,7 @@ def toward(target: np.ndarray, path: Path) -> Path:
     weights = {"trunk.weights.0": weight, "trunk.biases.0": bias, "log_std": np.zeros(5, "f4")}
     arguments = {"observations": 13, "actions": 5, "hidden": [], "tanh_mean": False}
     same = Normalizer.identity((13,))
-    bundle.write(path, Bundle(spec_of(env), "GaussianActor", arguments, weights, same))
+    bundle.write(path, seal(Bundle(spec_of(env), "GaussianActor", arguments, weights, same)))
     return path
 
 
@@ -161,15 +162,15 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     inference = Inference(policy, spec, ticks, chunks, words, clock.now_ns)
     guard.connect(clock.now_ns())
     guard.read()
-    guard.passed(clock.now_ns())
+    guard.run_check(clock.now_ns())
     guard.arm(clock.now_ns())
     loop.begin()
     apart = []
     for _ in range(round(SECONDS * RATE_HZ)):
         loop.step()
         words["starting"] = loop.starting
-        inference.look(clock.now_ns())
-        apart.append(float(np.linalg.norm(rig.line.physics.where("tip") - target)))
+        inference.step(clock.now_ns())
+        apart.append(float(np.linalg.norm(rig.line.physics.position_of("tip") - target)))
     assert (guard.state, guard.machine.latched) == (State.RUNNING, None)
     assert abs(inference.seq - SECONDS * 25) <= 3  # one decision a period of the policy's
     assert apart[0] > 0.1

@@ -8,7 +8,7 @@ import pytest
 
 from offline_rl.utils.errors import UserError
 from real_robot import calibrating
-from real_robot.robots.config import Described
+from real_robot.robots.config import RobotDescription
 from real_robot.robots.dynamixel import bus, table
 from real_robot.robots.make import make
 
@@ -40,7 +40,7 @@ def new_arm(make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_an_arm_moves_as_its_model_once_it_is_calibrated(
-    tmp_path: Any, new_arm: Any, desk: Described, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, new_arm: Any, desk: RobotDescription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(tmp_path / "calibration.json")
     person = Person(new_arm)

@@ -16,7 +16,7 @@ import pytest
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Code
 from real_robot.robots.dynamixel import table
-from real_robot.robots.dynamixel.bus import Bus, Gone, SerialPort
+from real_robot.robots.dynamixel.bus import Bus, PortLost, SerialPort
 from real_robot.robots.dynamixel.packets import status
 
 IDS = (1, 2, 3, 4, 5)
@@ -162,7 +162,7 @@ def test_a_hang_up_is_noticed(terminal: tuple[int, str]) -> None:
     master, path = terminal
     port = SerialPort(path, 1_000_000)
     os.close(master)
-    with pytest.raises(Gone):
+    with pytest.raises(PortLost):
         port.read(time.monotonic_ns() + 10**9)
     assert Bus(port, 1_000_000).ping(1).code is Code.LOST
 

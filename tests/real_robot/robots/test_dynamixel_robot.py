@@ -105,7 +105,7 @@ def test_closing_holds(rig: Any) -> None:
 
 
 def test_what_a_tracker_saw_has_the_trackers_own_stamp(rig: Any, desk: Any, tmp_path: Path) -> None:
-    ring = Ring.create(tmp_path / "tracker", tracker.record(desk.spec.channels), tracker.SLOTS)
+    ring = Ring.create(tmp_path / "tracker", tracker.record_type(desk.spec.channels), tracker.SLOTS)
     servos = arm.calibration(rig.line, desk)
     robot = DynamixelRobot(
         desk.spec, servos, lambda: rig.port, baud=1_000_000, tracker=tmp_path / "tracker"
@@ -289,12 +289,12 @@ def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(calibrated=False)
     rig.line.physics.pose(np.array([0.1, -0.2, 0.3, 0.0, 0.0]))
     bus = rig.bus
-    calibration.zero_here(bus, 2)
+    calibration.set_zero(bus, 2)
     assert rig.line.servo(2).position() == table.CENTER
     ranges = calibration.Ranges(bus, (2,))
     for angle in (0.0, 0.5, -0.4):
         rig.line.physics.pose(np.array([0.1, -0.2 + angle, 0.3, 0.0, 0.0]))
-        ranges.look()
+        ranges.update()
     servo = calibration.read_back(bus, 2, int(ranges.low[0]), int(ranges.high[0]))
     assert servo.range_max - servo.range_min == pytest.approx(0.9 / TICK, abs=2)
     calibration.finish(bus, servo)
@@ -302,7 +302,7 @@ def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
     assert (shown.get(table.MIN_POSITION), shown.get(table.RETURN_DELAY)) == (servo.range_min, 0)
     shown.mounting_ticks += 3000
     with pytest.raises(UserError, match="turn its horn"):
-        calibration.zero_here(bus, 2)
+        calibration.set_zero(bus, 2)
 
 
 # faults, as the failure matrix numbers them

@@ -11,7 +11,7 @@ import yaml
 from benchmarks.robot.logic import Swing
 from benchmarks.robot.stepped import Stepped
 from offline_rl.utils.errors import UserError
-from real_robot.control.loop import Wish
+from real_robot.control.loop import Request
 from real_robot.robots.config import describe, find
 from real_robot.safety.states import Reason, State
 
@@ -55,7 +55,7 @@ def run(
     policy.middle = np.array(bench.guard.motion.q)
     bench.start_s = bench.now_ns * 1e-9  # type: ignore[attr-defined]
     act(bench)
-    bench.told.wishes.append(Wish(start=True))
+    bench.told.requests.append(Request(start=True))
     currents = []
     for _ in range(round(seconds * 100)):
         bench.tick()
@@ -81,7 +81,7 @@ def test_a_grasp_holds_within_its_current_and_is_no_fault(
     assert guard.state is State.RUNNING
     assert max(found.currents[-50:]) < 1.05 * GRIP_A
     assert min(found.currents[-50:]) > 0.75 * GRIP_A
-    bench.told.wishes.append(Wish(finish=True))
+    bench.told.requests.append(Request(finish=True))
     bench.run(150)
     assert guard.state is State.HOLD
     assert guard.machine.latched is None
@@ -118,7 +118,7 @@ def test_a_gripper_that_is_forced_far_beyond_its_grip_stops(tmp_path: Path) -> N
 
 def test_an_emergency_stop_does_not_drop_what_is_gripped(tmp_path: Path) -> None:
     found = run(tmp_path, 0, 1.5, meets(0.3))
-    found.bench.told.wishes.append(Wish(estop=True))
+    found.bench.told.requests.append(Request(estop=True))
     found.bench.run(100)
     assert found.guard.state is State.ESTOP
     assert found.guard.motion.q[GRIPPER] > found.guard.motion.measured[GRIPPER] + 0.003

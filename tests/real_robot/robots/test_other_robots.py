@@ -10,18 +10,18 @@ import yaml
 
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Channel, Code, Command, Robot
-from real_robot.robots.config import Described, describe, find
+from real_robot.robots.config import RobotDescription, describe, find
 from real_robot.robots.make import make
 from real_robot.robots.physics import Physics
-from real_robot.robots.simulated import tracked
+from real_robot.robots.simulated import tracker_values
 
 
 def test_a_simulated_tracker_sees_the_goal_that_a_push_has_and_nothing_of_what_is_not_there(
-    desk: Described,
+    desk: RobotDescription,
 ) -> None:
     """In arm/push the goal is where its env puts the target."""
     physics = Physics(desk.model, desk.spec.joints)
-    seen = tracked(physics, {**desk.spec.channels, "force": Channel((1,), "N")})
+    seen = tracker_values(physics, {**desk.spec.channels, "force": Channel((1,), "N")})
     physics.place("target", [0.24, 0.08, 0.0])
     physics.place("puck", [0.2, -0.05])
     physics.advance(0)

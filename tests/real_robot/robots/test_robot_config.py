@@ -13,7 +13,7 @@ from envs.experts.arm import ArmExpert
 from envs.suites.arm import Push, Reach
 from offline_rl.utils.errors import UserError
 from real_robot.control.kinematics import forward
-from real_robot.robots.config import describe, find, names
+from real_robot.robots.config import describe, find, robot_names
 from real_robot.robots.dynamixel import calibration
 from real_robot.robots.make import make
 from real_robot.safety.limits import envelope, faults
@@ -34,7 +34,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", robot_names())
 def test_a_robot_of_ours_declares_every_limit(name: str) -> None:
     described = describe(name)
     assert not described.spec.limits.missing()
@@ -78,7 +78,7 @@ def test_the_desks_own_tasks_are_done_inside_the_workspace(world: Any) -> None:
             break
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", robot_names())
 def test_a_robots_limits_are_inside_its_models(name: str) -> None:
     import mujoco
 
@@ -230,7 +230,7 @@ def test_an_adapter_of_yours_is_a_class_in_a_file(tmp_path: Path) -> None:
     for name, sentence in {
         "arms.py:Half": "it has no connect, arm, read, command, hold, disarm, close",
         "arms.py:Broken": "OSError: no such port",
-        "arms.py:Gone": "there is no Gone in",
+        "arms.py:PortLost": "there is no PortLost in",
         "nowhere.py:Arm": "nowhere.py",
         "nowhere:Arm": "No module named 'nowhere'",
         "servo": "expected dynamixel, simulated, or a class of yours, such as mine.py:Arm",

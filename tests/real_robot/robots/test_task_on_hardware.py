@@ -17,9 +17,9 @@ def follow(rig: Any, world: type[Desk], told: np.ndarray, most: int) -> float:
     expert, command, speed = ArmExpert(env), q.copy(), np.zeros(5)
     apart = np.inf
     for _ in range(most):
-        puck = rig.line.physics.where("puck")[:2]
-        tracked = told if world is Reach else np.concatenate([puck, told])
-        observation = np.concatenate([q, speed, tracked])[None].astype(np.float32)
+        puck = rig.line.physics.position_of("puck")[:2]
+        tracker_values = told if world is Reach else np.concatenate([puck, told])
+        observation = np.concatenate([q, speed, tracker_values])[None].astype(np.float32)
         action = expert(observation)[0].astype(np.float64)
         target = env.action_low + (action + 1) / 2 * (env.action_high - env.action_low)
         step = (target - command) / TICKS
@@ -27,7 +27,7 @@ def follow(rig: Any, world: type[Desk], told: np.ndarray, most: int) -> float:
             command = command + step
             reading, _ = rig.tick(command)
         q, speed = reading.q, reading.dq
-        here = rig.line.physics.where("tip") if world is Reach else puck
+        here = rig.line.physics.position_of("tip") if world is Reach else puck
         apart = float(np.linalg.norm(here - told))
         if apart < CLOSE_M and (world is Push or abs(speed).max() < 0.2):
             break
