@@ -1,4 +1,4 @@
-"""Who reaches and pushes with the tabletop arm, from what it observes alone."""
+"""Scripted expert for the tabletop arm tasks. It uses the observation only."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from envs.experts.pushing import Pushing
 from envs.experts.skilled import Skilled
 from envs.suites.arm import PUCK_M, TIP_M, Desk, Push
 
-UPPER_M, FORE_M, HAND_M = 0.2, 0.2, 0.13  # the links; the hand with its stick
-SHOULDER_M = 0.12  # above the table
-LAG_S = 0.051  # of a joint behind its target: (kv + damping) / kp of the model
-SPEED, GAIN, SPEEDING_UP = 1.2, 4.0, 0.25  # rad/s, 1/s, rad/s in a step: inside the robot's limits
-LOW_M = 0.035  # the tip's height while it pushes
-SHAKE_RAD = 0.008  # of its hand at each step: so its data shows the way back, too
+UPPER_M, FORE_M, HAND_M = 0.2, 0.2, 0.13  # link lengths; the hand includes its stick
+SHOULDER_M = 0.12  # height above the table
+LAG_S = 0.051  # delay of a joint behind its target: (kv + damping) / kp of the model
+SPEED, GAIN, SPEEDING_UP = 1.2, 4.0, 0.25  # rad/s, 1/s, rad/s per step: within the robot's limits
+LOW_M = 0.035  # height of the tip while it pushes
+SHAKE_RAD = 0.008  # noise on the joint targets, so that the data shows recovery from errors too
 PUSHING = Pushing(
     touch_m=TIP_M + PUCK_M,
     behind=0.6,
-    beside=0.3,
+    aside=0.3,
     forward=0.12,
     to_line=4,
     around=0.2,
@@ -26,13 +26,15 @@ PUSHING = Pushing(
 
 
 class ArmExpert(Skilled):
-    """Reach: the stick straight down to the target. Push: around the puck, then through it.
+    """Expert for `arm/reach` and `arm/push`.
 
-    Its hand shakes, as in Laskey et al., CoRL 2017, arXiv:1703.09327: whoever clones one that never
-    does learns nothing of the states that its own errors lead to.
+    Reach: move the stick, pointing straight down, to the target. Push: go around the puck, then
+    push through it. Noise is added to the joint targets, as in Laskey et al., CoRL 2017,
+    arXiv:1703.09327: a policy trained by imitation of a noise-free expert sees none of the states
+    that its own errors lead to.
 
-    skill: in [0, 1]; below 1 it takes the target to be up to 0.1 (1 - skill) m elsewhere, a whole
-    episode long, and every action has noise of deviation (1 - skill) / 20.
+    skill: in [0, 1]. Below 1, the target is off by up to 0.1 (1 - skill) m for the complete
+    episode, and every action has noise with standard deviation (1 - skill) / 20.
     """
 
     def __init__(self, env: Desk, skill: float = 1.0, seed: int = 0) -> None:
@@ -41,29 +43,29 @@ class ArmExpert(Skilled):
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
-        """New episodes in `num_envs` environments."""
-        self._astray = self.astray(num_envs, 0.1)
+        """Start new episodes in `num_envs` environments."""
+        self._offset = self.goal_offset(num_envs, 0.1)
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray | None = None) -> np.ndarray:
-        """[B, O] -> actions [B, J]; indices: of the environments they come from."""
+        """Return actions [B, J] for observations [B, O] of the environments `indices`."""
         joints = len(self.env.action_names)
-        seen = observations.astype(np.float64)
-        angles, speeds, rest = np.split(seen, [joints, 2 * joints], axis=1)
-        astray = self._astray[np.arange(len(seen)) if indices is None else indices]
+        states = observations.astype(np.float64)
+        angles, speeds, rest = np.split(states, [joints, 2 * joints], axis=1)
+        offset = self._offset[np.arange(len(states)) if indices is None else indices]
         if self.pushes:
             tip = forward(angles)
-            way = PUSHING.velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + astray)
-            goal = np.column_stack([tip[:, :2] + 0.15 * way, np.full(len(tip), LOW_M)])
+            velocity = PUSHING.velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + offset)
+            goal = np.column_stack([tip[:, :2] + 0.15 * velocity, np.full(len(tip), LOW_M)])
         else:
-            goal = rest + np.column_stack([astray, 0 * astray[:, :1]])
+            goal = rest + np.column_stack([offset, 0 * offset[:, :1]])
         targets = next_targets(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
         targets += SHAKE_RAD * self._rng.standard_normal(targets.shape)
         actions = self.env.action(targets)
-        return self.noisy(actions, 20)
+        return self.add_noise(actions, 20)
 
 
 def forward(angles: np.ndarray) -> np.ndarray:
-    """The tip; [B, 5] rad -> [B, 3] m."""
+    """Return the tip position [B, 3] m for joint angles [B, 5] rad."""
     tilt = np.cumsum(angles[:, 1:4], 1)  # of each link from upright
     links = np.array([UPPER_M, FORE_M, HAND_M])
     reach, height = (np.sin(tilt) * links).sum(1), (np.cos(tilt) * links).sum(1) + SHOULDER_M
@@ -72,9 +74,10 @@ def forward(angles: np.ndarray) -> np.ndarray:
 
 
 def inverse(tip: np.ndarray) -> np.ndarray:
-    """Joint angles that bring the tip there with the stick straight down, the elbow up.
+    """Return joint angles [B, 5] rad that bring the tip to positions [B, 3] m.
 
-    [B, 3] m -> [B, 5] rad; the nearest that the links reach.
+    The stick points straight down and the elbow is up. Unreachable positions give the nearest
+    reachable ones.
     """
     out, up = np.linalg.norm(tip[:, :2], axis=1), tip[:, 2] + HAND_M - SHOULDER_M
     cosine = (out**2 + up**2 - UPPER_M**2 - FORE_M**2) / (2 * UPPER_M * FORE_M)
@@ -88,17 +91,17 @@ def inverse(tip: np.ndarray) -> np.ndarray:
 def next_targets(
     goal: np.ndarray, angles: np.ndarray, speeds: np.ndarray, period_s: float
 ) -> np.ndarray:
-    """The next joint targets on the way to `goal`, all joints alike; [B, 5] rad.
+    """Return the next joint targets [B, 5] rad toward `goal`; all joints arrive together.
 
-    As far ahead of the joints as they lag behind targets that move at the speed that is wanted.
-    Where they are decides, how fast they are only that they speed up smoothly: to continue a motion
-    because it is there would add up every error.
+    The targets lead the joints by the distance that the joints lag behind at the desired velocity.
+    The desired velocity follows from the positions. The measured velocity only limits its increase
+    per step: continuing the present motion would accumulate every error.
     """
-    way = goal - angles
-    wanted = way * np.minimum(GAIN, SPEED / np.maximum(abs(way).max(1, keepdims=True), 1e-9))
-    most = abs(speeds) + SPEEDING_UP
-    wanted *= (most / np.maximum(abs(wanted), 1e-9)).min(1, keepdims=True).clip(max=1)
-    return angles + (LAG_S + period_s) * wanted
+    error = goal - angles
+    velocity = error * np.minimum(GAIN, SPEED / np.maximum(abs(error).max(1, keepdims=True), 1e-9))
+    limit = abs(speeds) + SPEEDING_UP
+    velocity *= (limit / np.maximum(abs(velocity), 1e-9)).min(1, keepdims=True).clip(max=1)
+    return angles + (LAG_S + period_s) * velocity
 
 
-EXPERTS = {"arm": ArmExpert}  # by their names in recipes
+EXPERTS = {"arm": ArmExpert}  # keys: names in recipes

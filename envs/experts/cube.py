@@ -1,4 +1,4 @@
-"""Who picks and places the cube."""
+"""Scripted expert that picks and places OGBench's cube."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from envs.vector import VectorEnv
 
 
 class CubeExpert(Skilled):
-    """P control of OGBench's gripper in cube-single's default task; acts on the observation alone.
+    """P control of the gripper in cube-single's default task, from the observation only.
 
     The order of moves is the authors' (seohongpark/ogbench:ogbench/manipspace/oracles/markov).
-    skill: in [0, 1]; below 1 it takes the goal to be up to 0.15 (1 - skill) m elsewhere, a whole
-    episode long, and every action has noise of deviation (1 - skill) / 2.
+    skill: in [0, 1]. Below 1, the goal is off by up to 0.15 (1 - skill) m for the complete episode,
+    and every action has noise with standard deviation (1 - skill) / 2.
     """
 
     GOAL, CENTER, HEIGHT = np.array([0.5, 0, 0.02]), np.array([0.425, 0, 0]), 0.18  # meters
@@ -22,34 +22,34 @@ class CubeExpert(Skilled):
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
-        """New episodes in `num_envs` environments."""
+        """Start new episodes in `num_envs` environments."""
         angle = self._rng.uniform(-np.pi, np.pi, num_envs)
-        way = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1)
-        far = 0.15 * (1 - self.skill) * self._rng.uniform(0, 1, (num_envs, 1))
-        self._goals = self.GOAL + far * way
+        direction = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1)
+        distance = 0.15 * (1 - self.skill) * self._rng.uniform(0, 1, (num_envs, 1))
+        self._goals = self.GOAL + distance * direction
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """[B, 28] -> actions [B, 5]; indices: of the environments they come from."""
+        """Return actions [B, 5] for observations [B, 28] of the environments `indices`."""
         pairs = zip(observations.astype(np.float64), self._goals[indices], strict=True)
-        return self.noisy(np.stack([self.act(o, goal) for o, goal in pairs]))
+        return self.add_noise(np.stack([self.act(o, goal) for o, goal in pairs]))
 
     def act(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """Above the cube, down, close, up, over, down, open, up."""
-        grip, thing = o[12:15] / 10 + self.CENTER, o[19:22] / 10 + self.CENTER
-        quarter = np.pi / 2  # the cube looks the same after a quarter of a turn
+        """Return the action. Moves: above the cube, down, close, up, over, down, open, up."""
+        grip, cube = o[12:15] / 10 + self.CENTER, o[19:22] / 10 + self.CENTER
+        quarter = np.pi / 2  # the cube is symmetric under a quarter turn
         turn = np.arctan2(o[27], o[26]) - np.arctan2(o[16], o[15])
         turn = (turn + quarter / 2) % quarter - quarter / 2
-        apart, left = thing - grip, goal - thing
+        to_cube, to_goal = cube - grip, goal - cube
         above = np.array([0, 0, self.HEIGHT])
-        if np.linalg.norm(left) < 0.02:
+        if np.linalg.norm(to_goal) < 0.02:
             place, opening = grip + above, self.OPEN
-        elif np.linalg.norm(apart[:2]) > 0.03:
-            place, opening = thing + above, self.OPEN
-        elif np.linalg.norm(apart) > 0.02:
-            place, opening = thing, self.OPEN
+        elif np.linalg.norm(to_cube[:2]) > 0.03:
+            place, opening = cube + above, self.OPEN
+        elif np.linalg.norm(to_cube) > 0.02:
+            place, opening = cube, self.OPEN
         elif o[18] < 0.5:  # no contact of the fingers yet
-            place, opening = thing, self.CLOSED
-        elif np.linalg.norm(left[:2]) < 0.02:
+            place, opening = cube, self.CLOSED
+        elif np.linalg.norm(to_goal[:2]) < 0.02:
             place, opening = goal, self.CLOSED
         elif grip[2] < self.HEIGHT - 0.04:
             place, opening = grip + above, self.CLOSED
@@ -59,4 +59,4 @@ class CubeExpert(Skilled):
         return np.array([*move, 3 * turn, opening]).clip(-1, 1)
 
 
-EXPERTS = {"cube": CubeExpert}  # by their names in recipes
+EXPERTS = {"cube": CubeExpert}  # keys: names in recipes

@@ -1,50 +1,53 @@
-"""How a tip pushes a puck over a table to its goal."""
+"""Controller that pushes a puck over a table to its goal with the tip of an arm."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-CLEARANCE_M = 0.025  # between tip and puck on the way round it
+CLEARANCE_M = 0.025  # gap between tip and puck while the tip goes around the puck
 
 
 @dataclass(frozen=True)
 class Pushing:
-    """Around the puck until behind it, then through it; speeds in m/s, gains in 1/s."""
+    """Controller that moves the tip around the puck until behind it, then pushes.
 
-    touch_m: float  # between the middles of tip and puck where they touch
-    behind: float  # share of that by which the tip has to be behind the puck to push
-    beside: float  # and may be beside the line to the goal
-    forward: float  # speed of pushing
+    Speeds are in m/s, gains in 1/s.
+    """
+
+    touch_m: float  # distance between the centers of tip and puck when they touch
+    behind: float  # minimum distance behind the puck for pushing, as a fraction of touch_m
+    aside: float  # maximum distance from the line to the goal for pushing, same fraction
+    forward: float  # speed while pushing
     to_line: float  # gain toward the line while pushing
-    around: float  # speed of going round
-    to_ring: float  # gain toward the circle on which it goes round
-    near_m: float  # from the place behind the puck, within which it goes straight there
-    to_place: float  # and with which gain
+    around: float  # speed while going around the puck
+    to_ring: float  # gain toward the circle around the puck
+    near_m: float  # within this distance of the place behind the puck, go straight there
+    to_place: float  # gain of that straight motion
 
     def velocity(self, tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """The tip's, [B, 2] m/s; all arguments [B, 2] m."""
-        way = unit(goal - puck)
-        side = np.stack([-way[:, 1], way[:, 0]], 1)
-        offset = tip - puck  # from the puck's middle
-        behind, beside = -(offset * way).sum(1), (offset * side).sum(1)
+        """Return the tip velocity [B, 2] m/s; all arguments are [B, 2] m."""
+        direction = normalize(goal - puck)
+        side = np.stack([-direction[:, 1], direction[:, 0]], 1)
+        offset = tip - puck
+        behind, aside = -(offset * direction).sum(1), (offset * side).sum(1)
         aligned = behind > self.behind * self.touch_m
-        aligned &= abs(beside) < self.beside * self.touch_m
-        # pushing: forward, and toward the line the more it is off it
-        push = self.forward * way - (self.to_line * beside[:, None]) * side
-        # going around: along a circle of some clearance toward the place behind
+        aligned &= abs(aside) < self.aside * self.touch_m
+        # pushing: forward, and back toward the line in proportion to the distance from it
+        push = self.forward * direction - (self.to_line * aside[:, None]) * side
+        # going around: along a circle with clearance, toward the place behind the puck
         radius = np.linalg.norm(offset, axis=1, keepdims=True)
         out = offset / np.maximum(radius, 1e-6)
         tangent = np.stack([-out[:, 1], out[:, 0]], 1)
-        turn = np.where((tangent * -way).sum(1) > 0, 1.0, -1.0)[:, None]
+        turn = np.where((tangent * -direction).sum(1) > 0, 1.0, -1.0)[:, None]
         ring = self.touch_m + CLEARANCE_M
         around = self.around * turn * tangent
         around = around + self.to_ring * (ring - radius).clip(-0.05, 0.05) * out
-        place = puck - ring * way
+        place = puck - ring * direction
         near = np.linalg.norm(tip - place, axis=1) < self.near_m
         around = np.where(near[:, None], self.to_place * (place - tip), around)
         return np.where(aligned[:, None], push, around)
 
 
-def unit(x: np.ndarray) -> np.ndarray:
-    """[..., 2] of length 1."""
+def normalize(x: np.ndarray) -> np.ndarray:
+    """Return the vectors [..., 2] scaled to length 1."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)

@@ -1,27 +1,30 @@
-"""What scripted experts share: how good they are."""
+"""Base class of scripted experts with an adjustable skill."""
 
 import numpy as np
 
 
 class Skilled:
-    """skill: in [0, 1]; below 1 actions are `noisy`.
+    """Expert with a skill in [0, 1]; below 1 its actions are noisy and its goals are off.
 
-    Raises ValueError where it is out of range.
+    Raises ValueError if the skill is out of range.
     """
 
     def __init__(self, skill: float, seed: int) -> None:
         if not 0 <= skill <= 1:
-            raise ValueError(f"skill={skill} is not between 0 and 1")
+            raise ValueError(f"skill={skill} is out of range. Use a value between 0 and 1")
         self.skill = skill
         self._rng = np.random.default_rng(seed)
 
-    def noisy(self, actions: np.ndarray, part: float = 2) -> np.ndarray:
-        """The actions that are taken, in [-1, 1], float32; deviation (1 - skill) / part."""
-        noise = (1 - self.skill) / part * self._rng.standard_normal(actions.shape)
+    def add_noise(self, actions: np.ndarray, divisor: float = 2) -> np.ndarray:
+        """Return the actions, float32, with noise of standard deviation (1 - skill) / divisor.
+
+        The result is clipped to [-1, 1].
+        """
+        noise = (1 - self.skill) / divisor * self._rng.standard_normal(actions.shape)
         return (actions + noise).clip(-1, 1).astype(np.float32)
 
-    def astray(self, num_envs: int, furthest_m: float) -> np.ndarray:
-        """By how much goals are mistaken for an episode, at most (1 - skill) of that; [B, 2] m."""
+    def goal_offset(self, num_envs: int, limit_m: float) -> np.ndarray:
+        """Return random goal errors [B, 2] m for an episode, at most (1 - skill) limit_m long."""
         angle = self._rng.uniform(0, 2 * np.pi, num_envs)
-        far = furthest_m * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
-        return far[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+        distance = limit_m * (1 - self.skill) * self._rng.uniform(0, 1, num_envs)
+        return distance[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)

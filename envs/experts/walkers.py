@@ -1,4 +1,4 @@
-"""Who walks through mazes: from goal to goal on shortest ways."""
+"""Controllers that walk through mazes on shortest paths, from one random goal to the next."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,9 +9,10 @@ from envs.suites.mazes import RADIUS, AntMaze, Maze, cells
 
 
 class Walk(ABC):
-    """From goal to goal: in free cells drawn at random, shortest ways between.
+    """Walk along shortest paths between random free cells.
 
-    near: a waypoint is passed so far from it, m; arrived: the last one, the goal.
+    near: distance at which a waypoint counts as passed, m.
+    arrived: distance at which the last waypoint, the goal, counts as reached, m.
     """
 
     near = arrived = 0.1
@@ -19,40 +20,45 @@ class Walk(ABC):
     def __init__(self, env: Maze, noise: float = 0.5, seed: int = 0) -> None:
         self.env, self.noise, self._rng = env, noise, np.random.default_rng(seed)
         self._free = cells(env.maze, ".RG")
-        self._ways: list[list[np.ndarray]] = []
+        self._paths: list[list[np.ndarray]] = []
         self.reset(env.num_envs)
 
     def reset(self, num_envs: int) -> None:
-        """New walks in `num_envs` environments."""
-        self._ways = [[] for _ in range(num_envs)]
+        """Start new walks in `num_envs` environments."""
+        self._paths = [[] for _ in range(num_envs)]
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """[B, *obs], the environments they come from [B] -> actions [B, A]."""
-        places = observations[:, :2].astype(np.float64)
-        ways = np.stack([self._waypoint(i, x) - x for i, x in zip(indices, places, strict=True)])
-        return self.toward(observations, ways).clip(-1, 1).astype(np.float32)
+        """Return actions [B, A] for observations [B, *obs] of the environments `indices`."""
+        positions = observations[:, :2].astype(np.float64)
+        pairs = zip(indices, positions, strict=True)
+        offsets = np.stack([self._waypoint(i, x) - x for i, x in pairs])
+        return self.toward(observations, offsets).clip(-1, 1).astype(np.float32)
 
     @abstractmethod
-    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
-        """Actions [B, A] that lead along `ways` [B, 2], m."""
+    def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return actions [B, A] that move toward waypoints at `offsets` [B, 2] m."""
 
     def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
-        """The next one of an environment's walk; a new walk where the last one is done."""
-        way = self._ways[index]
-        if way and np.linalg.norm(place - way[0]) < (self.near if len(way) > 1 else self.arrived):
-            way.pop(0)
-        while not way:
+        """Return the next waypoint of an environment's walk; start a new walk after the last."""
+        path = self._paths[index]
+        limit = self.near if len(path) > 1 else self.arrived
+        if path and np.linalg.norm(place - path[0]) < limit:
+            path.pop(0)
+        while not path:
             goal = self._free[self._rng.integers(len(self._free))]
             through = self.path(self.env.cell(place), goal)[1:]
-            way += [np.array(self.env.place(*c)) + self.offset(c == goal) for c in through]
-        return way[0]
+            path += [np.array(self.env.place(*c)) + self.offset(c == goal) for c in through]
+        return path[0]
 
     @abstractmethod
     def offset(self, last: bool) -> np.ndarray | float:
-        """Where a waypoint lies from the middle of its cell, [2] m; last: the goal."""
+        """Return a waypoint's offset from its cell's center, [2] m; last: it is the goal."""
 
     def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
-        """The cells of a shortest way, both ends included; breadth first from the goal."""
+        """Return the cells of a shortest path, both ends included.
+
+        Breadth-first search from the goal.
+        """
         onward: dict[tuple[int, int], tuple[int, int]] = {goal: goal}
         queue = [goal]
         for i, j in queue:
@@ -60,31 +66,32 @@ class Walk(ABC):
                 if cell in self._free and cell not in onward:
                     onward[cell] = (i, j)
                     queue.append(cell)
-        way = [start]
-        while way[-1] != goal:
-            way.append(onward[way[-1]])
-        return way
+        path = [start]
+        while path[-1] != goal:
+            path.append(onward[path[-1]])
+        return path
 
 
 class Waypoints(Walk):
-    """Through point mazes. Action: 10 (waypoint - position) - velocity, and noise.
+    """Walk through point mazes. Action: 10 (waypoint - position) - velocity, plus noise.
 
-    Waypoints lie up to 0.2 m below the middles of the cells. As D4RL's
-    pointmaze/waypoint_controller.py, which finds the ways by Q-iteration.
+    Waypoints lie up to 0.2 m below the cells' centers in both coordinates. It follows D4RL's
+    pointmaze/waypoint_controller.py, which finds the paths by Q-iteration.
     """
 
     def offset(self, last: bool) -> np.ndarray | float:
         return 0.0 if last else -0.2 * self._rng.uniform(size=2)
 
-    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
-        return 10 * ways - observations[:, 2:] + self.noise * self._rng.standard_normal(ways.shape)
+    def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        noise = self.noise * self._rng.standard_normal(offsets.shape)
+        return 10 * offsets - observations[:, 2:] + noise
 
 
 class AntWalk(Walk):
-    """Through ant mazes, by a policy that learned in `AntGoal`; noise is added to its actions.
+    """Walk through ant mazes with a policy trained in `AntGoal`, plus noise on its actions.
 
-    policy: observations [B, 29] float32 -> actions [B, 8]. As D4RL's sets were made. Goals lie
-    where the tasks' do, up to 1.5 m beyond the middles of their cells.
+    policy: observations [B, 29] float32 -> actions [B, 8]. D4RL's data sets were made this way.
+    Goals lie where the tasks' goals do, up to 1.5 m beyond the centers of their cells.
     """
 
     near, arrived = 1.0, RADIUS
@@ -102,10 +109,10 @@ class AntWalk(Walk):
     def offset(self, last: bool) -> np.ndarray | float:
         return 1.5 * self._rng.uniform(size=2) if last else 0.0
 
-    def toward(self, observations: np.ndarray, ways: np.ndarray) -> np.ndarray:
-        seen = np.concatenate([observations[:, 2:], ways], 1).astype(np.float32)
-        actions = self.policy(seen)
+    def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        inputs = np.concatenate([observations[:, 2:], offsets], 1).astype(np.float32)
+        actions = self.policy(inputs)
         return actions + self.noise * self._rng.standard_normal(actions.shape)
 
 
-EXPERTS = {"waypoints": Waypoints, "ant": AntWalk}  # by their names in recipes
+EXPERTS = {"waypoints": Waypoints, "ant": AntWalk}  # keys: names in recipes

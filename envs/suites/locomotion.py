@@ -1,8 +1,8 @@
-"""Hopper, Walker2d, HalfCheetah and Ant with the semantics of Gymnasium's v4, many at a time.
+"""Vectorized Hopper, Walker2d, HalfCheetah and Ant with the semantics of Gymnasium's v4.
 
-The equations are `Farama-Foundation/Gymnasium:gymnasium/envs/mujoco/{hopper,walker2d,
-half_cheetah,ant}_v4.py`, the models its XML files. v4 is the closest to gym's v2, in which D4RL was
-recorded: the alive bonus is also paid on the step that falls, and Walker2d's feet differ.
+The equations follow `Farama-Foundation/Gymnasium:gymnasium/envs/mujoco/{hopper,walker2d,
+half_cheetah,ant}_v4.py`; the models are its XML files. v4 is the closest to gym's v2, in which D4RL
+was recorded: the alive bonus is also paid on the step of the fall, and Walker2d's feet differ.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from envs.physics import MujocoVectorEnv, load_model
 
 
 class Runner(MujocoVectorEnv):
-    """A planar runner: reward = speed + alive bonus - control cost, fallen = terminated."""
+    """Locomotion task: reward = speed + alive bonus - control cost; a fall terminates."""
 
     xml: str
-    control_cost: float  # times the sum of squared actions
-    reset_noise: float  # half width of the uniform noise on the initial positions, m or rad
+    control_cost: float  # coefficient of the sum of squared actions
+    reset_noise: float  # half-width of the uniform noise on the initial positions, m or rad
     alive_bonus = 0.0
     hidden_positions = 1  # x
     max_episode_steps = 1000
@@ -27,19 +27,25 @@ class Runner(MujocoVectorEnv):
         return load_model(self.xml)
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        """qpos [B, nq], qvel [B, nv] -> [B] bool; False terminates."""
+        """Return [B] bool for qpos [B, nq], qvel [B, nv]; False terminates."""
         return np.ones(len(qpos), bool)
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """speed [B] m/s, actions [B, act] -> [B]. The bonus is also paid on the falling step."""
+        """Return rewards [B] for speed [B] m/s and actions [B, A].
+
+        The bonus is also paid on the step of a fall.
+        """
         return speed + self.alive_bonus - self.control_cost * np.square(actions).sum(1)
 
     def velocity_noise(self, rng: np.random.Generator) -> np.ndarray:
-        """Noise on the initial velocities, [nv]."""
+        """Return the noise on the initial velocities, [nv]."""
         return rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
 
     def speed(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """[B] m/s along x in the last step, which began at the positions `before`."""
+        """Return the speed [B] along x in the last step, m/s.
+
+        before: qpos at the start of that step.
+        """
         return (self._qpos[indices, 0] - before[:, 0]) / self.dt_s
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +61,7 @@ class Runner(MujocoVectorEnv):
 
 
 class Hopper(Runner):
-    """One leg. Observation [11]: z, 4 angles, velocities of x, z and the angles."""
+    """Hopper with one leg. Observation [11]: z, 4 angles, velocities of x, z and the angles."""
 
     xml, frame_skip = "hopper.xml", 4
     control_cost, reset_noise, alive_bonus, max_speed = 1e-3, 5e-3, 1.0, 10.0
@@ -66,7 +72,7 @@ class Hopper(Runner):
 
 
 class Walker2d(Runner):
-    """Two legs. Observation [17]: z, 7 angles, velocities of x, z and the angles."""
+    """Walker with two legs. Observation [17]: z, 7 angles, velocities of x, z and the angles."""
 
     xml, frame_skip = "walker2d.xml", 4
     control_cost, reset_noise, alive_bonus, max_speed = 1e-3, 5e-3, 1.0, 10.0
@@ -76,7 +82,7 @@ class Walker2d(Runner):
 
 
 class HalfCheetah(Runner):
-    """Never falls. Observation [17]: z, 7 angles, velocities of x, z and the angles."""
+    """Half-cheetah; never terminates. Observation [17]: z, 7 angles, velocities of x, z, angles."""
 
     xml, frame_skip = "half_cheetah.xml", 5
     control_cost, reset_noise = 0.1, 0.1
@@ -86,10 +92,11 @@ class HalfCheetah(Runner):
 
 
 class Ant(Runner):
-    """Four legs in space, as in gym's v2. Observation [111]: z, turn, 8 angles, velocities, zeros.
+    """Ant with four legs, as in gym's v2.
 
-    The 84 zeros stand for contact forces, zero in D4RL's data too. Speed is that of the torso
-    as MuJoCo last placed it, one stage of its integrator ago, as in gym.
+    Observation [111]: z, orientation, 8 angles, velocities, 84 zeros. The zeros stand for the
+    contact forces, which are zero in D4RL's data too. The speed is computed from the torso position
+    of MuJoCo's last kinematics pass, one stage of its integrator ago, as in gym.
     """
 
     xml, frame_skip = "ant.xml", 5

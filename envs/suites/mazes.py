@@ -1,11 +1,12 @@
-"""D4RL's ant mazes and point mazes, with its physics, many at a time.
+"""Vectorized ant mazes and point mazes of D4RL, with D4RL's physics.
 
-`Farama-Foundation/D4RL:d4rl/locomotion/{maze_env,ant}.py` and `d4rl/pointmaze/maze_model.py`
-(arXiv:2004.07219), rebuilt on Gymnasium's ant.xml, which differs from D4RL's ant in time step and
-motors alone. gymnasium-robotics has another ant, other noise and another origin.
+They follow `Farama-Foundation/D4RL:d4rl/locomotion/{maze_env,ant}.py` and
+`d4rl/pointmaze/maze_model.py` (arXiv:2004.07219). The ant is Gymnasium's ant.xml, which differs
+from D4RL's ant in time step and motors only. gymnasium-robotics has a different ant, different
+noise and a different origin.
 
-Unlike there, everything random comes from the episode's seed, and a new goal is drawn for each
-episode in all versions (there: in v2).
+Differs from D4RL: all randomness comes from the episode's seed, and every version draws a new goal
+per episode (in D4RL only v2 does).
 """
 
 from abc import abstractmethod
@@ -16,7 +17,7 @@ import numpy as np
 
 from envs.physics import MujocoVectorEnv, compile_spec, gymnasium_spec
 
-# '#' wall, 'R' where the ant starts, 'G' the goal; rows grow with y in ant mazes, with x in point
+# '#' wall, 'R' the ant's start, 'G' the goal. Rows increase with y in ant mazes and with x in point
 # mazes. The point starts in any free cell.
 MAPS = {
     "umaze": ("#####", "#R..#", "###.#", "#G..#", "#####"),
@@ -65,18 +66,18 @@ MAPS = {
     ),
     "open": ("#######", "#.....#", "#..G..#", "#.....#", "#######"),
 }
-GOAL_IN = {"umaze": (1, 1), "eval-umaze": (1, 3)}  # point mazes whose goal is in another cell
-RADIUS = 0.5  # the goal is reached within it, m
+GOAL_IN = {"umaze": (1, 1), "eval-umaze": (1, 3)}  # point mazes with a different goal cell
+RADIUS = 0.5  # the goal is reached within this distance, m
 
 
 def cells(maze: str, tiles: str) -> list[tuple[int, int]]:
-    """(row, column) of every cell of the map with one of these tiles."""
+    """Return (row, column) of every cell of the map with one of these tiles."""
     rows = enumerate(MAPS[maze])
     return [(i, j) for i, row in rows for j, tile in enumerate(row) if tile in tiles]
 
 
 class Maze(MujocoVectorEnv):
-    """Reward 1 within the goal's radius, else 0; or dense, falling with the distance.
+    """Maze with reward 1 within the goal's radius, else 0; or a dense reward of the distance.
 
     maze: a key of MAPS. info `success`: the goal is reached.
     """
@@ -92,32 +93,33 @@ class Maze(MujocoVectorEnv):
 
     @abstractmethod
     def place(self, row: int, column: int) -> tuple[float, float]:
-        """The middle of a cell, m."""
+        """Return the center of a cell, m."""
 
     def cell(self, place: np.ndarray) -> tuple[int, int]:
-        """The free cell nearest to a place."""
+        """Return the free cell nearest to a place."""
         free = cells(self.maze, ".RG")
         return min(free, key=lambda cell: np.linalg.norm(place - self.place(*cell)).item())
 
     def distance(self, indices: np.ndarray) -> np.ndarray:
-        """From the goal, [B] m."""
+        """Return the distances from the goal, [B] m."""
         return np.linalg.norm(self._qpos[indices, :2] - self._goals[indices], axis=1)
 
 
 def ant_spec() -> Any:
-    """D4RL's ant on a plane."""
+    """Return the model of D4RL's ant on a plane."""
     spec = gymnasium_spec("ant.xml")
-    spec.option.timestep = 0.02  # there 0.01
+    spec.option.timestep = 0.02  # 0.01 in Gymnasium
     for motor in spec.actuators:
-        motor.gear[0] = 30  # N m at an action of 1; there 150
+        motor.gear[0] = 30  # N m at action 1; 150 in Gymnasium
     return spec
 
 
 class AntGoal(MujocoVectorEnv):
-    """The ant on a plane, to be taught to walk anywhere: paid its speed toward a goal, m/s.
+    """Training task for an ant that walks anywhere; reward: its speed toward a goal, m/s.
 
-    Observation [29]: positions without x and y 13, velocities 14, the goal seen from it 2 [m]. A
-    goal reached is followed by another, 1 to 6 m away. Lying on its back ends the episode.
+    Observation [29]: positions without x and y (13), velocities (14), goal position relative to the
+    ant (2, m). A reached goal is replaced by a new one 1 to 6 m away. The episode ends when the ant
+    is upside down.
     """
 
     frame_skip, camera, max_episode_steps = 5, "track", 300
@@ -139,7 +141,7 @@ class AntGoal(MujocoVectorEnv):
         return qpos, 0.1 * rng.standard_normal(self.model.nv)
 
     def _draw(self, index: int, place: np.ndarray) -> None:
-        """A new goal around `place`."""
+        """Draw a new goal around `place`."""
         angle, distance = self._rngs[index].uniform((-np.pi, 1), (np.pi, 6))
         self._goals[index] = place + distance * np.array([np.cos(angle), np.sin(angle)])
 
@@ -151,7 +153,7 @@ class AntGoal(MujocoVectorEnv):
         reached = distances[1] <= RADIUS
         for index in indices[reached]:
             self._draw(index, self._qpos[index, :2])
-        up = 1 - 2 * (qpos[:, 4] ** 2 + qpos[:, 5] ** 2)  # the vertical part of its vertical axis
+        up = 1 - 2 * (qpos[:, 4] ** 2 + qpos[:, 5] ** 2)  # z component of the torso's z axis
         return (distances[0] - distances[1]) / self.dt_s, up < 0, {"success": reached}
 
     def _observations(self, indices: np.ndarray) -> np.ndarray:
@@ -160,10 +162,11 @@ class AntGoal(MujocoVectorEnv):
 
 
 class AntMaze(Maze):
-    """The ant; reaching the goal ends the episode. Observation [29]: positions 15, velocities 14.
+    """Ant maze; reaching the goal ends the episode.
 
-    Cells are 4 m wide, the start is the origin. The goal is not observed.
-    diverse: starts are in any free cell but the goal's, as where D4RL collected its sets so called.
+    Observation [29]: positions (15), velocities (14). Cells are 4 m wide and the start is the
+    origin. The goal is not observed.
+    diverse: start in any free cell except the goal's, as in the collection of D4RL's diverse sets.
     """
 
     frame_skip, camera = 5, "track"
@@ -236,15 +239,16 @@ WALL = '<geom type="box" size="0.5 0.5 0.2" pos="{x} {y} 0" rgba=".7 .5 .3 1"/>'
 
 
 class PointMaze(Maze):
-    """A point pushed by two forces; the episode goes on at the goal. Observation [4]: x, y, speeds.
+    """Point maze: a point moved by two forces; the episode continues at the goal.
 
-    Cells are 1 m wide and (row, column) is (x, y). As in D4RL the point's body begins at 1.2, the
-    cells' middles at 1, so that it can come closer to the walls at low x and y.
+    Observation [4]: x, y, velocities. Cells are 1 m wide and (row, column) is (x, y). As in D4RL,
+    the body's origin is at 1.2 and the cells' centers start at 1, so the point can come closer to
+    the walls at low x and y.
     """
 
     frame_skip = 1
     threads_pay = False
-    MAX_SPEED = 5.0  # m/s, before each step
+    MAX_SPEED = 5.0  # m/s; velocities are clipped to it before each step
 
     def place(self, row: int, column: int) -> tuple[float, float]:
         return float(row), float(column)
@@ -259,9 +263,8 @@ class PointMaze(Maze):
         (goal,) = cells(self.maze, "G")
         self._goals[index] = GOAL_IN.get(self.maze, goal)
         free = cells(self.maze, ".RG")
-        return free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2), 0.1 * rng.standard_normal(
-            2
-        )
+        place = free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2)
+        return place, 0.1 * rng.standard_normal(2)
 
     def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
         for index in indices:
@@ -278,7 +281,7 @@ class PointMaze(Maze):
 
 
 class DensePointMaze(PointMaze):
-    """Reward exp(-distance)."""
+    """Point maze with reward exp(-distance)."""
 
     dense = True
 
@@ -287,23 +290,26 @@ LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (6
 
 
 def _envs() -> dict[str, Any]:
-    """`Ant-goal`, `AntMaze-<map>[-diverse]` and `PointMaze[Dense]-<map>-v<version>`."""
-    made: dict[str, Any] = {"Ant-goal": AntGoal}
+    """Return the tasks by name.
+
+    Names: `Ant-goal`, `AntMaze-<map>[-diverse]`, `PointMaze[Dense]-<map>-v<version>`.
+    """
+    table: dict[str, Any] = {"Ant-goal": AntGoal}
     for size, limits in LIMITS.items():
         for name, cls in (("PointMaze", PointMaze), ("PointMazeDense", DensePointMaze)):
             for version, steps in enumerate(limits):
-                own = partial(cls, maze=size, max_episode_steps=steps)
-                made[f"{name}-{size}-v{version}"] = own
+                kind = partial(cls, maze=size, max_episode_steps=steps)
+                table[f"{name}-{size}-v{version}"] = kind
             if size != "open":
-                own = partial(cls, maze=f"eval-{size}", max_episode_steps=limits[1])
-                made[f"{name}-eval-{size}-v1"] = own
+                kind = partial(cls, maze=f"eval-{size}", max_episode_steps=limits[1])
+                table[f"{name}-eval-{size}-v1"] = kind
         for maze in (size, f"eval-{size}") if size != "open" else ():
             steps = 700 if size == "umaze" else 1000
             for ending in ("", "-diverse"):
-                made[f"AntMaze-{maze}{ending}"] = partial(
+                table[f"AntMaze-{maze}{ending}"] = partial(
                     AntMaze, maze=maze, max_episode_steps=steps, diverse=ending != ""
                 )
-    return made
+    return table
 
 
 ENVS = _envs()

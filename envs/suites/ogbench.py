@@ -1,4 +1,4 @@
-"""OGBench's cube (extra `ogbench`): observations and rewards are its own."""
+"""OGBench's cube task (extra `ogbench`) with OGBench's observations and rewards."""
 
 from functools import partial
 

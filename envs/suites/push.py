@@ -1,7 +1,7 @@
-"""A light manipulation environment of our own: a planar arm pushes a puck to a goal on a table.
+"""Fast manipulation environment: a planar arm pushes a puck to a goal on a table.
 
-Few degrees of freedom and spheres for contacts, so that it runs thousands of steps a second, and
-several embodiments, so that a policy of one arm can be tried on another. Success is sparse.
+Few degrees of freedom and spherical contacts allow thousands of steps per second. Several
+embodiments allow a policy of one arm to be tested on another. The reward is sparse.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from envs.physics import MujocoVectorEnv, compile_spec
 
 @dataclass(frozen=True)
 class Arm:
-    """An embodiment: it hangs over the table, so that only its tip touches the puck."""
+    """An embodiment. The arm hangs over the table, so only its tip touches the puck."""
 
     links: tuple[float, ...]  # m
-    max_speed: float = 2.5  # of every joint, rad/s
-    reach: float = 2.9  # joints turn between +- this, rad
+    max_speed: float = 2.5  # speed limit of every joint, rad/s
+    reach: float = 2.9  # joint angles are limited to plus or minus this, rad
 
 
 ARMS = {
@@ -30,24 +30,24 @@ ARMS = {
     "three": Arm((0.22, 0.22, 0.18)),
 }
 TIP, PUCK = 0.02, 0.04  # radii, m
-CLOSE = 0.03  # the puck is at the goal within it, m
+CLOSE = 0.03  # success: maximum distance of puck and goal, m
 BACKGROUND = 235
-MARGIN = 0.25  # beyond the stretched arm's tip, where the puck may come to rest, m
+MARGIN = 0.25  # the puck may come to rest this far beyond the stretched arm's tip, m
 
 
 class Frame(NamedTuple):
-    """What an image shows, from above."""
+    """Region shown by an image from above; images are square."""
 
-    size: int  # pixels, of each side
-    width: float  # m, of each side
-    left: float  # m, from the left side to the arm's base, which is halfway up
+    size: int  # side, pixels
+    width: float  # side, m
+    left: float  # distance from the left side to the arm's base, which is halfway up, m
 
 
-CAMERA = Frame(96, 0.9, 0.15)  # of policies that observe images: puck and goal, not all of the arm
+CAMERA = Frame(96, 0.9, 0.15)  # observed images; they show puck and goal, not all of the arm
 
 
 def model_xml(arm: Arm) -> str:
-    """Links in a chain from the origin, velocity-controlled; the puck slides with damping."""
+    """Return the MuJoCo XML: velocity-controlled links in a chain, and a puck with damping."""
     chain, end = "", ""
     for k, length in enumerate(arm.links):
         at = f'pos="{arm.links[k - 1]} 0 0"' if k else 'pos="0 0 0.1"'
@@ -83,11 +83,11 @@ def model_xml(arm: Arm) -> str:
 
 
 class Push(MujocoVectorEnv):
-    """Push the puck to the goal: reward 1 there, which ends the episode, else 0.
+    """Push the puck to the goal. Success gives reward 1 and ends the episode; else 0.
 
-    Actions: joint speeds, as shares of the arm's limit; 20 a second.
-    Observation [3 J + 8]: cos and sin of the J joints' angles, their speeds, the tip, the puck, its
-    velocity and the goal, x and y of each; rad/s, m, m/s.
+    Actions: joint speeds as fractions of the arm's limit, at 20 Hz.
+    Observation [3 J + 8]: cos and sin of the J joint angles, joint speeds (rad/s), then x and y of
+    tip (m), puck (m), puck velocity (m/s) and goal (m).
     """
 
     frame_skip = 5
@@ -107,12 +107,12 @@ class Push(MujocoVectorEnv):
         return compile_spec(mujoco.MjSpec.from_string(model_xml(self.arm)))
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A folded arm to the side; puck and goal in front of it, at least 0.12 m apart."""
+        """Return a start: arm folded to a side, puck and goal in front, at least 0.12 m apart."""
         joints = len(self.arm.links)
         side = rng.choice([-1.0, 1.0])
         fold = np.array([1.6, -1.8, -0.6])[:joints] * side
         while True:
-            puck, goal = (polar(rng) * sum(self.arm.links) for _ in range(2))
+            puck, goal = (random_place(rng) * sum(self.arm.links) for _ in range(2))
             if np.linalg.norm(puck - goal) >= 0.12:
                 break
         self._goals[index] = goal
@@ -125,60 +125,63 @@ class Push(MujocoVectorEnv):
     def outcome(
         self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        apart = np.linalg.norm(self._qpos[indices, -2:] - self._goals[indices], axis=1)
-        done = apart < CLOSE
-        return done.astype(np.float64), done, {"success": done, "distance": apart}
+        distance = np.linalg.norm(self._qpos[indices, -2:] - self._goals[indices], axis=1)
+        done = distance < CLOSE
+        return done.astype(np.float64), done, {"success": done, "distance": distance}
 
     def full_state(self, indices: np.ndarray) -> np.ndarray:
-        """What there is to know, the observation of one who sees it all; [B, 3 J + 8]."""
+        """Return the complete state [B, 3 J + 8], which is the observation without images."""
         puck, velocity = self._qpos[indices, -2:], self._qvel[indices, -2:]
         return np.concatenate([self.arm_state(indices), puck, velocity, self._goals[indices]], 1)
 
     def arm_state(self, indices: np.ndarray) -> np.ndarray:
-        """Cos and sin of the angles, the joints' speeds, the tip; [B, 3 J + 2]."""
+        """Return cos and sin of the angles, joint speeds and tip position, [B, 3 J + 2]."""
         angles, speeds = self._qpos[indices, :-2], self._qvel[indices, :-2]
-        tip = points(self.arm, angles)[:, -1]
+        tip = joint_positions(self.arm, angles)[:, -1]
         return np.concatenate([np.cos(angles), np.sin(angles), speeds, tip], 1)
 
     def _observations(self, indices: np.ndarray) -> Any:
         return self.full_state(indices)
 
     def render(self, index: int = 0, frame: Frame | None = None) -> np.ndarray:
-        """Return the image of `frame`, [size, size, 3] uint8; no graphics driver is needed.
+        """Return an image of the region `frame`, [size, size, 3] uint8.
 
-        Default: 640 pixels and all that the arm and the puck can reach, for people.
+        No graphics driver is needed. Default: 640 pixels, everything in reach of the arm and the
+        puck.
         """
         if frame is None:
             reach = sum(self.arm.links) + MARGIN
             frame = Frame(640, 2 * reach, reach)
         qpos = self._qpos[index]
-        return draw(points(self.arm, qpos[None, :-2])[0], qpos[-2:], self._goals[index], frame)
+        return draw_image(
+            joint_positions(self.arm, qpos[None, :-2])[0], qpos[-2:], self._goals[index], frame
+        )
 
 
-def polar(rng: np.random.Generator) -> np.ndarray:
-    """A place in front of the arm, in units of its length; [2]."""
+def random_place(rng: np.random.Generator) -> np.ndarray:
+    """Return a random place [2] in front of the arm, in units of its length."""
     radius, angle = rng.uniform(0.5, 0.75), rng.uniform(-0.9, 0.9)
     return radius * np.array([np.cos(angle), np.sin(angle)])
 
 
-def points(arm: Arm, angles: np.ndarray) -> np.ndarray:
-    """The base, every joint after it and the tip; [B, J] -> [B, J + 1, 2] m."""
+def joint_positions(arm: Arm, angles: np.ndarray) -> np.ndarray:
+    """Return the positions of base, joints and tip [B, J + 1, 2] m for angles [B, J] rad."""
     heading = np.cumsum(angles, 1)
     steps = np.stack([np.cos(heading), np.sin(heading)], -1) * np.array(arm.links)[:, None]
     return np.concatenate([np.zeros((len(angles), 1, 2)), np.cumsum(steps, 1)], 1)
 
 
-def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> np.ndarray:
-    """Return the image; arm: [J + 1, 2] m."""
+def draw_image(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> np.ndarray:
+    """Return the image. arm: joint positions [J + 1, 2] m."""
     x, y = pixel_positions(frame)
     size, pixel = frame.size, frame.width / frame.size
-    picture = np.full((size, size, 3), BACKGROUND, np.uint8)
+    image = np.full((size, size, 3), BACKGROUND, np.uint8)
 
     def paint(
         start: np.ndarray, end: np.ndarray, radius: float, color: tuple[int, ...], width: float = 0
     ) -> None:
-        """What is within `radius` of the way from start to end, or with `width` its rim."""
-        outer = radius + width / 2 + pixel  # nothing is painted farther away than this
+        """Fill the area within `radius` of a segment; with `width`, draw only its outline."""
+        outer = radius + width / 2 + pixel  # nothing is painted farther away
         low, high = np.minimum(start, end) - outer, np.maximum(start, end) + outer
         columns = slice(*np.searchsorted(x, (low[0], high[0])))
         rows = slice(*np.searchsorted(-y, (-high[1], -low[1])))
@@ -190,7 +193,7 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> n
         distance = np.hypot(dx, dy) - radius
         distance = abs(distance) - width / 2 if width else distance
         share = (0.5 - distance / pixel).clip(0, 1)[..., None]
-        part = picture[rows, columns]
+        part = image[rows, columns]
         part[:] = part * (1 - share) + np.asarray(color) * share
 
     paint(goal, goal, CLOSE + 0.01, (60, 160, 80), width=0.016)
@@ -198,32 +201,33 @@ def draw(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> n
     for start, end in zip(arm[:-1], arm[1:], strict=True):
         paint(start, end, 0.015, (70, 80, 105))
     paint(arm[-1], arm[-1], TIP, (25, 30, 45))
-    return picture
+    return image
 
 
 @cache
 def pixel_positions(frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middles of an image's columns, from the left, and rows, from above, in m."""
-    middles = (np.arange(frame.size) + 0.5) * (frame.width / frame.size)
-    return middles - frame.left, frame.width / 2 - middles
+    """Return the centers of an image's columns from the left and rows from the top, in m."""
+    centers = (np.arange(frame.size) + 0.5) * (frame.width / frame.size)
+    return centers - frame.left, frame.width / 2 - centers
 
 
 class PushPixels(Push):
-    """The same, seen from above, and what the arm feels of itself; puck and goal are only seen.
+    """Push task with an image from above and the arm's state as observation.
 
-    Observation: `picture` [96, 96, 3], and `state` [3 J + 2], the first numbers of `Push`'s.
+    Channels: `picture` [96, 96, 3] uint8, and `state` [3 J + 2], the first numbers of `Push`'s
+    observation. Puck and goal are visible in the image only.
     """
 
     frame = CAMERA
 
     def __init__(self, num_envs: int, *, arm: str = "standard", num_threads: int = 1) -> None:
         super().__init__(num_envs, arm=arm, num_threads=num_threads)
-        felt = (3 * len(self.arm.links) + 2,)
-        self.observation_shape = {"picture": (self.frame.size,) * 2 + (3,), "state": felt}
+        state = (3 * len(self.arm.links) + 2,)
+        self.observation_shape = {"picture": (self.frame.size,) * 2 + (3,), "state": state}
 
     def _observations(self, indices: np.ndarray) -> Any:
-        pictures = np.stack([self.render(index, self.frame) for index in indices])
-        return {"picture": pictures, "state": self.arm_state(indices)}
+        images = np.stack([self.render(index, self.frame) for index in indices])
+        return {"picture": images, "state": self.arm_state(indices)}
 
 
 KINDS: dict[str, type[Push]] = {"": Push, "-pixels": PushPixels}

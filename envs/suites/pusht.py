@@ -1,4 +1,4 @@
-"""Push-T (extra `pusht`), its state as observation: a T to be pushed onto its outline."""
+"""Push-T with state observations (extra `pusht`): push a T-shaped block onto its outline."""
 
 from functools import partial
 

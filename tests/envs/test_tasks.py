@@ -52,8 +52,8 @@ def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() ->
         if task.env_id:
             assert task.reference
             assert "{" not in task.reference.environment
-            world = tasks.NATIVE[task.env_id]
-            assert tasks.limit(world) == task.max_episode_steps
+            environment = tasks.NATIVE[task.env_id]
+            assert tasks.episode_limit(environment) == task.max_episode_steps
 
 
 def test_the_suites_are_complete() -> None:

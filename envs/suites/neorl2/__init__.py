@@ -1,7 +1,7 @@
-"""The simulators of NeoRL-2 (arXiv:2503.19267), one file each, many episodes at a time.
+"""Vectorized simulators of NeoRL-2 (arXiv:2503.19267), one file each.
 
-Fusion and Salespromotion have no file: their dynamics are the authors' trained networks
-(`polixir/NeoRL2:neorl2/envs/data`), so that they are data only here.
+Fusion and Salespromotion have no simulator here, only data: their dynamics are the authors' trained
+networks (`polixir/NeoRL2:neorl2/envs/data`).
 """
 
 from envs.suites.neorl2.dmsd import DMSD

@@ -1,6 +1,6 @@
 """NeoRL-2's DMSD: `polixir/NeoRL2:neorl2/envs/dmsd.py`, arXiv:2503.19267.
 
-A seed gives the episode that upstream's `reset(seed)` gives.
+A seed gives the same episode as upstream's `reset(seed)`.
 """
 
 import numpy as np
@@ -9,29 +9,29 @@ from envs.vector import Step, VectorEnv
 
 
 class DMSD(VectorEnv):
-    """Two masses between walls on three springs with dampers, each to be held at its target.
+    """Two masses between walls, coupled by three springs with dampers; hold each at its target.
 
-    Observation [6]: positions (2), velocities (2), targets (2). Each target changes with
-    odds 1/2 after 50 steps.
+    Observation [6]: positions (2), velocities (2), targets (2). Each target changes after 50 steps
+    with probability 1/2.
     """
 
     observation_shape = (6,)
     action_dim = 2
     max_episode_steps = 100
 
-    MASS, STIFFNESS, DAMPING = 20.0, 2.0, 4.0  # of both masses, all springs, all dampers
+    MASS, STIFFNESS, DAMPING = 20.0, 2.0, 4.0  # equal for all masses, springs and dampers
     DT = 0.2
     MAX_FORCE = 30.0
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)
-        self._state = np.zeros((num_envs, 2, 2))  # positions, velocities of the masses
-        self._targets = np.zeros((num_envs, 2, 2))  # in the first, second half; of the masses
+        self._state = np.zeros((num_envs, 2, 2))  # [env, position or velocity, mass]
+        self._targets = np.zeros((num_envs, 2, 2))  # [env, half of the episode, mass]
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         for seed, index in zip(seeds, indices, strict=True):
             rng = np.random.RandomState(seed)
-            rng.uniform(size=8)  # upstream's constants, drawn between equal bounds
+            rng.uniform(size=8)  # upstream draws its constants between equal bounds
             for mass in range(2):
                 self._targets[index, :, mass] = rng.uniform(-1.5, 1.5, rng.randint(1, 3))
             self._state[index, 0] = rng.uniform(-0.25, 0.25, 2)
@@ -41,7 +41,7 @@ class DMSD(VectorEnv):
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         x, v = self._state[indices].swapaxes(0, 1)
         pull = self.STIFFNESS * x + self.DAMPING * v
-        force = pull[:, ::-1] - 2 * pull + self.MAX_FORCE * actions  # a mass between two springs
+        force = pull[:, ::-1] - 2 * pull + self.MAX_FORCE * actions  # two springs act on each mass
         self._state[indices, 0] = x + self.DT * v
         self._state[indices, 1] = v + self.DT / self.MASS * force
         observations = self._observations(indices)

@@ -1,6 +1,6 @@
 """NeoRL-2's Pipeline: `polixir/NeoRL2:neorl2/envs/pipline.py`, arXiv:2503.19267.
 
-A seed gives the episode that upstream's `reset(seed)` gives, but for the first target.
+A seed gives the same episode as upstream's `reset(seed)`, except for the first target.
 """
 
 import numpy as np
@@ -9,10 +9,10 @@ from envs.vector import Step, VectorEnv
 
 
 class Pipeline(VectorEnv):
-    """Water in a long pipe: the gate's change is felt at the outlet 19 steps later.
+    """Water in a long pipe: a change at the gate reaches the outlet 19 steps later.
 
-    Observation [52]: outflow, target, the outflows of the 25 steps before (newest first), the
-    last 25 actions (newest first). Flows are float32, as upstream's: in float64 the sums of 1,000
+    Observation [52]: outflow, target, the outflows of the previous 25 steps (newest first), the
+    last 25 actions (newest first). Flows are float32, as upstream: in float64 the sums of 1,000
     gate changes differ by 3e-3.
     """
 
@@ -32,9 +32,10 @@ class Pipeline(VectorEnv):
         self._rngs: dict[int, np.random.Generator] = {}
 
     def first_target(self, seed: int) -> float:
-        """Upstream's constructor draws it without a seed, and it survives resets.
+        """Return the first target of the episode with this seed.
 
-        A stream of its own leaves the seed's other draws as they are upstream.
+        Upstream draws it without a seed in the constructor and keeps it over resets. A separate
+        random stream leaves the seed's other draws equal to upstream's.
         """
         return np.random.Generator(np.random.PCG64([seed, 1])).choice(self.TARGETS)
 
@@ -50,29 +51,29 @@ class Pipeline(VectorEnv):
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         actions = actions.astype(np.float32)
-        before, gate = self._observation[indices], self._gate[indices]
+        previous, gate = self._observation[indices], self._gate[indices]
         newest = (gate[:, :1] + actions).clip(0, self.MAX_FLOW)
         gate = np.concatenate([newest, gate[:, :-1]], 1)
         targets = [self._next_target(self._rngs[i], self._observation[i, 1]) for i in indices]
-        after = np.concatenate(
+        current = np.concatenate(
             [
                 gate[:, -1:],
                 np.array(targets, np.float32)[:, None],
-                before[:, :1],
-                before[:, 2:26],
+                previous[:, :1],
+                previous[:, 2:26],
                 actions,
-                before[:, 27:-1],
+                previous[:, 27:-1],
             ],
             1,
         )
-        self._gate[indices], self._observation[indices] = gate, after
-        error = abs(after[:, 0].astype(np.float64) - after[:, 1])
+        self._gate[indices], self._observation[indices] = gate, current
+        error = abs(current[:, 0].astype(np.float64) - current[:, 1])
         rewards = ((200 - error) * 0.01) ** 2 - 3
         never = np.zeros(len(indices), bool)
-        return Step(after, rewards, never, never, {})
+        return Step(current, rewards, never, never, {})
 
-    def _next_target(self, rng: np.random.Generator, now: float) -> float:
-        return rng.choice(self.TARGETS) if rng.random() < self.SWITCH_PROBABILITY else now
+    def _next_target(self, rng: np.random.Generator, current: float) -> float:
+        return rng.choice(self.TARGETS) if rng.random() < self.SWITCH_PROBABILITY else current
 
 
 ENVS = {"neorl2/Pipeline": Pipeline}

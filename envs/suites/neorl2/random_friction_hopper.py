@@ -1,7 +1,7 @@
 """NeoRL-2's RandomFrictionHopper: `polixir/NeoRL2:neorl2/envs/randomfrictionhopper.py`.
 
-Paper arXiv:2503.19267. A seed gives the episode that upstream gives where Python's `random` and
-`reset` have that seed, as when its data were recorded
+Paper: arXiv:2503.19267. A seed gives the same episode as upstream with that seed for both Python's
+`random` and `reset`, as in the recording of its data
 (`polixir/neorl2_dataset:scripts/get_data.py`).
 """
 
@@ -18,22 +18,22 @@ from envs.suites.locomotion import Hopper
 
 @functools.cache
 def hopper_model(friction: float) -> Any:
-    """Gymnasium's hopper whose foot has the sliding friction `friction`: one model for each."""
+    """Return Gymnasium's hopper model with this sliding friction of the foot (cached)."""
     model = copy.copy(load_model(Hopper.xml))
     model.geom("foot_geom").friction[0] = friction
     return model
 
 
 class RandomFrictionHopper(Hopper):
-    """Gymnasium's hopper without the alive bonus, its foot's friction drawn for each episode.
+    """Gymnasium's hopper without the alive bonus and with a random friction of the foot.
 
-    Observation [13]: positions (6, with x), velocities (6, clipped to 10), friction. The model has
-    the friction rounded to two decimals, the observation has it as drawn; both as upstream.
+    Observation [13]: positions (6, with x), velocities (6, clipped to 10), friction. As upstream,
+    the model uses the friction rounded to two decimals and the observation has the drawn value.
     """
 
     hidden_positions = 0
     alive_bonus = 0.0
-    FRICTION = (1.5, 2.5)  # drawn uniformly
+    FRICTION = (1.5, 2.5)  # bounds of the uniform distribution
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs, num_threads=num_threads)
@@ -41,7 +41,10 @@ class RandomFrictionHopper(Hopper):
         self._friction = np.zeros((num_envs, 1))
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        """Of the observed state: there, velocities are clipped, and never too fast."""
+        """Return whether the observed state is healthy.
+
+        Its velocities are clipped, so they never exceed the limit.
+        """
         return super().healthy(qpos, qvel.clip(-self.max_speed, self.max_speed))
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:

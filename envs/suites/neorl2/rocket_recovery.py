@@ -1,9 +1,9 @@
 """NeoRL-2's RocketRecovery: `polixir/NeoRL2:neorl2/envs/rocketrecovery.py`, arXiv:2503.19267.
 
 Gymnasium's continuous lunar lander (`Farama-Foundation/Gymnasium:gymnasium/envs/box2d/
-lunar_lander.py`) over flat ground in a wind, with another reward and end. Needs Box2D, the extra
-`box2d`. A seed gives the start and the engines' noise that upstream's `reset(seed)` gives; the
-wind's phase, which upstream's constructor draws without a seed, has a stream of its own.
+lunar_lander.py`) over flat ground with wind, and with a different reward and termination. It needs
+Box2D, the extra `box2d`. A seed gives the same start and engine noise as upstream's `reset(seed)`.
+Upstream's constructor draws the wind's phase without a seed; here it has a separate random stream.
 """
 
 import importlib
@@ -14,19 +14,19 @@ import numpy as np
 
 from envs.vector import Step, VectorEnv
 
-SCALE = 30.0  # of the shapes' drawing units to a meter
-WIDTH, HEIGHT = 20.0, 400 / SCALE  # of the view, m
-GROUND, LEG_DOWN = HEIGHT / 4, 18 / SCALE  # heights of the ground and of the landed body over it
+SCALE = 30.0  # drawing units of the shapes per meter
+WIDTH, HEIGHT = 20.0, 400 / SCALE  # size of the view, m
+GROUND, LEG_DOWN = HEIGHT / 4, 18 / SCALE  # height of the ground; of the landed body above it, m
 DT = 1 / 50  # s
 LANDER = [(-14, 17), (-17, 0), (-17, -10), (17, -10), (17, 0), (14, 17)]
-LIMITS = {-1: (0.4, 0.9), 1: (-0.9, -0.4)}  # of the legs' angles, rad
+LIMITS = {-1: (0.4, 0.9), 1: (-0.9, -0.4)}  # limits of the leg angles, rad
 
 
 class RocketRecovery(VectorEnv):
-    """A rocket with a main engine and two side engines that must land gently and upright.
+    """Rocket with a main engine and two side engines; it must land gently and upright.
 
-    Observation [7]: x, y over the landed height (of half the view), velocities of x and y, angle,
-    angular velocity (all scaled), and the wind's force in the step before. Actions: main engine,
+    Observation [7]: x and y above the landed height (in half views), velocities of x and y, angle,
+    angular velocity (all scaled), and the wind force of the previous step. Actions: main engine,
     off below 0, else from half to full thrust; side engines, off within 0.5 of 0.
     """
 
@@ -34,7 +34,7 @@ class RocketRecovery(VectorEnv):
     action_dim = 2
     max_episode_steps = 500
 
-    START_FORCE = 500.0  # half width of its uniform distribution, N
+    START_FORCE = 500.0  # half-width of the uniform distribution, N
     WIND_FORCE = 10.0  # N
     MAIN_POWER, SIDE_POWER = 13.0, 0.6
 
@@ -43,21 +43,21 @@ class RocketRecovery(VectorEnv):
         try:
             self._box2d: Any = importlib.import_module("Box2D")
         except ModuleNotFoundError as error:
-            remedy = "pip install box2d, or this package's extra [box2d]"
-            raise ValueError(f"neorl2/RocketRecovery needs Box2D: {remedy}.") from error
-        self._worlds: dict[int, tuple[Any, Any]] = {}  # the world and the lander in it
+            remedy = "Install box2d, or this package's extra [box2d]."
+            raise ValueError(f"neorl2/RocketRecovery needs Box2D. {remedy}") from error
+        self._worlds: dict[int, tuple[Any, Any]] = {}  # Box2D world and lander
         self._rngs: dict[int, np.random.Generator] = {}
         self._wind_index = np.zeros(num_envs, np.int64)
         self._observation = np.zeros((num_envs, *self.observation_shape), np.float32)
 
     def first_wind(self, seed: int) -> int:
-        """The index in the wind's time series at which an episode begins."""
+        """Return the index in the wind's time series at which an episode begins."""
         return int(np.random.Generator(np.random.PCG64([seed, 1])).integers(-9999, 9999))
 
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         for seed, index in zip(seeds, indices, strict=True):
             rng = self._rngs[index] = np.random.Generator(np.random.PCG64(seed))
-            rng.uniform(size=12)  # upstream's terrain, which it then makes flat
+            rng.uniform(size=12)  # upstream draws a terrain here and then flattens it
             self._worlds[index] = self._build()
             force = rng.uniform(-self.START_FORCE, self.START_FORCE, 2)
             self._worlds[index][1].ApplyForceToCenter(force.tolist(), True)
@@ -67,21 +67,21 @@ class RocketRecovery(VectorEnv):
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         main, side = actions.astype(np.float64).T
-        main = np.where(main > 0, (main + 1) / 2, 0)  # thrust, of the full one
+        main = np.where(main > 0, (main + 1) / 2, 0)  # fraction of the full thrust
         side = np.where(abs(side) > 0.5, side, 0)
-        before = self._observation[indices]
+        previous = self._observation[indices]
         rows = [self._simulate(*row) for row in zip(indices, main, side, strict=True)]
-        after = self._observation[indices] = np.array(rows, np.float32)
-        _, y, vx, vy, angle, *_ = after.T
+        current = self._observation[indices] = np.array(rows, np.float32)
+        _, y, vx, vy, angle, *_ = current.T
         terminated = abs(y) <= np.float32(0.05)
         gently = (abs(angle) < 0.3) & (abs(vx) < 0.5) & (abs(vy) < 2)
-        shaped = potential(after) - potential(before) - 0.3 * main - 0.03 * abs(side)
+        shaped = potential(current) - potential(previous) - 0.3 * main - 0.03 * abs(side)
         rewards = np.where(terminated, np.where(gently, 100.0, -100.0), shaped)
         never = np.zeros(len(indices), bool)
-        return Step(after, rewards, terminated, never, {"success": terminated & gently})
+        return Step(current, rewards, terminated, never, {"success": terminated & gently})
 
     def _build(self) -> tuple[Any, Any]:
-        """A world with the ground, and the lander with its two legs at the start."""
+        """Build a Box2D world with the ground and the lander at the start; return both."""
         b2 = self._box2d
         world = b2.b2World(gravity=(0, -10))
         ground = world.CreateStaticBody(shapes=b2.b2EdgeShape(vertices=[(0, 0), (WIDTH, 0)]))
@@ -90,7 +90,7 @@ class RocketRecovery(VectorEnv):
             ground.CreateEdgeFixture(vertices=ends, density=0, friction=0.1)
 
         def body(x: float, angle: float, shape: Any, category: int, **material: float) -> Any:
-            """What collides with the ground only."""
+            """Create a body that collides with the ground only."""
             fixture = b2.b2FixtureDef(
                 shape=shape, categoryBits=category, maskBits=1, restitution=0, **material
             )
@@ -119,14 +119,14 @@ class RocketRecovery(VectorEnv):
         return world, lander
 
     def _simulate(self, index: int, main: float, side: float) -> list[float]:
-        """One step of one world: wind, engines, physics. The observation, [7]."""
+        """Simulate one step of one world (wind, engines, physics); return the observation [7]."""
         world, lander = self._worlds[index]
         time = int(self._wind_index[index])
         wind = self.WIND_FORCE * math.tanh(math.sin(0.02 * time) + math.sin(0.01 * math.pi * time))
         self._wind_index[index] += 1
         lander.ApplyForceToCenter((wind, 0.0), True)
 
-        # Upstream's geometry as it is: the side engines' height changes with the angle.
+        # Upstream's geometry, unchanged: the height of the side engines depends on the angle.
         up_x, up_y = math.sin(lander.angle), math.cos(lander.angle)
         x, y = lander.position
         noise = self._rngs[index].uniform(-1, 1, 2) / SCALE
@@ -157,7 +157,10 @@ class RocketRecovery(VectorEnv):
 
 
 def potential(observations: np.ndarray) -> np.ndarray:
-    """[B, 7] -> [B]: less the farther, the faster and the more tilted."""
+    """Return the potential [B] of observations [B, 7].
+
+    It decreases with distance, speed and tilt.
+    """
     x, y, vx, vy, angle, *_ = observations.astype(np.float64).T
     return -100 * (np.hypot(x, y) + np.hypot(vx, vy) + abs(angle))
 

@@ -1,6 +1,6 @@
 """NeoRL-2's SafetyHalfCheetah: `polixir/NeoRL2:neorl2/envs/safetyhalfcheetah.py`, arXiv:2503.19267.
 
-A seed gives the start that upstream's `reset(seed)` gives.
+A seed gives the same start as upstream's `reset(seed)`.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from envs.vector import Step
 class SafetyHalfCheetah(HalfCheetah):
     """Gymnasium's half-cheetah with x in the observation [18] and a speed limit.
 
-    A step above the limit is paid -100 instead; the episode goes on. info `cost` is 1 there.
+    A step above the limit gets reward -100 instead and info `cost` 1; the episode continues.
     """
 
     hidden_positions = 0

@@ -1,17 +1,18 @@
 """NeoRL-2's Simglucose: `polixir/NeoRL2:neorl2/envs/simglucose.py`, arXiv:2503.19267.
 
-The UVA/Padova model of type 1 diabetes (2008 version) with the equations, patients, pump and meal
-times of `jxx123/simglucose` 0.2.11, as that benchmark changed it: a sensor without noise from 10
-mg/dL up, the same meals every day, no random initial glucose. `vpatient_params.csv` is simglucose's
-own table, unaltered, under the license beside it (MIT, Jinyu Xie). A seed gives the patient and the
-hour that upstream draws where NumPy's global generator has that seed, as when its data were
-recorded (`polixir/neorl2_dataset:scripts/get_data.py`).
+The UVA/Padova model of type 1 diabetes (2008 version), with the equations, patients, pump and meal
+times of `jxx123/simglucose` 0.2.11, as NeoRL-2 changed it: a sensor without noise and with a
+minimum of 10 mg/dL, the same meals every day, no random initial glucose. `vpatient_params.csv` is
+simglucose's table, unaltered, under the license next to it (MIT, Jinyu Xie). A seed gives the same
+patient and hour as upstream with that seed for NumPy's global generator, as in the recording of its
+data (`polixir/neorl2_dataset:scripts/get_data.py`).
 
-Differs: upstream integrates each minute by an adaptive Dormand-Prince method (relative tolerance
-1e-6), here it is classical Runge-Kutta of order 4 with two steps a minute, eight where the patient
-eats or an overdose makes the uptake of glucose fast: within 2e-4 mg/dL of the limit of small steps
-and, under random actions, of upstream's own code. What is left between that limit and the files, up
-to 3e-3, is no matter of integration: the files have the actions in float32, and the pump rounds.
+Differs: upstream integrates each minute with an adaptive Dormand-Prince method (relative tolerance
+1e-6). Here it is the classical fourth-order Runge-Kutta method with two steps per minute, and eight
+while the patient eats or an overdose makes glucose uptake fast. It is within 2e-4 mg/dL of the
+limit of small steps and, under random actions, of upstream's code. The remaining difference of up
+to 3e-3 between that limit and the data files does not come from the integration: the files store
+actions in float32, and the pump rounds.
 """
 
 import csv
@@ -23,23 +24,23 @@ import numpy as np
 
 from envs.vector import Step, VectorEnv
 
-NAMES = (  # of a patient's parameters, in simglucose's table
+NAMES = (  # names of a patient's parameters in simglucose's table
     "BW Fsnc Ib Km0 Vi Vm0 Vmx b d f k1 k2 ka1 ka2 kabs kd ke1 ke2 ki kmax kp1 kp2 kp3 ksc "
     "m1 m2 m30 m4 p2u u2ss Vg kmin"
 )
 PARAMETERS = NAMES.split()
-NUM_OBSERVED = 30  # all but the last two
+NUM_OBSERVED = 30  # all except the last two
 KM0, VMX, VG = (PARAMETERS.index(name) for name in ("Km0", "Vmx", "Vg"))
 PATIENTS = [
     f"{age}#{number:03d}" for age in ("adolescent", "adult", "child") for number in range(1, 6)
 ]
-HOURS = 24  # of a day, at any of which an episode may begin
-MEALS_G = {7: 45, 9.5: 10, 12: 70, 15: 10, 18: 80, 21.5: 10}  # by the hour of the day
+HOURS = 24  # an episode may begin at any full hour
+MEALS_G = {7: 45, 9.5: 10, 12: 70, 15: 10, 18: 80, 21.5: 10}  # keys: hour of the day
 
 
 @functools.cache
 def patients() -> tuple[np.ndarray, np.ndarray]:
-    """Of PATIENTS: the parameters [32, 15] and the initial states [13, 15]."""
+    """Return the parameters [32, 15] and the initial states [13, 15] of all PATIENTS."""
     with Path(__file__).with_name("vpatient_params.csv").open(newline="") as file:
         table = {row["Name"]: row for row in csv.DictReader(file)}
     rows = [table[name] for name in PATIENTS]
@@ -52,21 +53,22 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_start(seed: int) -> tuple[int, int]:
-    """The hour and the patient, as their number."""
+    """Return the hour and the patient's index of the episode with this seed."""
     rng = np.random.RandomState(seed)
-    rng.randint(0, 1000)  # upstream's seed of the sensor, whose noise is off
+    rng.randint(0, 1000)  # upstream's seed of the sensor noise, which is off
     return rng.randint(0, HOURS), rng.choice(len(PATIENTS))
 
 
-def derivative(x: np.ndarray, inputs: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """The model: x [13, B] -> its change a minute, [13, B].
+def time_derivative(x: np.ndarray, inputs: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Return the derivative of the state per minute, [13, B].
 
-    x: glucose in stomach (solid, liquid) and gut, mg; in plasma and tissue, mg/kg; insulin in
-    plasma, pmol/kg; its action on uptake, two delayed signals, pmol/L; insulin in the liver and
-    twice under the skin, pmol/kg; glucose under the skin, mg/kg.
-    inputs: [3, B]: food eaten, mg/min; insulin infused, pmol/kg/min; the meal that the stomach
-    empties itself of, mg.
-    p: [32, B], in the order of PARAMETERS. Names and equations are simglucose's
+    x: state [13, B]: glucose in stomach (solid, liquid) and gut, mg; glucose in plasma and tissue,
+    mg/kg; insulin in plasma, pmol/kg; insulin action on uptake and two delayed signals, pmol/L;
+    insulin in the liver and in two compartments under the skin, pmol/kg; glucose under the skin,
+    mg/kg.
+    inputs: [3, B]: food eaten, mg/min; insulin infused, pmol/kg/min; the meal that the stomach is
+    emptying, mg.
+    p: parameters [32, B] in the order of PARAMETERS. Names and equations are simglucose's
     (`simglucose/patient/t1dpatient.py`).
     """
     food, insulin, meal = inputs
@@ -99,36 +101,37 @@ def derivative(x: np.ndarray, inputs: np.ndarray, p: np.ndarray) -> np.ndarray:
     change[11] = kd * skin_1 - ka2 * skin_2
     change[12] = ksc * (plasma - glucose)
     amounts = [3, 4, 5, 9, 10, 11, 12]
-    change[amounts] *= x[amounts] >= 0  # what has fallen below zero stays, as in simglucose
+    change[amounts] *= x[amounts] >= 0  # amounts below zero do not change, as in simglucose
     return change
 
 
 class Simglucose(VectorEnv):
-    """One of fifteen patients on an insulin pump for a day, in steps of three minutes.
+    """One of fifteen patients with an insulin pump for one day, in steps of three minutes.
 
     Observation [31]: the sensor's glucose, mg/dL, and the first 30 of the patient's PARAMETERS.
-    Action: basal insulin, 0 to 5 U/min. Ends where the true glucose leaves 40 to 600 mg/dL.
+    Action: basal insulin, 0 to 5 U/min. Terminates when the true glucose leaves 40 to 600 mg/dL.
     """
 
     observation_shape = (31,)
     action_dim = 1
     max_episode_steps = 480
 
-    MINUTES = 3  # of a step; of the sensor's sampling too
-    MAX_BASAL = 5.0  # U/min, at action 1
-    PUMP_STEP = 0.05  # pmol/min, to multiples of which the pump rounds
-    EATING_G = 5.0  # a minute
-    SUBSTEPS, SUBSTEPS_FAST = 2, 8  # of the integration, a minute
-    FAST = 0.5  # a minute: the rate of uptake from which the latter are taken
+    MINUTES = 3  # length of a step and of the sensor's sampling period
+    MAX_BASAL = 5.0  # U/min at action 1
+    PUMP_STEP = 0.05  # the pump rounds to multiples of this, pmol/min
+    EATING_G = 5.0  # g per minute
+    SUBSTEPS, SUBSTEPS_FAST = 2, 8  # integration steps per minute
+    FAST = 0.5  # uptake rate per minute from which SUBSTEPS_FAST is used
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)
         self._patient = np.zeros(num_envs, np.int64)
-        self._minute = np.zeros(num_envs, np.int64)  # of the day
+        self._minute = np.zeros(num_envs, np.int64)  # minute of the day
         self._x = np.zeros((13, num_envs))
-        self._to_eat, self._eaten, self._rest = np.zeros((3, num_envs))  # g, g, mg; of the meal
+        # of the present meal: food left, g; food eaten, g; stomach content at its start, mg
+        self._to_eat, self._eaten, self._rest = np.zeros((3, num_envs))
         self._eating = np.zeros(num_envs, bool)
-        self._sensor, self._cgm = np.zeros((2, num_envs))  # held sample, observed; mg/dL
+        self._sensor, self._cgm = np.zeros((2, num_envs))  # last sample, observed value; mg/dL
         self._meals_g = np.zeros(24 * 60)
         self._meals_g[[int(60 * hour) for hour in MEALS_G]] = list(MEALS_G.values())
 
@@ -144,7 +147,7 @@ class Simglucose(VectorEnv):
         return self._observations(indices)
 
     def every_start(self, first: int) -> list[int]:
-        """Of each patient at each hour."""
+        """Return seeds, from `first` on, that give every patient at every hour once."""
         seeds = dict[tuple[int, int], int]()
         for seed in itertools.count(first):
             seeds.setdefault(draw_start(seed), seed)
@@ -156,7 +159,7 @@ class Simglucose(VectorEnv):
         parameters = patients()[0][:, self._patient[indices]]
         basal = self.MAX_BASAL * (actions[:, 0].astype(np.float64) + 1) / 2 * 6000  # pmol/min
         insulin = np.round(basal / self.PUMP_STEP) * self.PUMP_STEP / parameters[0]
-        before, sensor, true = self._cgm[indices], [], []
+        previous, sensor, true = self._cgm[indices], [], []
         for minute in range(1, self.MINUTES + 1):
             self._simulate_minute(insulin, parameters, indices)
             glucose = self._glucose(indices)
@@ -164,10 +167,10 @@ class Simglucose(VectorEnv):
                 self._sensor[indices] = glucose.clip(10, 600)
             sensor.append(self._sensor[indices])
             true.append(glucose)
-        after = self._cgm[indices] = np.mean(sensor, 0)
+        current = self._cgm[indices] = np.mean(sensor, 0)
         glucose = np.mean(true, 0)
-        rewards = (risk(before) - risk(after) + 100) / 100
-        rewards = np.where(after >= 600, 0, np.where(after <= 40, -15, rewards))
+        rewards = (risk(previous) - risk(current) + 100) / 100
+        rewards = np.where(current >= 600, 0, np.where(current <= 40, -15, rewards))
         terminated = (glucose < 40) | (glucose > 600)
         never = np.zeros(len(indices), bool)
         return Step(self._observations(indices), rewards, terminated, never, {})
@@ -175,7 +178,10 @@ class Simglucose(VectorEnv):
     def _simulate_minute(
         self, insulin: np.ndarray, parameters: np.ndarray, indices: np.ndarray
     ) -> None:
-        """insulin [B], parameters [32, B] of the environments `indices`."""
+        """Advance the environments `indices` by a minute.
+
+        insulin: [B] pmol/kg/min. parameters: [32, B].
+        """
         to_eat = self._to_eat[indices] + self._meals_g[self._minute[indices]]
         bite = np.minimum(to_eat, self.EATING_G)
         eating, x = bite > 0, self._x[:, indices]
@@ -183,18 +189,18 @@ class Simglucose(VectorEnv):
         rest = np.where(begins, x[0] + x[1], self._rest[indices])
         eaten = np.where(begins, 0, self._eaten[indices]) + bite
         inputs = np.stack([1000 * bite, insulin, rest + 1000 * eaten])
-        # By each patient's own state, so that no neighbor matters.
+        # Chosen per patient, so that results do not depend on the other environments.
         fast = eating | (parameters[VMX] * x[6] > self.FAST * parameters[KM0])
-        for some, substeps in ((~fast, self.SUBSTEPS), (fast, self.SUBSTEPS_FAST)):
-            if some.any():
-                x[:, some] = integrate(x[:, some], inputs[:, some], parameters[:, some], substeps)
+        for mask, substeps in ((~fast, self.SUBSTEPS), (fast, self.SUBSTEPS_FAST)):
+            if mask.any():
+                x[:, mask] = integrate(x[:, mask], inputs[:, mask], parameters[:, mask], substeps)
         self._x[:, indices] = x
         self._to_eat[indices], self._eaten[indices] = to_eat - bite, eaten
         self._rest[indices], self._eating[indices] = rest, eating
         self._minute[indices] = (self._minute[indices] + 1) % len(self._meals_g)
 
     def _glucose(self, indices: np.ndarray) -> np.ndarray:
-        """The true glucose under the skin, [B] mg/dL."""
+        """Return the true glucose under the skin, [B] mg/dL."""
         volume = patients()[0][VG, self._patient[indices]]
         return self._x[12, indices] / volume
 
@@ -204,19 +210,22 @@ class Simglucose(VectorEnv):
 
 
 def integrate(x: np.ndarray, inputs: np.ndarray, parameters: np.ndarray, steps: int) -> np.ndarray:
-    """x [13, B] after a minute of constant inputs [3, B] in equal steps of Runge and Kutta's."""
+    """Return the state [13, B] after a minute of constant inputs [3, B].
+
+    steps: number of equal Runge-Kutta steps.
+    """
     h = 1 / steps
     for _ in range(steps):
-        k1 = derivative(x, inputs, parameters)
-        k2 = derivative(x + h / 2 * k1, inputs, parameters)
-        k3 = derivative(x + h / 2 * k2, inputs, parameters)
-        k4 = derivative(x + h * k3, inputs, parameters)
+        k1 = time_derivative(x, inputs, parameters)
+        k2 = time_derivative(x + h / 2 * k1, inputs, parameters)
+        k3 = time_derivative(x + h / 2 * k2, inputs, parameters)
+        k4 = time_derivative(x + h * k3, inputs, parameters)
         x = x + h / 6 * (k1 + 2 * (k2 + k3) + k4)
     return x
 
 
 def risk(glucose: np.ndarray) -> np.ndarray:
-    """Kovatchev's index of glucose in mg/dL: 0 at 112.5, growing to both sides."""
+    """Return Kovatchev's risk index of glucose in mg/dL: 0 at 112.5, increasing to both sides."""
     return 10 * (1.509 * (np.log(glucose) ** 1.084 - 5.381)) ** 2
 
 

@@ -108,7 +108,7 @@ def test_the_ant_walks_by_what_its_policy_does_about_the_next_waypoint():
 
     walk = AntWalk(policy, env, noise=0.0, seed=0)
     observations = env.reset([0, 1])
-    walk._ways = [[np.array([0.5, 0.0]), np.array([4.0, 0.0])], [np.array([4.0, 0.0])]]
+    walk._paths = [[np.array([0.5, 0.0]), np.array([4.0, 0.0])], [np.array([4.0, 0.0])]]
     actions = walk(observations, np.arange(2))
     np.testing.assert_array_equal(actions, np.full((2, 8), 0.5, np.float32))
     np.testing.assert_array_equal(seen[0][:, :27], observations[:, 2:])

@@ -7,7 +7,7 @@ import pytest
 
 import envs
 from envs.experts.push import PushExpert
-from envs.suites.push import ARMS, CAMERA, PUCK, TIP, Push, points
+from envs.suites.push import ARMS, CAMERA, PUCK, TIP, Push, joint_positions
 
 
 def successes(arm: str, skill: float, count: int = 40) -> float:
@@ -33,7 +33,7 @@ def test_less_skill_succeeds_less():
 
 
 def test_a_skill_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="skill=2 is not between 0 and 1"):
+    with pytest.raises(ValueError, match="skill=2 is out of range"):
         PushExpert(Push(1), 2)
 
 
@@ -42,7 +42,9 @@ def test_the_tip_is_where_the_simulator_has_it():
         env = Push(1, arm=arm)
         observation = env.reset([5])[0]
         tip = env._data[0].site("tip").xpos[:2]
-        np.testing.assert_allclose(points(embodiment, env._qpos[:, :-2])[0, -1], tip, atol=1e-9)
+        np.testing.assert_allclose(
+            joint_positions(embodiment, env._qpos[:, :-2])[0, -1], tip, atol=1e-9
+        )
         joints = len(embodiment.links)
         np.testing.assert_allclose(observation[3 * joints : 3 * joints + 2], tip, atol=1e-6)
 
@@ -116,7 +118,11 @@ def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
     x, y = np.meshgrid(
         (np.arange(96) + 0.5) * 0.9 / 96 - 0.15, 0.45 - (np.arange(96) + 0.5) * 0.9 / 96
     )
-    arm, puck, goal = points(env.arm, env._qpos[:, :-2])[0], env._qpos[0, -2:], env._goals[0]
+    arm, puck, goal = (
+        joint_positions(env.arm, env._qpos[:, :-2])[0],
+        env._qpos[0, -2:],
+        env._goals[0],
+    )
     expected = np.full((96, 96, 3), 235.0)
 
     def paint(distance: np.ndarray, color: tuple[int, int, int]) -> None:
