@@ -49,7 +49,7 @@ has no such quantity, or does not tell it. Rows have 4 to 14 updates; those of 4
 longer.
 `tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers, which
 are kept once where rows of an algorithm have the same inputs.
-What differs between published codes of one method: [differences](../../docs/differences.md).
+How published implementations of one method differ: [list](../../docs/explanation/differences.md).
 """
 
 Options = make_dataclass(

@@ -16,7 +16,7 @@ from benchmarks.conformance.inputs import Arrays, part
 from benchmarks.conformance.job import Link, Replay
 
 replay: Replay | None = None  # set for the time of an update
-backward: list[float] = []  # not told here: see `Learner.losses`
+backward_losses: list[float] = []  # not told here: see `Learner.losses`
 
 
 def prepare() -> None:

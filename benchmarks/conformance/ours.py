@@ -143,7 +143,7 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
     table, bounds = algorithm.table(cfg.eta), (cfg.density_floor, algorithm.max_std)
     found = replay_log_prob(table, model, chain, *bounds)
     found = found + torch.from_numpy(0.02 * draw.standard_normal(tuple(found.shape)))
-    executed = torch.ones(count, cfg.executed)
+    executed = torch.ones(count, cfg.n_action_steps)
     means = torch.stack([algorithm.executed_log_prob(each, executed) for each in found.unbind(1)], 1)
     made = {"observations": seen, "chain": chain, "densities": found, "log_probs": means}
     columns = {name: x.numpy() for name, x in made.items()} | {"executed": executed.numpy()}
@@ -218,7 +218,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
         adams = algorithm.optimizers().items()
         optimizer = {name: adam.init(params[name]) for name, adam in adams if name in params}
-        n_obs_steps = []
+        outputs = []
         for update in range(case.updates):
             columns = batch(case, algorithm, update)
             given |= {f"batch/{update}/{name}": x for name, x in columns.items()}
@@ -232,8 +232,8 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             state, metrics = method(state, now, update % algorithm.period)
             given |= {f"tape/{update}/{name}": x for name, x in tape.drawn.items()}
             params, optimizer = dict(state.params), dict(state.optimizer)
-            n_obs_steps.append(quantities(state, metrics))
-    return given, inputs.stacked(n_obs_steps)
+            outputs.append(quantities(state, metrics))
+    return given, inputs.stacked(outputs)
 
 
 def as_batch(columns: Arrays) -> Batch | Decisions:

@@ -24,7 +24,7 @@ class Layer:
 
 
 replay: Replay | None = None  # set for the time of an update
-backward: list[float] = []  # what backward() was called on
+backward_losses: list[float] = []  # what backward() was called on
 optimizers: list[torch.optim.Optimizer] = []  # every one that was made
 
 
@@ -79,7 +79,7 @@ def prepare() -> None:
     backward, start = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
     def told(self: Tensor, *args: Any, **kwargs: Any) -> None:
-        backward.append(self.item())
+        backward_losses.append(self.item())
         backward(self, *args, **kwargs)
 
     def kept(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:

@@ -38,19 +38,19 @@ def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
     params = part(inputs, "params/")
     for link in learner.links:
         link.write(params[link.name][link.index])
-    n_obs_steps = []
+    outputs = []
     for update in range(updates):
         replay = Replay(part(inputs, f"tape/{update}/"), learner.order)
-        side.replay, side.backward[:] = replay, []
+        side.replay, side.backward_losses[:] = replay, []
         losses = dict(learner.update(side.given(part(inputs, f"batch/{update}/"))) or {})
         side.replay = None
         if replay.left:
             raise ValueError(f"update {update}: the reference did not draw {sorted(replay.left)}")
-        losses |= dict(zip(learner.losses, side.backward, strict=False))
+        losses |= dict(zip(learner.losses, side.backward_losses, strict=False))
         now = parameters(learner.links, params) | moments(learner.links, params)
         now |= {f"loss/{name}": np.asarray(value, np.float64) for name, value in losses.items()}
-        n_obs_steps.append(now)
-    return stacked(n_obs_steps)
+        outputs.append(now)
+    return stacked(outputs)
 
 
 def parameters(links: Sequence[Link], params: Arrays) -> Arrays:

@@ -132,10 +132,10 @@ def act_links(name: str, net: Any) -> list[Link]:
 
 
 def layer_links(name: str, layer: Any) -> list[Link]:
-    attentions, norms = {"own": layer.self_attn}, {"norm_own": layer.norm1}
+    attentions, norms = {"self_attention": layer.self_attn}, {"norm_self": layer.norm1}
     if hasattr(layer, "norm3"):
         attentions |= {"recall": layer.multihead_attn}
-        norms |= {"norm_recall": layer.norm2, "norm_mlp": layer.norm3}
+        norms |= {"norm_cross": layer.norm2, "norm_mlp": layer.norm3}
     else:
         norms |= {"norm_mlp": layer.norm2}
     links = mlp(f"{name}.mlp", [layer.linear1, layer.linear2])

@@ -55,7 +55,7 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
         late = cfg.tuned is None or round_ >= cfg.num_inference_steps - cfg.tuned
         network = state.teacher if late else None
         times = torch.full(x.shape[:1], time)
-        return network(seen, x, times) if network else state.teacher.before(seen, x, times)
+        return network(seen, x, times) if network else state.teacher.predict_pretrained(seen, x, times)
 
     x = noise
     if cfg.process == "flow":
@@ -170,9 +170,9 @@ def test_each_policy_that_denoises_is_taught_to_act_at_once(
     normalized = head_input(policies.load(run / "seed_1" / "policy.bundle"), given[0])
     with torch.no_grad():
         num_inference_steps = sample(
-            certain(cfg), lambda x, t: head.asked(normalized, x, t), given[1]
+            certain(cfg), lambda x, t: head.predict_at(normalized, x, t), given[1]
         )
-        target = head.finished(num_inference_steps).numpy()
+        target = head.finish(num_inference_steps).numpy()
     errors = []
     for name, updates in (("begun", 1), ("learned", 150)):
         made = distill(num_updates=updates, name=name, **keys)
@@ -202,7 +202,7 @@ def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
     line: str, tmp_path: Path
 ) -> None:
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
-    with pytest.raises(UserError, match=r"algorithm\.rounds: the student's is its teacher's, 5"):
+    with pytest.raises(UserError, match=r"algorithm\.num_inference_steps: the student's is its teacher's, 5"):
         distill(
             run=run,
             algorithm="one_step",

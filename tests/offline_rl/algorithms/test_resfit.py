@@ -46,7 +46,7 @@ import numpy as np
 
 class Chunked:
     """Goes back to 0 with what it saw up to three steps ago, and noise of its own."""
-    history, executed, noise_shape = 2, 3, (4, 1)
+    n_obs_steps, n_action_steps, noise_shape = 2, 3, (4, 1)
     asked = 0
     def plan(self, observations, noise):
         Chunked.asked += len(observations)
@@ -78,12 +78,12 @@ def later(observations):
     return 1.5 * (observations[:, 1:] > 0)
 
 class Half:
-    history = 0.5
+    n_obs_steps = 0.5
     def __call__(self, observations):
         return np.zeros((len(observations), 1))
 
 class Hasty(Half):
-    history, executed = 1, 2
+    n_obs_steps, n_action_steps = 1, 2
 
 def crowded(observations):
     """Answers one, and not two."""
@@ -502,7 +502,7 @@ def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_acto
     state = state_of(algorithm, 0)
     new, metrics = algorithm.update(state, drawn, 0)
     assert all(value.isfinite() for value in metrics.values())
-    eyes = [k for k in state.params["critic"] if "eyes" in k]
+    eyes = [k for k in state.params["critic"] if "observation_encoder" in k]
     was, now = state.params["critic"], new.params["critic"]
     assert any(not torch.equal(was[k], now[k]) for k in eyes)
     s, a = drawn.observations, drawn.actions
@@ -647,7 +647,7 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     first = policies.load(base).bundle.weights
     for name, weight in policy.bundle.base.weights.items():
         np.testing.assert_array_equal(weight, first[name])
-    assert (policy.spec.seen, policy.spec.chunk_size) == ((2,), 1)
+    assert (policy.spec.observation_shapes, policy.spec.chunk_size) == ((2,), 1)
     played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
     assert played == made.results[0]["returns"]
     with pytest.raises(UserError, match="is whole without one; leave it out"):
@@ -712,7 +712,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
             {"online.warmup_steps": 19, "online.critic_updates": 3, "online.utd": 0.5},
             r"all 3 online updates fall within online.critic_updates \(\d+ updates\)\. Raise",
         ),
-        ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.mixing=0 to learn"),
+        ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.offline_fraction=0 to learn"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
