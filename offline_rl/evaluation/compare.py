@@ -1,14 +1,15 @@
 """Comparison of runs that were evaluated in the same environment.
 
-Where episodes follow their seeds, episode k of every run starts alike, and its difference between
-two runs is free of the luck of the start: differences are paired. Where the environment ignores its
-seed or has one start they are not. Two 95 % intervals answer two questions:
+If the environment uses its seed, episode k of every run has the same initial state. Differences are
+then paired by episode, which removes the variation between initial states. If the environment
+ignores its seed, or has a single initial state, they are not paired. Two 95 % intervals answer two
+questions:
 
-    over episodes        Are these trained policies different? t interval of the E differences, each
-                         between the runs' means over training seeds; it conditions on the policies.
-                         Unpaired: Welch's interval.
-    over training seeds  Would training again give a difference? t interval of the S differences,
-                         each between the two policies of one training seed.
+    over episodes        Do these trained policies differ? A t interval of the E differences between
+                         the runs' means over training seeds, given the policies. If differences
+                         are not paired, Welch's interval.
+    over training seeds  Would training again give a difference? A t interval of the S differences
+                         between the two policies of each training seed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from functools import cache
 import numpy as np
 
 LEVEL = 0.95
-PAIRING = {  # how episodes begin -> what that makes of differences
+PAIRING = {  # how episodes start (`evaluate.STARTS`) -> the note on pairing
     "seeded": "Differences are paired: episode k of every run starts from the same seed.",
     "random": "Differences are not paired: the environment ignores its seed.",
-    "alike": "Differences are not paired: the environment has one start.",
+    "alike": "Differences are not paired: the environment has a single initial state.",
 }
 
 Interval = tuple[float, float]
@@ -32,14 +33,14 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of one run minus that of the reference run, in one measure."""
+    """Difference of the mean of one run to that of the reference run, in one measure."""
 
     run: str
     reference: str
     measure: str  # score, return or success %
     value: float
-    over_episodes: Interval | None  # None: fewer than two episodes, or all of a policy are equal
-    over_seeds: Interval | None  # None: other seeds, or fewer than two
+    over_episodes: Interval | None  # None: fewer than two episodes, or a policy's are all equal
+    over_seeds: Interval | None  # None: the runs' seeds differ, or there are fewer than two
 
 
 def difference(
@@ -49,11 +50,12 @@ def difference(
     values: Mapping[int, np.ndarray],
     reference_values: Mapping[int, np.ndarray],
     *,
-    begun: str = "seeded",
+    start_kind: str = "seeded",
 ) -> Difference:
     """Compare two runs.
 
-    values, reference_values: training seed -> [E], of the same episodes. begun: a key of PAIRING.
+    values, reference_values: training seed -> values of the same episodes, [E]. start_kind: a key
+    of PAIRING.
     """
     ours, theirs = (np.stack([*v.values()]) for v in (values, reference_values))  # [S, E]
     by_episode = ours.mean(0) - theirs.mean(0)
@@ -63,26 +65,31 @@ def difference(
             [float(np.mean(v - reference_values[s])) for s, v in values.items()]
         )
     by_episodes = mean_interval(by_episode)
-    if begun != "seeded":
+    if start_kind != "seeded":
         by_episodes = unpaired_interval(ours, theirs)
-    if begun == "alike" and not any(np.ptp(x, axis=1).any() for x in (ours, theirs)):
-        by_episodes = None  # one episode, played several times
+    if start_kind == "alike" and not any(np.ptp(x, axis=1).any() for x in (ours, theirs)):
+        by_episodes = None  # the same episode, repeated
     return Difference(run, reference, measure, float(by_episode.mean()), by_episodes, by_seed)
 
 
-def note_on(differences: Sequence[Difference], begun: str, *, every: bool = False) -> str:
-    """Return what the columns of differences mean. every: the episodes are all starts there are."""
+def note_on(differences: Sequence[Difference], start_kind: str, *, every: bool = False) -> str:
+    """Return an explanation of the columns of differences.
+
+    every: the episodes are all initial states of the task.
+    """
     episodes = any(d.over_episodes is not None for d in differences)
     seeds = any(d.over_seeds is not None for d in differences)
     lines = [
-        "Differences are paired: every run plays each start once." if every else PAIRING[begun]
+        "Differences are paired: every run plays each initial state once."
+        if every
+        else PAIRING[start_kind]
     ]
     if every:
-        lines.append("'Over episodes' is exact: there are no other starts.")
-    elif not episodes and begun == "alike":
+        lines.append("'Over episodes' is exact: there are no other initial states.")
+    elif not episodes and start_kind == "alike":
         lines.append("All episodes of a policy are equal, so there is no interval over episodes.")
     if seeds or (episodes and not every):
-        welch = " (Welch's over episodes)" if begun != "seeded" and episodes else ""
+        welch = " (Welch's over episodes)" if start_kind != "seeded" and episodes else ""
         lines.append(f"Intervals are 95 % t intervals{welch}.")
     if episodes and not every:
         lines.append("'Over episodes' is the uncertainty for these policies.")
@@ -108,7 +115,7 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval | None:
 def unpaired_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval | None:
     """Return Welch's 95 % interval of the difference of two runs' means; None for one episode.
 
-    ours, theirs: [S, E], independent episodes of S policies each, whose mean counts.
+    ours, theirs: [S, E], values of independent episodes of S policies. A run's mean is over both.
     """
     if ours.shape[1] < 2:
         return None
@@ -130,7 +137,7 @@ def t_quantile(degrees: float, level: float = LEVEL) -> float:
 
     With t = sqrt(degrees) tan(angle), the density of the angle is cos(angle)^(degrees - 1).
     """
-    widest = min(math.pi / 2, 40 / math.sqrt(degrees))  # beyond it nothing is left
+    widest = min(math.pi / 2, 40 / math.sqrt(degrees))  # the density beyond it is negligible
     angle = np.linspace(0, widest, 200_001)
     density = np.cos(angle) ** (degrees - 1)
     below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])

@@ -1,4 +1,4 @@
-"""What `offline-rl evaluate` takes."""
+"""Options of `offline-rl evaluate`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from offline_rl.utils.options import Checked, Count, Number
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(Checked):
-    """What `offline-rl evaluate` takes."""
+    """Options of `offline-rl evaluate`."""
 
-    run: str | list[str]  # a bundle, a seed's folder or its parent; several: [first,second]
-    task: str | None = None  # default: the one the policy was trained on
-    episodes: Count | Literal["all"] = 100  # of each bundle, from fixed seeds; all: each start once
-    eval_envs: Count | None = None  # environments open at once; 1 if only one can exist
-    target_return: Number | None = None  # for policies that aim at one; default: the bundle's
-    base: str | None = None  # module:function, where a bundle corrects what it does not hold
-    json: bool = False  # numbers for machines instead of a table
+    run: str | list[str]  # a bundle, a seed's or a run's folder; to compare: [first,second]
+    task: str | None = None  # task to evaluate in; default: the one the policy was trained on
+    episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
+    eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
+    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    base: str | None = None  # base policy (module:function) of a residual policy without one
+    json: bool = False  # print JSON instead of a table
 
 
 def check_task(keys: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def check_task(keys: Mapping[str, Any]) -> None:
     if all(hasattr(task, name) for name in ("step", "reset")):
         kind = task if isinstance(task, type) else type(getattr(task, "unwrapped", task))
         raise UserError(
-            f"task={kind.__name__} is an environment; task= takes a name. Register it with "
-            f'envs.register("mine", {kind.__name__}, max_episode_steps=…) and give task="mine", or '
-            f'give task="env:<file>.py:{kind.__name__}".'
+            f"task={kind.__name__} is an environment, but task= takes a name. Register it with "
+            f'envs.register("mine", {kind.__name__}, max_episode_steps=…) and use task="mine", or '
+            f'use task="env:<file>.py:{kind.__name__}".'
         )

@@ -15,52 +15,56 @@ import numpy as np
 
 import envs
 from envs import faults
-from offline_rl.data.meaning import conversion
+from offline_rl.data.env_spec import conversion
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.evaluation.options import check_task
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
-from offline_rl.utils.modules import needed
+from offline_rl.utils.modules import import_extra
 from offline_rl.utils.options import Checked, Count, Number, build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Player, channels
 from policies.spec import Conversion
 
-PACKAGES = {".mp4": "av", ".gif": "PIL"}  # what writes which kind of file
-RATE_HZ = 30.0  # of pictures, where the environment does not say how fast it goes
-MOST_HZ = 50.0  # that viewers of GIFs show
+PACKAGES = {".mp4": "av", ".gif": "PIL"}  # file extension -> the package that writes it
+RATE_HZ = 30.0  # frame rate if the environment does not state its control rate
+MAX_RATE_HZ = 50.0  # highest frame rate that GIF viewers show
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions(Checked):
-    """What `offline-rl play` takes."""
+    """Options of `offline-rl play`."""
 
-    run: str  # a bundle, or a folder with one; of several seeds the first plays
-    task: str | None = None  # default: the one the policy was trained on
-    episodes: Count = 1  # one after the other; those that `evaluate` begins with
-    out: str | None = None  # a file .mp4 or .gif; default: play.mp4, else play.gif, by the bundle
-    target_return: Number | None = None  # for policies that aim at one; default: the bundle's
-    base: str | None = None  # module:function, where a bundle corrects what it does not hold
+    run: str  # a policy bundle, or a folder that contains one; of several seeds the first is used
+    task: str | None = None  # task to play; default: the one the policy was trained on
+    episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
+    out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
+    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    base: str | None = None  # base policy (module:function) of a residual policy without one
 
 
 def play(**keys: Any) -> list[str]:
-    """Plays, and writes the file; a line on each episode, and the file's name. Raises UserError."""
+    """Record episodes of a policy as a video. Return a line about each, and the file's path.
+
+    keys: options of the command. Raises UserError.
+    """
     check_task(keys)
     options = build(PlayOptions, keys)
     bundle = bundles(Path(options.run))[0]
-    out = target(options.out, bundle)
+    out = output_file(options.out, bundle)
     write = writer(out.suffix)
-    if "DISPLAY" not in os.environ:  # before MuJoCo is loaded, which draws by what stands here
+    if "DISPLAY" not in os.environ:  # MuJoCo chooses its renderer by MUJOCO_GL when it is imported
         for library, name in (("EGL", "egl"), ("OSMesa", "osmesa")):
             if find_library(library):
                 os.environ.setdefault("MUJOCO_GL", name)
     try:
         task = task_of(options.task, [bundle])
         vector = envs.make_vector(task, 1)
-        given = {} if options.target_return is None else {"target_return": options.target_return}
-        policy = load(bundle, task, vector, given, options.base)
+        target = options.target_return
+        arguments = {} if target is None else {"target_return": target}
+        policy = load(bundle, task, vector, arguments, options.base)
         convert = conversion(policy.spec, vector, str(bundle))
-        rate_hz = min(vector.rate_hz or RATE_HZ, MOST_HZ)
+        rate_hz = min(vector.rate_hz or RATE_HZ, MAX_RATE_HZ)
         every = max(1, round((vector.rate_hz or RATE_HZ) / rate_hz))
         vector.close()
         env = envs.make(task, render_mode="rgb_array")
@@ -70,29 +74,29 @@ def play(**keys: Any) -> list[str]:
     with ExitStack() as stack:
         stack.callback(env.close)
 
-        def pictures() -> Iterator[np.ndarray]:
+        def frames() -> Iterator[np.ndarray]:
             for seed in range(EVALUATION_SEED, EVALUATION_SEED + options.episodes):
-                yield from episode(env, player, seed, every, lines, convert)
+                yield from play_episode(env, player, seed, every, lines, convert)
 
-        write_atomically(out, lambda temporary: write(temporary, pictures(), rate_hz))
+        write_atomically(out, lambda temporary: write(temporary, frames(), rate_hz))
     return [*lines, str(out)]
 
 
-def target(out: str | None, bundle: Path) -> Path:
-    """The file to write. Raises UserError where its kind is not known."""
+def output_file(out: str | None, bundle: Path) -> Path:
+    """Return the file to write. Raises UserError if its extension is not supported."""
     if out is None:
         try:
-            needed("av", "video", "a video")
+            import_extra("av", "video", "a video")
             return bundle.parent / "play.mp4"
         except UserError:
             return bundle.parent / "play.gif"
     path = Path(out)
     if path.suffix not in PACKAGES:
-        raise UserError(f"out={out}: a file that ends with {' or '.join(PACKAGES)} is expected")
+        raise UserError(f"out={out} is not a supported format. Use {' or '.join(PACKAGES)}.")
     return path
 
 
-def episode(
+def play_episode(
     env: Any,
     player: Player,
     seed: int,
@@ -100,82 +104,89 @@ def episode(
     lines: list[str],
     convert: Conversion | None = None,
 ) -> Iterator[np.ndarray]:
-    """Pictures of each `every`-th step; what it came to is added to `lines`."""
-    observation, _ = asked(env, "reset", seed=seed)
+    """Play an episode, yield an image of every `every`-th step, and append a line to `lines`."""
+    observation, _ = call(env, "reset", seed=seed)
     player.reset(seed)
     total, steps, reward, over = 0.0, 0, None, False
-    yield picture(env)
+    yield render(env)
     while not over:
-        action = player.step(channels.each(told, observation), reward)
+        action = player.step(channels.map_channels(policy_input, observation), reward)
         action = action if convert is None else convert(action)
-        observation, reward, terminated, truncated, _ = asked(env, "step", action)
+        observation, reward, terminated, truncated, _ = call(env, "step", action)
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:
-            yield picture(env)
+            yield render(env)
     lines.append(f"seed {seed}: return {total:.1f}, {steps:,} steps")
 
 
-def asked(env: Any, what: str, *arguments: Any, **keys: Any) -> Any:
-    """The environment's answer. Raises UserError, naming its own line, for whatever it raises."""
+def call(env: Any, method: str, *arguments: Any, **keys: Any) -> Any:
+    """Call a method of the environment. Raises UserError, naming the line that failed."""
     try:
-        return getattr(env, what)(*arguments, **keys)
-    except Exception as error:  # of somebody's own environment
-        raise UserError(f"the environment broke in {what}: {faults.told(error)}") from error
+        return getattr(env, method)(*arguments, **keys)
+    except Exception as error:  # a user's environment can raise anything
+        raise UserError(
+            f"The environment failed in {method}: {faults.describe_error(error)}"
+        ) from error
 
 
-def told(values: Any) -> np.ndarray:
-    """What an environment tells of a channel, as policies take it."""
+def policy_input(values: Any) -> np.ndarray:
+    """Return an observation channel as policies take it: images as they are, others float32."""
     array = np.asarray(values)
-    return array if channels.is_picture(array.shape) else array.astype(np.float32)
+    return array if channels.is_image(array.shape) else array.astype(np.float32)
 
 
-def picture(env: Any) -> np.ndarray:
-    """[H, W, 3] uint8. Raises UserError where nothing can be drawn."""
+def render(env: Any) -> np.ndarray:
+    """Return an image of the environment, [H, W, 3] uint8. Raises UserError if that fails."""
     try:
-        found = np.asarray(env.render())
-    except Exception as error:  # of OpenGL, of whatever draws; each has classes of its own
+        image = np.asarray(env.render())
+    except Exception as error:  # renderers have their own exception classes
         fault = " ".join(str(error).split())
         raise UserError(
-            f"nothing can be drawn here: {fault} (MuJoCo needs EGL or OSMesa where there is no "
-            "screen)"
+            f"The environment cannot be rendered: {fault}. Without a display MuJoCo needs EGL or "
+            "OSMesa."
         ) from None
-    if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
-        raise UserError(f"the environment draws {found.dtype} {list(found.shape)}: no picture")
-    return found
+    if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
+        raise UserError(
+            f"render() returned {image.dtype} {list(image.shape)}. Expected uint8 [H, W, 3]."
+        )
+    return image
 
 
 Write = Callable[[Path, Iterable[np.ndarray], float], None]
 
 
 def writer(kind: str) -> Write:
-    """Of files of that kind. Raises UserError where its package is missing."""
+    """Return the function that writes a video of this file type.
+
+    Raises UserError if its package is not installed.
+    """
     if kind == ".gif":
-        needed("PIL", "video", "a .gif")
+        import_extra("PIL", "video", "a .gif")
         return write_gif
-    needed("av", "video", "an .mp4, unlike a .gif,")
+    import_extra("av", "video", "an .mp4, unlike a .gif,")
     return write_mp4
 
 
-def write_gif(path: Path, pictures: Iterable[np.ndarray], rate_hz: float) -> None:
-    """Endlessly repeated; a picture lasts whole hundredths of a second, as the format has it."""
+def write_gif(path: Path, images: Iterable[np.ndarray], rate_hz: float) -> None:
+    """Write a GIF that repeats endlessly."""
     from PIL import Image
 
-    first, *rest = [Image.fromarray(each) for each in pictures]
-    period_ms = 10 * max(2, round(100 / rate_hz))
+    first, *rest = [Image.fromarray(image) for image in images]
+    period_ms = 10 * max(2, round(100 / rate_hz))  # the format has steps of 10 ms
     first.save(path, "GIF", save_all=True, append_images=rest, duration=period_ms, loop=0)
 
 
-def write_mp4(path: Path, pictures: Iterable[np.ndarray], rate_hz: float) -> None:
-    """H.264, which every browser plays; sides are cut to even numbers."""
+def write_mp4(path: Path, images: Iterable[np.ndarray], rate_hz: float) -> None:
+    """Write an H.264 video. Images are cropped to even width and height."""
     import av
 
     with av.open(str(path), "w", format="mp4") as file:
         stream: Any = None
-        for each in pictures:
-            each = each[: each.shape[0] // 2 * 2, : each.shape[1] // 2 * 2]
+        for image in images:
+            image = image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2]
             if stream is None:
                 stream = file.add_stream("h264", rate=Fraction(rate_hz).limit_denominator(1000))
-                stream.height, stream.width, stream.pix_fmt = *each.shape[:2], "yuv420p"
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(each), format="rgb24")
+                stream.height, stream.width, stream.pix_fmt = *image.shape[:2], "yuv420p"
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
             file.mux(stream.encode(frame))
         file.mux(stream.encode())

@@ -1,4 +1,4 @@
-"""Scores: whole episodes of deterministic policies, all seeds and episodes side by side."""
+"""Evaluation episodes of deterministic policies, played in parallel environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import envs
 from envs import Task, VectorEnv
 from envs.adapters import SUCCESS
-from envs.faults import numbers
+from envs.faults import check_finite
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
@@ -21,17 +21,17 @@ Act = Callable[[Observations], np.ndarray]  # normalized observations [B, *obs] 
 
 
 class Episodes(NamedTuple):
-    """What B episodes came to."""
+    """Results of B complete episodes."""
 
-    returns: np.ndarray  # [B] float64, undiscounted raw rewards
+    returns: np.ndarray  # [B] float64, undiscounted sum of raw rewards
     lengths: np.ndarray  # [B] int
-    success: np.ndarray | None  # [B] bool, where the environment tells
-    costs: np.ndarray | None  # [B] float64, undiscounted, where the environment tells
-    seeds: np.ndarray  # [B] int
+    success: np.ndarray | None  # [B] bool; None if the environment does not report it
+    costs: np.ndarray | None  # [B] float64, undiscounted; None if not reported
+    seeds: np.ndarray  # [B] int, of the environment
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Episodes:
-        """From a line of evaluations.jsonl; a return that was not a number is null there."""
+        """Return the episodes in a line of evaluations.jsonl, where null stands for NaN."""
         success = None if row["success"] is None else np.asarray(row["success"])
         costs = None if row["costs"] is None else np.asarray(row["costs"], np.float64)
         returns = np.asarray(row["returns"], np.float64)
@@ -39,33 +39,36 @@ class Episodes(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Episodes played one group after another."""
+        """Concatenate groups of episodes."""
         columns = {k: [getattr(part, k) for part in parts] for k in cls._fields}
-        whole: dict[str, Any]
-        whole = {k: None if v[0] is None else np.concatenate(v) for k, v in columns.items()}
-        return cls(**whole)
+        arrays: dict[str, Any]
+        arrays = {k: None if v[0] is None else np.concatenate(v) for k, v in columns.items()}
+        return cls(**arrays)
 
     def part(self, start: int, stop: int) -> Episodes:
-        """The episodes from `start` up to `stop`."""
-        kept: dict[str, Any]
-        kept = {k: v if v is None else v[start:stop] for k, v in self._asdict().items()}
-        return Episodes(**kept)
+        """Return the episodes from `start` up to `stop`."""
+        arrays: dict[str, Any]
+        arrays = {k: v if v is None else v[start:stop] for k, v in self._asdict().items()}
+        return Episodes(**arrays)
 
 
 def starts(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
-    """The seeds of an evaluation's episodes. UserError for "all" of a task that has no count.
+    """Return the seeds of an evaluation's episodes.
 
-    key: what the user calls `episodes`.
+    episodes: their number, or "all": one from each initial state. key: the option's name in
+    messages. Raises UserError for "all" if the task has no finite list of initial states.
     """
     if isinstance(episodes, int):
         return EVALUATION_SEED + np.arange(episodes)
-    found = None
+    seeds = None
     if task.env_id is not None:
         with closing(envs.make_vector(task, 1)) as env:
-            found = env.every_start(EVALUATION_SEED)
-    if found is None:
-        raise UserError(f"{key}={episodes}: {task.name} has no few starts to count: give a number")
-    return np.array(found)
+            seeds = env.every_start(EVALUATION_SEED)
+    if seeds is None:
+        raise UserError(
+            f"{key}={episodes}: {task.name} has no finite list of initial states. Give a number."
+        )
+    return np.array(seeds)
 
 
 def rollout(
@@ -75,34 +78,34 @@ def rollout(
     seeds: np.ndarray,
     observe: Callable[[np.ndarray], None] | None = None,
 ) -> Episodes:
-    """One episode from each seed, in as many environments; those that ended wait for the rest.
+    """Play one episode from each seed, each in its own environment, in parallel.
 
-    seeds: [B], at most `env.num_envs`.  observe: told each step's raw rewards [B], 0 where the
-    episode is over; for policies with memory. Raises Broken where the environment answers what is
-    no number.
+    seeds: [B], at most `env.num_envs`. observe: is called with each step's raw rewards, [B], 0 for
+    finished episodes; for policies with memory. Raises Broken if the environment returns NaN or an
+    infinity.
     """
     count = len(seeds)
     running = np.arange(count)
     observations = env.reset([int(seed) for seed in seeds], running)
-    numbers("reset", observations)
+    check_finite("reset", observations)
     returns, lengths = np.zeros(count), np.zeros(count, int)
     success, costs = np.zeros(count, bool), np.zeros(count)
-    told = set[str]()
+    info_keys = set[str]()
     while len(running):
         actions = act(normalizer(observations))
         step = env.step(actions[running], running)
-        numbers("step", step.observations, step.rewards)
+        check_finite("step", step.observations, step.rewards)
         returns[running] += step.rewards
         lengths[running] += 1
         if observe is not None:
             rewards = np.zeros(count)
             rewards[running] = step.rewards
             observe(rewards)
-        told |= step.infos.keys()
+        info_keys |= step.infos.keys()
         for key in SUCCESS & step.infos.keys():
             success[running] |= step.infos[key].astype(bool)
         costs[running] += step.infos.get("cost", 0.0)
-        channels.put(observations, running, step.observations)
+        channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
-    known = (success if told & SUCCESS else None, costs if "cost" in told else None)
-    return Episodes(returns, lengths, *known, np.asarray(seeds))
+    reported = (success if info_keys & SUCCESS else None, costs if "cost" in info_keys else None)
+    return Episodes(returns, lengths, *reported, np.asarray(seeds))

@@ -1,9 +1,9 @@
-"""Evaluations on disk: a JSON file beside the bundle, whole or absent.
+"""Saved evaluations: JSON files next to a policy bundle.
 
     policy.evaluation.<task>-<episodes>[-<key>_<value>].json
 
-holds the command's keys, every episode's return, length and seed, the version and commit of the
-code, and a checksum of the policy. The same command replaces its file.
+A file holds the command's options, every episode's return, length and seed, the version and commit
+of the code, and a checksum of the policy. Repeating a command replaces its file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from envs import Reference, Task
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object, write_json
+from offline_rl.utils.files import read_json_object, write_json
 from offline_rl.utils.options import build
-from offline_rl.utils.trees import plain
+from offline_rl.utils.trees import to_json_values
 from offline_rl.version import __version__
 from policies import Bundle, BundleError, bundle
 
 
 @dataclass(frozen=True)
 class SavedEvaluation:
-    """What `offline-rl evaluate` found for one bundle."""
+    """Saved result of `offline-rl evaluate` for one bundle."""
 
     file: Path
-    keys: dict[str, Any]  # of the command: task, episodes, and those that were given
+    keys: dict[str, Any]  # the command's options: task, episodes, and others that were set
     reference: Reference | None
     episodes: Episodes
-    policy: str  # the policy's checksum
+    policy: str  # checksum of the policy
 
     @property
     def score(self) -> float | None:
@@ -46,32 +46,32 @@ class SavedEvaluation:
 
     @property
     def is_current(self) -> bool:
-        """True if the bundle beside the file still holds the policy that was evaluated."""
+        """True if the bundle next to the file still holds the policy that was evaluated."""
         path = self.file.parent / f"{self.file.name.split('.evaluation.')[0]}.bundle"
         try:
             return path.is_file() and digest(bundle.read(path)) == self.policy
-        except BundleError:  # a damaged one holds no policy
+        except BundleError:  # a damaged bundle holds no policy
             return False
 
 
 def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played: Episodes) -> Path:
     """Write the evaluation of the bundle at `path`. Raises UserError if that fails."""
-    given = {"task": task.name, **{k: v for k, v in keys.items() if v is not None}}
-    file = path.with_name(f"{path.stem}.evaluation.{name_of(given)}.json")
+    options = {"task": task.name, **{k: v for k, v in keys.items() if v is not None}}
+    file = path.with_name(f"{path.stem}.evaluation.{name_of(options)}.json")
     content = {
-        "keys": given,
+        "keys": options,
         "score_reference": asdict(task.reference) if task.reference else None,
         "policy_sha256": digest(policy),
         "version": __version__,
-        "commit": hardware.commit(),
+        "commit": hardware.current_commit(),
         **played._asdict(),
     }
-    write_json(file, plain(content))
+    write_json(file, to_json_values(content))
     return file
 
 
 def name_of(keys: Mapping[str, Any]) -> str:
-    """Return the part of a file's name that tells evaluations of one bundle apart."""
+    """Return the part of a file's name that identifies one of a bundle's evaluations."""
     rest = [f"{k}_{v}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
 
@@ -83,12 +83,12 @@ def saved_evaluations(path: Path) -> list[SavedEvaluation]:
 
 def read(file: Path) -> SavedEvaluation:
     """Read a file that `save` wrote. Raises UserError naming it if it is damaged."""
-    found = read_object(file)
+    content = read_json_object(file)
     try:
-        reference = found["score_reference"]
-        known = None if reference is None else build(Reference, reference, f"{file}: ")
-        episodes = Episodes.from_row(found)
-        return SavedEvaluation(file, dict(found["keys"]), known, episodes, found["policy_sha256"])
+        values = content["score_reference"]
+        reference = None if values is None else build(Reference, values, f"{file}: ")
+        keys, policy = dict(content["keys"]), content["policy_sha256"]
+        return SavedEvaluation(file, keys, reference, Episodes.from_row(content), policy)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is not a saved evaluation: {error!r}. Remove it, or evaluate again."
@@ -96,11 +96,11 @@ def read(file: Path) -> SavedEvaluation:
 
 
 def digest(policy: Bundle) -> str:
-    """Return a checksum of what a policy computes; exporting its network does not change it."""
+    """Return a checksum of a policy's function, which exporting the network does not change."""
     total = hashlib.sha256()
     arrays = dict(policy.weights)
-    for name, each in policy.normalizers.items():
-        arrays |= {f"{name}/mean": each.mean, f"{name}/scale": each.scale}
+    for name, normalizer in policy.normalizers.items():
+        arrays |= {f"{name}/mean": normalizer.mean, f"{name}/scale": normalizer.scale}
     about = [policy.kind, policy.arguments, policy.spec.to_json()]
     total.update(json.dumps(about, sort_keys=True, default=str).encode())
     for name in sorted(arrays):

@@ -25,7 +25,13 @@ import numpy as np
 
 from offline_rl.data.load import data_folder
 from offline_rl.reporting.records import Record, of_folder, run_of, seed_folders
-from offline_rl.training.run_folder import SUMS, agree_in, named_task, own, typed
+from offline_rl.training.run_folder import (
+    SUMS,
+    config_of_seed,
+    named_task,
+    option_name,
+    values_agree,
+)
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -110,10 +116,10 @@ def write(records: Sequence[Record], out: Path) -> None:
     for record in records:
         first = configs.setdefault(record.run, record.config)
         a, b = flatten(first, "."), flatten(record.config, ".")
-        differ = [k for k in sorted(a | b) if not (agree_in(k, a, b) or k.startswith(SUMS))]
+        differ = [k for k in sorted(a | b) if not (values_agree(k, a, b) or k.startswith(SUMS))]
         if differ:
             raise UserError(
-                f"The seeds of {record.run} differ in {', '.join(map(typed, differ))} and have no "
+                f"The seeds of {record.run} differ in {', '.join(map(option_name, differ))} and have no "
                 "common configuration. Pack them into separate folders, or train one of them under "
                 "another name=…"
             )
@@ -205,7 +211,7 @@ def read(folder: str | Path) -> list[Record]:
             row = {c: parse_cell(c, text) for c, text in zip(columns, texts, strict=True)}
             run = run_of(row)
             played = evaluations.pop((run, row["seed"]), [])
-            records.append(record_of(row, own(configs[run], row["seed"]), played))
+            records.append(record_of(row, config_of_seed(configs[run], row["seed"]), played))
         if evaluations:
             raise ValueError(f"no row for {', '.join(map(str, evaluations))}")
         return records

@@ -8,7 +8,7 @@ from offline_rl.evaluation.saved import SavedEvaluation, saved_evaluations
 from offline_rl.reporting.runs import Seed
 from offline_rl.reporting.summary import share_of, share_text
 from offline_rl.training.run_folder import BUNDLE
-from offline_rl.utils.text import mean_std
+from offline_rl.utils.text import format_mean_std
 
 HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "episodes", "keys"]
 LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]  # hidden first, to fit the terminal
@@ -37,10 +37,10 @@ def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
     return [
         label,
         keys["task"],
-        mean_std([each.score for each in saved], 1),
-        mean_std([float(e.returns.mean()) for e in played]),
+        format_mean_std([each.score for each in saved], 1),
+        format_mean_std([float(e.returns.mean()) for e in played]),
         share_text(share_of(success)) if success else "",
-        mean_std([None if e.costs is None else float(e.costs.mean()) for e in played], 1),
+        format_mean_std([None if e.costs is None else float(e.costs.mean()) for e in played], 1),
         f"{len(played[0].returns)} × {len(saved)} seed{'s' * (len(saved) > 1)}",
         " ".join(f"{k}={v}" for k, v in keys.items() if k not in ("task", "episodes")),
     ]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import label
-from offline_rl.training.run_folder import SeedFolder, named_task, own
+from offline_rl.training.run_folder import SeedFolder, config_of_seed, named_task
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object
+from offline_rl.utils.files import read_json_object
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ def run_of(config: Mapping[str, Any]) -> str:
 def of_folder(folder: SeedFolder) -> Record:
     """Read the seed's files. Raises UserError naming a damaged one."""
     result, environment = None, folder.path / "environment.json"
-    config = own(read_object(folder.config), folder.seed)
-    machine = read_object(environment) if environment.is_file() else {}
+    config = config_of_seed(read_json_object(folder.config), folder.seed)
+    machine = read_json_object(environment) if environment.is_file() else {}
     if folder.finished:
-        result = upgraded_result(read_object(folder.result), config, folder.result)
+        result = upgraded_result(read_json_object(folder.result), config, folder.result)
     metrics = last_row(folder.path / "metrics.jsonl")
     evaluations = folder.rows("evaluations")
     return Record(config, machine, result, evaluations, metrics, folder.state)

@@ -22,15 +22,15 @@ from offline_rl.reporting.statistics import MIN_CONVERGENCE, convergence_text
 from offline_rl.reporting.summary import Summary, share_text, summarize
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
-from offline_rl.utils.options import build, signature
+from offline_rl.utils.options import build, options_signature
 from offline_rl.utils.text import (
-    duration,
-    fitted,
-    mean_std,
-    span,
+    format_duration,
+    format_fitting_table,
+    format_mean_std,
+    format_range,
     table,
     terminal_width,
-    wrapped,
+    wrap_text,
 )
 
 LEGEND = {
@@ -99,12 +99,12 @@ def report(
     for seeds in tasks.values():
         title, body, notes = describe(seeds)
         columns += shown_columns(HEADER, body)
-        lines = [wrapped(note, min(width, 100)) for note in notes]
-        text += [title, "", fitted(HEADER, body, width, LESS_NEEDED), "", *lines, ""]
+        lines = [wrap_text(note, min(width, 100)) for note in notes]
+        text += [title, "", format_fitting_table(HEADER, body, width, LESS_NEEDED), "", *lines, ""]
         page += [f"## {title}", table(HEADER, body, markdown=True), *notes]
         if body := evaluated.rows_of(seeds):
             columns += shown_columns(evaluated.HEADER, body)
-            shown = fitted(evaluated.HEADER, body, width, evaluated.LESS_NEEDED)
+            shown = format_fitting_table(evaluated.HEADER, body, width, evaluated.LESS_NEEDED)
             text += ["Evaluated after training", "", shown, ""]
             page += ["### Evaluated after training", table(evaluated.HEADER, body, markdown=True)]
     scored = {task: s for task, s in tasks.items() if any(seed.curves["return"] for seed in s)}
@@ -119,7 +119,7 @@ def report(
         page.append("## Online training")
         bodies = {task: online.table_of(seeds) for task, seeds in acting.items()}
         for task, body in bodies.items():
-            shown = fitted(online.HEADER, body, width, online.LESS_NEEDED)
+            shown = format_fitting_table(online.HEADER, body, width, online.LESS_NEEDED)
             text += [f"{task}: online training", "", shown, ""]
             page += [f"### {task}", table(online.HEADER, body, markdown=True)]
         page += [online.explanation([row for body in bodies.values() for row in body])]
@@ -148,7 +148,7 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     body = [cells for _, cells in sorted(rows, key=lambda r: -r[0])]
     for name, (score, mean) in data.items():
         label = BEHAVIOR + (f" ({name})" if len(data) > 1 else "")
-        cells = [label, mean_std([score], 1), mean_std([mean])]
+        cells = [label, format_mean_std([score], 1), format_mean_std([mean])]
         body.append([*cells, *[""] * (len(HEADER) - len(cells))])
     kind = "normalized score" if key == "score" else "raw return (the task has no score references)"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
@@ -187,19 +187,19 @@ def row(
     rates = [o.updates_per_second for o in done if o.updates_per_second is not None]
     return -math.inf if summary.mean is None else summary.mean, [
         label,
-        mean_std([o.score for o in done], 1),
-        mean_std([o.mean_return for o in done]),
+        format_mean_std([o.score for o in done], 1),
+        format_mean_std([o.mean_return for o in done]),
         "" if published is None else f"{published.score:.1f} ± {published.std:.1f}",
         summary.error_text,
-        mean_std(summary.last_five, 1),
+        format_mean_std(summary.last_five, 1),
         success(summary),
-        mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
-        f"{span(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
-        span(o.updates for o in done),
+        format_mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
+        f"{format_range(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
+        format_range(o.updates for o in done),
         progress(summary),
-        span(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
-        duration(sum(o.seconds / o.seeds_stacked for o in done)),
-        f"{np.mean(rates):,.0f} × {span(o.seeds_stacked for o in done)}" if rates else "",
+        format_range(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
+        format_duration(sum(o.seconds / o.seeds_stacked for o in done)),
+        f"{np.mean(rates):,.0f} × {format_range(o.seeds_stacked for o in done)}" if rates else "",
     ]
 
 
@@ -256,4 +256,4 @@ def hardware(seed: Seed) -> str:
     return f"{o.device} ({unit}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
 
 
-report.__signature__ = signature(report, ReportOptions)  # type: ignore[attr-defined]
+report.__signature__ = options_signature(report, ReportOptions)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from offline_rl.algorithms.common.registry import label
 from offline_rl.reporting import compact
 from offline_rl.reporting.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
-from offline_rl.training.run_folder import SUMS, SeedFolder, agree_in, named_task
+from offline_rl.training.run_folder import SUMS, SeedFolder, named_task, values_agree
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -173,7 +173,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                 )
             first = firsts.setdefault((seed.task, seed.label), seed)
             a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if not may_differ(k) and not agree_in(k, a, b)]
+            differ = [k for k in sorted(a | b) if not may_differ(k) and not values_agree(k, a, b)]
             if differ:
                 raise UserError(
                     f"{first.path} and {seed.path} differ in {', '.join(differ)} and cannot be "

@@ -1,4 +1,4 @@
-"""Bundles made by hand, played on NeoRL-2's DMSD, against a plain loop over the environment."""
+"""Evaluation of bundles written by hand on NeoRL-2's DMSD, against a loop over the environment."""
 
 import json
 from dataclasses import replace
@@ -19,6 +19,7 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Normalizer, Player, Spec, bundle
+from policies.golden import seal
 
 ACTION = (0.5, -0.25)
 LOW, HIGH = 30.6, 849.51  # DMSD's published references, polixir/NeoRL2:neorl2/envs/info.py
@@ -27,7 +28,7 @@ LOW, HIGH = 30.6, 849.51  # DMSD's published references, polixir/NeoRL2:neorl2/e
 def constant_policy(
     path: Path, action: tuple[float, ...] = ACTION, *, observations: int = 6, task: str | None
 ) -> Path:
-    """A network without weights, whose bias is the action before its tanh."""
+    """Write a bundle whose policy always takes `action`: zero weights, bias arctanh(action)."""
     weights = {
         "trunk.weights.0": np.zeros((observations, len(action)), np.float32),
         "trunk.biases.0": np.arctanh(action).astype(np.float32),
@@ -39,9 +40,8 @@ def constant_policy(
     spec = Spec((observations,), len(action))
     path.parent.mkdir(parents=True, exist_ok=True)
     provenance = {} if task is None else {"task": task}
-    bundle.write(
-        path, bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, provenance)
-    )
+    made = bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, provenance)
+    bundle.write(path, seal(made))
     return path
 
 
@@ -62,10 +62,10 @@ def returns_by_a_loop(action: tuple[float, ...], episodes: int) -> list[float]:
     return returns
 
 
-def test_every_start_of_a_task_that_has_few_gives_its_exact_score(tmp_path: Path) -> None:
-    """As `benchmarks.baselines` has it, which plays the action without a bundle."""
-    kept = json.loads(Path("benchmarks/results/baselines.json").read_text())["neorl2/Simglucose"]
-    expected = kept["rows"]["constant_-0.996"]
+def test_one_episode_from_each_initial_state_gives_the_exact_score(tmp_path: Path) -> None:
+    """It equals the score of `benchmarks.baselines`, which plays the action without a bundle."""
+    stored = json.loads(Path("benchmarks/results/baselines.json").read_text())
+    expected = stored["neorl2/Simglucose"]["rows"]["constant_-0.996"]
     size = envs.make_vector("neorl2/Simglucose", 1).observation_shape[0]
     path = constant_policy(
         tmp_path / "policy.bundle", (-0.996,), observations=size, task="neorl2/Simglucose"
@@ -75,16 +75,17 @@ def test_every_start_of_a_task_that_has_few_gives_its_exact_score(tmp_path: Path
     assert only["score"] == pytest.approx(expected["score"], abs=1e-3)
 
 
-def test_a_task_with_too_many_starts_to_count_says_so(dmsd: Path) -> None:
-    with pytest.raises(UserError, match="episodes=all: neorl2/DMSD has no few starts to count"):
+def test_episodes_all_is_refused_for_a_task_without_a_list_of_initial_states(dmsd: Path) -> None:
+    message = "episodes=all: neorl2/DMSD has no finite list of initial states"
+    with pytest.raises(UserError, match=message):
         evaluate(run=str(dmsd), episodes="all")
 
 
-def test_a_constant_policy_scores_what_a_plain_loop_over_the_environment_finds(dmsd: Path) -> None:
+def test_a_constant_policy_scores_the_same_as_in_a_loop_over_the_environment(dmsd: Path) -> None:
     expected = returns_by_a_loop(ACTION, 3)
-    found = json.loads(evaluate(run=str(dmsd), episodes=3, json=True))
-    (only,) = found["bundles"]
-    assert found["task"] == "neorl2/DMSD"
+    evaluation = json.loads(evaluate(run=str(dmsd), episodes=3, json=True))
+    (only,) = evaluation["bundles"]
+    assert evaluation["task"] == "neorl2/DMSD"
     assert only["returns"] == pytest.approx(expected, rel=1e-6)
     assert only["seeds"] == [EVALUATION_SEED + k for k in range(3)]
     scores = [100 * (r - LOW) / (HIGH - LOW) for r in expected]
@@ -97,22 +98,22 @@ def test_a_constant_policy_scores_what_a_plain_loop_over_the_environment_finds(d
     assert "polixir/NeoRL2" in text
 
 
-def test_a_run_folder_stands_for_its_seeds_in_order_and_a_seed_folder_for_its_bundle(
+def test_a_run_folder_gives_the_bundles_of_its_seeds_in_order_and_a_seed_folder_its_own(
     dmsd: Path,
 ) -> None:
     run = dmsd.parent.parent
     for seed in (10, 2):
         constant_policy(run / f"seed_{seed}" / "policy.bundle", (0.1, 0.1), task="neorl2/DMSD")
-    whole = json.loads(evaluate(run=str(run), episodes=2, json=True))
-    names = [Path(row["bundle"]).parent.name for row in whole["bundles"]]
+    all_seeds = json.loads(evaluate(run=str(run), episodes=2, json=True))
+    names = [Path(row["bundle"]).parent.name for row in all_seeds["bundles"]]
     assert names == ["seed_0", "seed_2", "seed_10"]
     one = json.loads(evaluate(run=str(dmsd.parent), episodes=2, json=True))
-    assert one["bundles"] == whole["bundles"][:1]
+    assert one["bundles"] == all_seeds["bundles"][:1]
     assert "mean of 3" in evaluate(run=str(run), episodes=2)
 
 
 class Pay(gymnasium.Env):
-    """Two steps that pay 2 each."""
+    """Environment of two steps with a reward of 2 each."""
 
     observation_space = Box(-1, 1, (1,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
@@ -133,7 +134,7 @@ def test_a_task_without_references_reports_returns_and_says_so(
     text = evaluate(run=str(path), task="pay", episodes=4)
     assert "no score references: these are raw returns" in text
     row = next(line for line in text.splitlines() if line.startswith(str(path)))
-    assert row.split()[1:] == ["4.0", "±", "0.0", "0.5", "±", "0.0"]  # two steps' pay and cost
+    assert row.split()[1:] == ["4.0", "±", "0.0", "0.5", "±", "0.0"]  # two steps' reward and cost
     (only,) = json.loads(evaluate(run=str(path), task="pay", episodes=4, json=True))["bundles"]
     assert only["score"] is None
     assert only["cost"] == 0.5
@@ -147,50 +148,53 @@ def test_success_is_the_share_of_episodes() -> None:
     assert json.loads(as_json(envs.Task("t"), played))["bundles"][0]["success"] == 0.25
 
 
-def test_a_damaged_bundle_is_one_sentence_that_names_it(dmsd: Path) -> None:
-    whole = dmsd.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", whole.replace(b"DeterministicActor", b"X" * 18)):
+def test_a_damaged_bundle_is_named_in_one_sentence(dmsd: Path) -> None:
+    content = dmsd.read_bytes()
+    other_kind = content.replace(b"DeterministicActor", b"X" * 18)
+    for damaged in (content[: len(content) // 2], b"", other_kind):
         dmsd.write_bytes(damaged)
         with pytest.raises(UserError, match=str(dmsd)) as error:
             evaluate(run=str(dmsd), episodes=1)
         assert "\n" not in str(error.value)
 
 
-def test_whatever_byte_of_a_bundles_directory_is_damaged_it_is_refused_or_read(dmsd: Path) -> None:
-    whole, refused = dmsd.read_bytes(), 0
-    places = range(whole.index(b"PK\x01\x02"), len(whole))
-    for k in places:
-        dmsd.write_bytes(whole[:k] + bytes([whole[k] ^ 0xFF]) + whole[k + 1 :])
+def test_a_bundle_with_a_damaged_byte_in_its_zip_directory_is_refused_or_read(dmsd: Path) -> None:
+    content, refused = dmsd.read_bytes(), 0
+    positions = range(content.index(b"PK\x01\x02"), len(content))
+    for k in positions:
+        dmsd.write_bytes(content[:k] + bytes([content[k] ^ 0xFF]) + content[k + 1 :])
         try:
             bundle.read(dmsd)
         except BundleError as error:
             refused += str(dmsd) in str(error)
-    assert refused > len(places) / 2
+    assert refused > len(positions) / 2
 
 
-def test_a_bundle_of_other_sizes_than_the_task_is_refused_with_both(dmsd: Path) -> None:
+def test_a_bundle_with_other_sizes_than_the_task_is_refused_with_both(dmsd: Path) -> None:
     with pytest.raises(UserError, match=r"does not fit task .*observation_shape.*\(6,\)"):
         evaluate(run=str(dmsd), task="neorl2/Pipeline", episodes=1)
 
 
-def test_a_bundle_of_another_rate_than_the_task_is_refused_with_both(tmp_path: Path) -> None:
+def test_a_bundle_with_another_rate_than_the_task_is_refused_with_both(tmp_path: Path) -> None:
     path = constant_policy(
         tmp_path / "own.bundle", (0.0, 0.0), observations=14, task="push/standard"
     )
-    made = bundle.read(path)
-    bundle.write(path, replace(made, spec=replace(made.spec, rate_hz=20.0)))
+    policy = bundle.read(path)
+    bundle.write(path, replace(policy, spec=replace(policy.spec, rate_hz=20.0)))
     assert "push/standard" in evaluate(run=str(path), episodes=1)
-    bundle.write(path, replace(made, spec=replace(made.spec, rate_hz=30.0)))
+    bundle.write(path, replace(policy, spec=replace(policy.spec, rate_hz=30.0)))
     with pytest.raises(UserError, match="rate_hz: the policy has 30, here it is 20"):
         evaluate(run=str(path), episodes=1)
 
 
-def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, dmsd: Path) -> None:
+def test_evaluations_that_cannot_run_are_refused_in_one_sentence(
+    tmp_path: Path, dmsd: Path
+) -> None:
     with pytest.raises(UserError, match=r"unknown task .*neorl2/DMSD"):
         evaluate(run=str(dmsd), task="neorl2/DMSDD")
     with pytest.raises(UserError, match="has no environment"):
         evaluate(run=str(dmsd), task="none")
-    with pytest.raises(UserError, match="say which task"):
+    with pytest.raises(UserError, match="was trained without a task. Choose one by task="):
         evaluate(run=str(constant_policy(tmp_path / "own.bundle", task=None)))
     with pytest.raises(UserError, match="does not exist"):
         evaluate(run=str(tmp_path / "nowhere"))
@@ -204,7 +208,7 @@ def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, dmsd: Path)
 
 
 class Drift(Pay):
-    """Three steps that pay the place of a start drawn by the seed."""
+    """Environment of three steps, each with a reward that the seed determines."""
 
     place = 0.0
 
@@ -218,6 +222,8 @@ class Drift(Pay):
 
 
 class Careless(Drift):
+    """Environment that ignores its seed."""
+
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
         return Drift.reset(self)
 
@@ -228,8 +234,8 @@ def test_episodes_in_fewer_environments_are_the_same(
     monkeypatch.setattr(tasks, "_registered", {})
     envs.register("drift", Drift, max_episode_steps=3)
     path = constant_policy(tmp_path / "policy.bundle", (0.5,), observations=1, task="none")
-    told = {"run": str(path), "task": "drift", "episodes": 5, "json": True}
-    (whole,) = json.loads(evaluate(**told))["bundles"]
+    keys = {"run": str(path), "task": "drift", "episodes": 5, "json": True}
+    (expected,) = json.loads(evaluate(**keys))["bundles"]
     noise = list[int]()
 
     class Noted(Player):
@@ -240,30 +246,30 @@ def test_episodes_in_fewer_environments_are_the_same(
     monkeypatch.setattr(verb, "Player", Noted)
     for count in (1, 2, 5):
         noise.clear()
-        assert json.loads(evaluate(**told, eval_envs=count))["bundles"] == [whole]
-        assert noise == whole["seeds"]
+        assert json.loads(evaluate(**keys, eval_envs=count))["bundles"] == [expected]
+        assert noise == expected["seeds"]
     starts = [np.random.default_rng(EVALUATION_SEED + k).normal() for k in range(5)]
-    np.testing.assert_allclose(whole["returns"], 3 * np.array(starts))
+    np.testing.assert_allclose(expected["returns"], 3 * np.array(starts))
 
 
-def test_where_episodes_begin_is_not_called_a_seed_where_it_is_ignored(
+def test_the_output_says_how_episodes_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "_registered", {})
     path = constant_policy(tmp_path / "policy.bundle", (0.5,), observations=1, task="none")
     first = EVALUATION_SEED
-    says = {
-        Drift: f"begun from seeds {first} to {first + 1}.",
-        Careless: "begun at random: the environment ignores its seed",
-        Pay: "all begun alike: the environment has one start",
+    notes = {
+        Drift: f"started from seeds {first} to {first + 1}.",
+        Careless: "started at random: the environment ignores its seed",
+        Pay: "all from the same initial state, whatever the seed",
     }
-    for kind, words in says.items():
+    for kind, words in notes.items():
         envs.register(kind.__name__, kind, max_episode_steps=3)
         assert words in evaluate(run=str(path), task=kind.__name__, episodes=2)
     other = constant_policy(
         tmp_path / "other" / "policy.bundle", (0.1,), observations=1, task="none"
     )
-    told = {"run": [str(path), str(other)], "episodes": 2}
-    assert "not paired: the environment ignores its seed" in evaluate(**told, task="Careless")
-    assert "no interval over episodes" in " ".join(evaluate(**told, task="Pay").split())
-    assert json.loads(evaluate(**told, task="Drift", json=True))["differences"][0]["over_episodes"]
+    keys = {"run": [str(path), str(other)], "episodes": 2}
+    assert "not paired: the environment ignores its seed" in evaluate(**keys, task="Careless")
+    assert "no interval over episodes" in " ".join(evaluate(**keys, task="Pay").split())
+    assert json.loads(evaluate(**keys, task="Drift", json=True))["differences"][0]["over_episodes"]

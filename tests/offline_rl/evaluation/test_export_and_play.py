@@ -1,4 +1,4 @@
-"""`export` puts graphs into a run's bundles, `play` draws its episodes; or a sentence why not."""
+"""`export` adds ONNX graphs to bundles, and `play` records videos."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,13 @@ from offline_rl.evaluation import play as playing
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Bundle, Normalizer, Spec, bundle
+from policies.golden import seal
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 
 
 class Sweep(gymnasium.Env):
-    """A bar that moves by the action, in [-3, 3]; five steps. Drawn 15 pixels high, 21 wide."""
+    """Environment of five steps with a bar that the action moves; images of 15 x 21 pixels."""
 
     observation_space = Box(-np.inf, np.inf, (1,), np.float32)
     action_space = Box(-3, 3, (1,), np.float32)
@@ -52,7 +53,7 @@ def sweep() -> str:
 
 
 def constant(path: Path, task: str, action: float = 0.5) -> Path:
-    """Of one number seen, and the same action always."""
+    """Write a bundle of a policy with one observation that always takes `action`."""
     weights = {
         "trunk.weights.0": np.zeros((1, 1), np.float32),
         "trunk.biases.0": np.arctanh(np.float32([action])),
@@ -60,40 +61,43 @@ def constant(path: Path, task: str, action: float = 0.5) -> Path:
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     path.parent.mkdir(parents=True, exist_ok=True)
     same, made = Normalizer.identity((1,)), {"task": task}
-    bundle.write(path, Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, same, made))
+    spec = Spec((1,), 1)
+    bundle.write(path, seal(Bundle(spec, "DeterministicActor", arguments, weights, same, made)))
     return path
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4"])
-def test_an_episode_is_drawn_picture_by_picture(tmp_path, sweep: str, kind: str, capsys) -> None:
-    """From 0 or 1, by half of 3 a step: the first and every further of five steps."""
+def test_a_video_has_an_image_of_every_step(tmp_path, sweep: str, kind: str, capsys) -> None:
+    """The bar starts at 0 or 1 and moves by half of 3 per step: 6 images per episode."""
     pytest.importorskip("PIL" if kind == "gif" else "av")
     run = constant(tmp_path / "run" / "seed_0" / "policy.bundle", sweep).parents[1]
     verbs.play([f"run={run}", "episodes=2", f"out={tmp_path / f'x.{kind}'}"])
-    told = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     starts = [(EVALUATION_SEED + k) % 2 for k in range(2)]
     returns = [sum(start + 1.5 * (k + 1) for k in range(5)) for start in starts]
-    assert [line.split("return ")[1] for line in told[:2]] == [f"{r:.1f}, 5 steps" for r in returns]
-    assert told[2] == str(tmp_path / f"x.{kind}")
-    shown = pictures(Path(told[2]))
-    assert len(shown) == 12
+    expected = [f"{r:.1f}, 5 steps" for r in returns]
+    assert [line.split("return ")[1] for line in printed[:2]] == expected
+    assert printed[2] == str(tmp_path / f"x.{kind}")
+    images = read_images(Path(printed[2]))
+    assert len(images) == 12
     places = [start + 1.5 * k for start in starts for k in range(6)]
-    assert [int(p[7].astype(int).sum(-1).argmax()) for p in shown] == [int(p) for p in places]
+    assert [int(x[7].astype(int).sum(-1).argmax()) for x in images] == [int(p) for p in places]
 
 
-def test_a_policy_of_a_narrower_range_is_played_in_its_units(tmp_path, sweep: str) -> None:
-    """Half of [-2, 2] moves by 1 a step, where the environment's is [-3, 3]."""
+def test_actions_of_a_policy_with_a_narrower_range_keep_their_units(tmp_path, sweep: str) -> None:
+    """Half of [-2, 2] moves the bar by 1 per step, although the environment has [-3, 3]."""
     pytest.importorskip("PIL")
     path = constant(tmp_path / "policy.bundle", sweep)
-    made = bundle.read(path)
-    narrow = replace(made.spec, action_low=(-2.0,), action_high=(2.0,))
-    bundle.write(path, replace(made, spec=narrow))
+    policy = bundle.read(path)
+    narrow = replace(policy.spec, action_low=(-2.0,), action_high=(2.0,))
+    bundle.write(path, replace(policy, spec=narrow))
     lines = playing.play(run=str(path), out=str(tmp_path / "x.gif"))
     start = EVALUATION_SEED % 2
     assert f"return {5 * start + 15:.1f}, 5 steps" in lines[0]  # 1 + 2 + 3 + 4 + 5
 
 
-def pictures(path: Path) -> list[np.ndarray]:
+def read_images(path: Path) -> list[np.ndarray]:
+    """Return the images of a video."""
     if path.suffix == ".gif":
         from PIL import Image, ImageSequence
 
@@ -108,12 +112,14 @@ def pictures(path: Path) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("x.avi", r"ends with \.mp4 or \.gif"),
-        ("x", "ends with"),
+        ("x.avi", r"x\.avi is not a supported format. Use \.mp4 or \.gif"),
+        ("x", "is not a supported format"),
         ("x.mp4", r"needs the package av"),
     ],
 )
-def test_what_cannot_be_written_is_refused_first(tmp_path, sweep, out, words, monkeypatch) -> None:
+def test_files_that_cannot_be_written_are_refused_first(
+    tmp_path, sweep, out, words, monkeypatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "av", None)  # not installed
     path = constant(tmp_path / "policy.bundle", sweep)
     with pytest.raises(UserError, match=words):
@@ -121,7 +127,7 @@ def test_what_cannot_be_written_is_refused_first(tmp_path, sweep, out, words, mo
     assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
 
 
-def test_an_environment_that_breaks_is_named_by_its_line(tmp_path, sweep, monkeypatch) -> None:
+def test_an_environments_error_names_the_line_that_failed(tmp_path, sweep, monkeypatch) -> None:
     pytest.importorskip("PIL")
 
     def broken(self, action):
@@ -129,19 +135,19 @@ def test_an_environment_that_breaks_is_named_by_its_line(tmp_path, sweep, monkey
 
     monkeypatch.setattr(Sweep, "step", broken)
     path = constant(tmp_path / "policy.bundle", sweep)
-    words = rf"broke in step: {Path(__file__)}, line \d+: RuntimeError: no air$"
+    words = rf"failed in step: {Path(__file__)}, line \d+: RuntimeError: no air$"
     with pytest.raises(UserError, match=words):
         playing.play(run=str(path), out=str(tmp_path / "x.gif"))
     assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
 
 
-def test_where_nothing_can_be_drawn_nothing_is_left(tmp_path, sweep, monkeypatch) -> None:
+def test_a_failed_rendering_leaves_no_file(tmp_path, sweep, monkeypatch) -> None:
     def no_display(self):
         raise RuntimeError("no\ndisplay")
 
     monkeypatch.setattr(Sweep, "render", no_display)
     path = constant(tmp_path / "policy.bundle", sweep)
-    with pytest.raises(UserError, match="nothing can be drawn here: no display") as error:
+    with pytest.raises(UserError, match="cannot be rendered: no display") as error:
         playing.play(run=str(path), out=str(tmp_path / "x.gif"))
     assert "\n" not in str(error.value)
     assert [f.name for f in tmp_path.iterdir()] == ["policy.bundle"]
@@ -153,10 +159,10 @@ def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
     torch.manual_seed(0)
     head = DeterministicActor(3, 2, (8,))
     weights = {k: v.numpy() for k, v in head.state_dict().items()}
-    whole = Bundle(Spec((3,), 2), "DeterministicActor", head.arguments, weights, same(3))
+    policy = Bundle(Spec((3,), 2), "DeterministicActor", head.arguments, weights, identity(3))
     path = tmp_path / "run" / "seed_0" / "policy.bundle"
     path.parent.mkdir(parents=True)
-    bundle.write(path, whole)
+    bundle.write(path, seal(whole))
     verbs.export([f"run={tmp_path / 'run'}"])
     told = capsys.readouterr().out.splitlines()
     assert told[-1] == str(tmp_path / "run")
@@ -175,16 +181,15 @@ def test_what_remembers_is_refused_and_the_file_stays_as_it_was(tmp_path) -> Non
     head = DecisionTransformer(3, 2, target_return=1.0, horizon=2, size=8, layers=1)
     weights = {k: v.numpy() for k, v in head.state_dict().items()}
     path = tmp_path / "policy.bundle"
-    bundle.write(
-        path, Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, same(3))
-    )
+    made = Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, same(3))
+    bundle.write(path, seal(made))
     before = path.read_bytes()
     with pytest.raises(UserError, match="remembers its episode"):
         exporting.export(run=str(path))
     assert path.read_bytes() == before
 
 
-def test_where_the_exporter_is_not_installed_the_extra_is_named(tmp_path, monkeypatch) -> None:
+def test_without_the_exporter_the_extra_to_install_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"onnxscript: pip install .*\[export\]"):
         exporting.export(run=str(tmp_path))

@@ -12,7 +12,7 @@ import offline_rl
 from offline_rl.evaluation.saved import digest
 from offline_rl.reporting.numbers import escaped
 from offline_rl.reporting.published import rows_of
-from offline_rl.utils.text import fitted
+from offline_rl.utils.text import format_fitting_table
 from policies import Normalizer, Spec, bundle
 from policies.golden import seal
 
@@ -35,8 +35,8 @@ def test_the_least_needed_columns_of_a_table_are_hidden_until_it_fits(
 def test_no_more_columns_are_hidden_than_necessary() -> None:
     header, body = ["name", "a", "bb", "ccc"], [["x", "1", "", "333"]]
     order = ["bb", "a", "ccc"]
-    assert fitted(header, body, 13, order) == "name  a  ccc\n────  ─  ───\nx     1  333"
-    text = fitted(header, body, 11, order)
+    assert format_fitting_table(header, body, 13, order) == "name  a  ccc\n────  ─  ───\nx     1  333"
+    text = format_fitting_table(header, body, 11, order)
     assert text.startswith("name  ccc\n────  ───\nx     333\n")
     assert "Hidden to fit the terminal: a (see report.md)." in " ".join(text.split())
 

@@ -9,7 +9,7 @@ from made_runs import seed_folder
 from printed import report
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.text import duration, mean_std, span, table
+from offline_rl.utils.text import format_duration, format_mean_std, format_range, table
 
 
 def cells(text: str, start: str) -> list[str]:
@@ -219,14 +219,14 @@ def test_other_json_files_in_a_run_folder_are_not_read(tmp_path: Path) -> None:
 
 
 def test_numbers_have_sensible_digits() -> None:
-    assert mean_std([]) == ""
-    assert mean_std([None, 2.0]) == "2.0"
-    assert mean_std([1.0, 3.0]) == "2.0 ± 1.0"
-    assert mean_std([0.25]) == "0.250"
-    assert mean_std([-2999.6, -3000.4]) == "-3,000 ± 0"
-    assert span([3, 1, 2]) == "1–3"
-    assert span([1000, 1000]) == "1,000"
-    assert [duration(s) for s in (61.2, 600, 9000)] == ["61 s", "10 min", "2.5 h"]
+    assert format_mean_std([]) == ""
+    assert format_mean_std([None, 2.0]) == "2.0"
+    assert format_mean_std([1.0, 3.0]) == "2.0 ± 1.0"
+    assert format_mean_std([0.25]) == "0.250"
+    assert format_mean_std([-2999.6, -3000.4]) == "-3,000 ± 0"
+    assert format_range([3, 1, 2]) == "1–3"
+    assert format_range([1000, 1000]) == "1,000"
+    assert [format_duration(s) for s in (61.2, 600, 9000)] == ["61 s", "10 min", "2.5 h"]
 
 
 def test_a_table_is_aligned_and_leaves_out_empty_columns() -> None:

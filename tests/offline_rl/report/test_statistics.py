@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from offline_rl.reporting.statistics import (
-    evaluation_error,
-    critic_convergence,
     convergence_after,
+    critic_convergence,
+    evaluation_error,
     last_mean,
     wilson,
 )
