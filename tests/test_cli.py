@@ -26,7 +26,7 @@ from offline_rl.engine import engine
 from offline_rl.engine.engine import Engine
 from offline_rl.reporting import compact
 from offline_rl.training.run_folder import named_task
-from offline_rl.utils.options import documented
+from offline_rl.utils.options import describe_options
 
 TRUE_RUN = Engine.run
 LAUNCH = [
@@ -126,7 +126,7 @@ def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     for prefix, name in verbs()[verb].load().__dict__.get("options", {}).items():
         module, _, cls = name.partition(":")
-        for option in documented(getattr(import_module(module), cls)):
+        for option in describe_options(getattr(import_module(module), cls)):
             assert option.meaning, option.name
             assert re.search(
                 rf"^  {prefix}{option.name}=\S*\s+{re.escape(option.meaning.split()[0])}", out, re.M

@@ -2,7 +2,8 @@
 
 A page's blocks are run in order, in one folder, since later ones use what earlier ones made. What
 cannot be run here has a reason: by a pattern in `REASONS`, or by a comment in the line before the
-block, `<!-- not run: reason -->`.
+block, `<!-- not run: reason -->`. A Python block that begins with a file's name, `# mine.py`, is
+saved as that file.
 """
 
 import re
@@ -95,10 +96,10 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
     cls = algorithm_class(algorithm)
     known, small = {field.name for field in fields(cls.Config)}, dict[str, Any]()
     if alone:
-        small |= {key: "[8,8]" for key in known if key.endswith("hidden")}
+        small |= {key: [8, 8] for key in known if key.endswith("hidden")}
         small |= {key: 1 for key in known if key.endswith("layers")}
-        small |= {"size": 8, "heads": 2} if {"size", "heads"} <= known else {}
-        small |= {"widths": "[8,8]"} if "widths" in known else {}
+        small |= {"dim_model": 8, "num_heads": 2} if {"dim_model", "num_heads"} <= known else {}
+        small |= {"widths": [8, 8]} if "widths" in known else {}
     if cls.finetunes_from:
         small |= {"tuned": 2, "environments": 2, "decisions": 12, "batch_size": 12, "epochs": 2}
     return {f"algorithm.{key}": value for key, value in small.items()}
@@ -172,7 +173,9 @@ def test_what_a_page_tells_to_type_runs(
         where = f"{page.name}:{block.line}"
         if block.reason is not None:
             continue
-        if block.language == PYTHON and reason_of(block.text) is None:
+        if block.language == PYTHON and (file := re.match(r"# (\w+\.py)\n", block.text)):
+            (tmp_path / file[1]).write_text(block.text)
+        elif block.language == PYTHON and reason_of(block.text) is None:
             snippet(block.text, dict(given), monkeypatch)
         if block.language not in SHELL:
             continue

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint
 
-from offline_rl.utils.options import documented
-from offline_rl.utils.paths import PACKAGE, group
+from offline_rl.utils.options import describe_options
+from offline_rl.utils.paths import PACKAGE, config_files
 
 BASH = """_offline_rl() {
     local line="${COMP_LINE:0:COMP_POINT}"
@@ -59,12 +59,12 @@ def keys(options: Mapping[str, str], words: Sequence[str], last: str) -> dict[st
         module, _, cls = name.partition(":")
         found |= {
             prefix + option.name: option.type
-            for option in documented(getattr(import_module(module), cls))
+            for option in describe_options(getattr(import_module(module), cls))
         }
     method = next((word[10:] for word in words if word.startswith("algorithm=")), "")
     if method in methods() and last.startswith("algorithm."):
         config = import_module(f"offline_rl.algorithms.{method}").Config
-        found |= {f"algorithm.{option.name}": option.type for option in documented(config)}
+        found |= {f"algorithm.{option.name}": option.type for option in describe_options(config)}
     return found
 
 
@@ -79,7 +79,7 @@ def values(key: str, kind: str) -> list[str]:
     if key == "device":
         return ["auto", "cpu", "cuda"]
     if key in GROUPS:
-        return sorted(group(key))
+        return sorted(config_files(key))
     if kind == "true or false":
         return ["false", "true"]
     one, _, choices = kind.partition("one of ")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.options import coerce, overrides, plain_values, spelled, unknown
-from offline_rl.utils.paths import config, group
+from offline_rl.utils.options import coerce, parse_overrides, override_values, format_value, unknown
+from offline_rl.utils.paths import config_file, config_files
 from offline_rl.utils.trees import flatten
 
 FLAGS = ("-m", "--multirun", "-c", "--cfg", "--help")
@@ -51,10 +51,10 @@ def compose(arguments: Sequence[str]) -> Command:
 
 def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     """The product of all values that are typed, each combination a job, in Hydra's order."""
-    given = overrides(typed, Groups())
+    given = parse_overrides(typed, Groups())
     several = [override for override in given if override.is_sweep_override()]
     if not several:
-        return [plain_values(given)]
+        return [override_values(given)]
     if not multirun:
         raise UserError(
             f"{several[0].input_line!r} has several values: -m makes a run of each; a list is "
@@ -66,7 +66,7 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
         if not override.is_discrete_sweep():
             raise UserError(f"{override.input_line!r}: say which values, or range(start,stop,step)")
     (lines,) = BasicSweeper.split_arguments(list(given), None)
-    jobs = [plain_values(overrides(line)) for line in lines]
+    jobs = [override_values(parse_overrides(line)) for line in lines]
     if not jobs:
         raise UserError(f"{several[0].input_line!r}: one of the sweeps has no values")
     for job in jobs:  # in a sweep a seed is a seed; elsewhere seeds=3 is a count
@@ -92,7 +92,7 @@ def refuse_lists(job: Mapping[str, Any]) -> None:
             try:
                 coerce(value, kinds[key], key)
             except UserError as error:
-                each = ",".join(map(spelled, value))
+                each = ",".join(map(format_value, value))
                 raise UserError(f"{error}; for a run of each: -m '{key}={each}'") from None
 
 
@@ -100,7 +100,7 @@ class Groups:
     """What Hydra's glob(…) chooses from."""
 
     def get_group_options(self, group_name: str, *_: Any, **__: Any) -> list[str]:
-        return sorted(group(group_name))
+        return sorted(config_files(group_name))
 
 
 def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
     job = dict(job)
     if (name := job.pop("experiment", None)) is None:
         return job
-    path = config("experiment", str(name))
+    path = config_file("experiment", str(name))
     preset = experiment(path)
     for words in TWINS:
         if job.keys() & {*words}:
@@ -131,7 +131,7 @@ def experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
     values, keys = read_yaml(path), dict[str, Any]()
     for entry in values.pop("defaults", None) or ():
         if isinstance(entry, str) and entry != "_self_":
-            keys |= experiment(config("experiment", entry), (*above, path))
+            keys |= experiment(config_file("experiment", entry), (*above, path))
         elif isinstance(entry, dict):  # Hydra's `override /algorithm: iql`
             keys |= {k.removeprefix("override ").strip("/"): v for k, v in entry.items()}
     own = flatten(values, ".")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from offline_rl.utils.options import Option, documented, spelled
+from offline_rl.utils.options import Option, describe_options, format_value
 
 WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
 
@@ -22,7 +22,7 @@ def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
     given = dict(a.split("=", 1) for a in arguments if "=" in a)
     for prefix, name in getattr(command, "options", {}).items():
         module, _, cls = name.partition(":")
-        options = documented(getattr(import_module(module), cls))
+        options = describe_options(getattr(import_module(module), cls))
         parts.append(keys(options, prefix))
         if "algorithm" in given and "algorithm" in (option.name for option in options):
             parts.append(method(given["algorithm"], given.get("task", "")))
@@ -46,13 +46,13 @@ def method(algorithm: str, task: str) -> str:
     table = f", by the row {pattern} of {whose} for task={task}" if pattern else ""
     parts = [f"hyper-parameters of {algorithm}{table}:"]
     parts.append(
-        keys(documented(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
+        keys(describe_options(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
     )
     if cls.online and not issubclass(cls.Online, OnPolicy):  # of which it reads nothing
         values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
-        own = [option for option in documented(cls.Config) if option.name in values]
+        own = [option for option in describe_options(cls.Config) if option.name in values]
         parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
-        parts.append(keys([*documented(cls.Online), *own], "online.", values))
+        parts.append(keys([*describe_options(cls.Online), *own], "online.", values))
     return "\n\n".join(parts)
 
 
@@ -65,8 +65,8 @@ def keys(
         value, more = option.default, [kind(option)]
         if values and option.name in values:
             value = values[option.name]
-            more.append(f"default {spelled(option.default) or 'null'}")
-        key = f"  {prefix}{option.name}={spelled(value)}"
+            more.append(f"default {format_value(option.default) or 'null'}")
+        key = f"  {prefix}{option.name}={format_value(value)}"
         told = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
         text = textwrap.wrap(told, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)
         first = f"{key:{KEYS}s}{text[0]}" if text and len(key) < KEYS else key

@@ -1,4 +1,4 @@
-"""The command line's verbs. A docstring, and what it `takes`, are that verb's --help page."""
+"""The command line's verbs. A docstring, and what it `takes_options`, are that verb's --help page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import parse, takes, unknown
+from offline_rl.utils.options import parse_options, takes_options, unknown
 
 PYTHON = ("show", "watch", "start")  # what the functions behind verbs take besides keys
 
@@ -27,7 +27,7 @@ def _keys(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-@takes(
+@takes_options(
     "offline_rl.training.options:TrainOptions",
     flags=("-m", "--multirun", "-c", "--cfg"),
     wandb="offline_rl.training.options:WandbOptions",
@@ -60,7 +60,7 @@ def train(arguments: Sequence[str]) -> None:
     print(made)
 
 
-@takes("offline_rl.training.options:FinetuneOptions")
+@takes_options("offline_rl.training.options:FinetuneOptions")
 def finetune(arguments: Sequence[str]) -> None:
     """Go on from a run in its environment: each seed from its newest checkpoint.
 
@@ -81,12 +81,12 @@ def finetune(arguments: Sequence[str]) -> None:
     from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import finetune as run
 
-    result = run(**_keys(parse(arguments)))
+    result = run(**_keys(parse_options(arguments)))
     print(table(result.path))
     print(result.path)
 
 
-@takes("offline_rl.training.options:DistillOptions")
+@takes_options("offline_rl.training.options:DistillOptions")
 def distill(arguments: Sequence[str]) -> None:
     """Teach a policy to do in one step what a finished run's does in many.
 
@@ -100,7 +100,7 @@ def distill(arguments: Sequence[str]) -> None:
     from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import distill as run
 
-    given = _keys(parse(arguments))
+    given = _keys(parse_options(arguments))
     if "run" not in given:
         raise UserError("distill: say which run is the teacher, with run=<folder>")
     result = run(**given)
@@ -108,7 +108,7 @@ def distill(arguments: Sequence[str]) -> None:
     print(result.path)
 
 
-@takes("offline_rl.evaluation.options:EvaluateOptions")
+@takes_options("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
     """Score a policy bundle, or every bundle of one or more runs, in a task's environment.
 
@@ -121,10 +121,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.evaluation.evaluate import evaluate as run
 
-    print(run(**parse(arguments)))
+    print(run(**parse_options(arguments)))
 
 
-@takes("offline_rl.evaluation.export:ExportOptions")
+@takes_options("offline_rl.evaluation.export:ExportOptions")
 def export(arguments: Sequence[str]) -> None:
     """Make a policy bundle, or every bundle of a run, run without torch: its network as ONNX.
 
@@ -136,11 +136,11 @@ def export(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.evaluation.export import export as make
 
-    given = parse(arguments)
+    given = parse_options(arguments)
     print(*make(**given), given["run"], sep="\n")
 
 
-@takes("offline_rl.evaluation.play:PlayOptions")
+@takes_options("offline_rl.evaluation.play:PlayOptions")
 def play(arguments: Sequence[str]) -> None:
     """Watch a policy: episodes as a video.
 
@@ -151,10 +151,10 @@ def play(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.evaluation.play import play as run
 
-    print(*run(**parse(arguments)), sep="\n")
+    print(*run(**parse_options(arguments)), sep="\n")
 
 
-@takes("offline_rl.generation.options:GenerateOptions")
+@takes_options("offline_rl.generation.options:GenerateOptions")
 def generate(arguments: Sequence[str]) -> None:
     """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
 
@@ -165,10 +165,10 @@ def generate(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.generation.recipes import generate as run
 
-    print(run(**parse(arguments)))
+    print(run(**parse_options(arguments)))
 
 
-@takes("offline_rl.data.convert:Options")
+@takes_options("offline_rl.data.convert:Options")
 def data(arguments: Sequence[str]) -> None:
     """List, describe, check, download and convert datasets.
 
@@ -193,7 +193,7 @@ def data(arguments: Sequence[str]) -> None:
     from offline_rl.data.load import locate
     from offline_rl.data.validation import validate
     from offline_rl.utils.options import build
-    from offline_rl.utils.text import count_of
+    from offline_rl.utils.text import format_count
 
     actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
     actions["download"] = (1, len(arguments))
@@ -204,7 +204,7 @@ def data(arguments: Sequence[str]) -> None:
         )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
-    options = parse([a for a in rest if "=" in a])
+    options = parse_options([a for a in rest if "=" in a])
     data_dir = options.pop("data_dir", None)
     least, most = actions[action]
     if not least <= len(names) <= most or (options and action in ("list", "download")):
@@ -226,13 +226,13 @@ def data(arguments: Sequence[str]) -> None:
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
         errors = sum(problem.severity == "error" for problem in problems)
-        warnings = count_of(len(problems) - errors, "warning")
+        warnings = format_count(len(problems) - errors, "warning")
         if errors:
-            raise UserError(f"{names[0]}: {count_of(errors, 'error')}, {warnings}")
+            raise UserError(f"{names[0]}: {format_count(errors, 'error')}, {warnings}")
         print(f"{names[0]}: no errors, {warnings}")
 
 
-@takes("offline_rl.reporting.options:ReportOptions")
+@takes_options("offline_rl.reporting.options:ReportOptions")
 def report(arguments: Sequence[str]) -> None:
     """Learning curves and a table of finished and running runs.
 
@@ -244,10 +244,10 @@ def report(arguments: Sequence[str]) -> None:
     from offline_rl.reporting.report import report as run
 
     folders = [a for a in arguments if "=" not in a]
-    print(run(folders, **parse([a for a in arguments if "=" in a])))
+    print(run(folders, **parse_options([a for a in arguments if "=" in a])))
 
 
-@takes("offline_rl.suite.options:BenchmarkOptions")
+@takes_options("offline_rl.suite.options:BenchmarkOptions")
 def benchmark(arguments: Sequence[str]) -> None:
     """Work off a suite of runs: many algorithms, tasks and seeds, in processes of low priority.
 
@@ -259,4 +259,4 @@ def benchmark(arguments: Sequence[str]) -> None:
     _quiet()
     from offline_rl.suite.benchmark import benchmark as run
 
-    print(run(**parse(arguments)))
+    print(run(**parse_options(arguments)))

@@ -21,7 +21,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.with_base import BaseFault
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.columns import TOLD
+from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError, close_quietly
 from policies import channels
@@ -44,14 +44,14 @@ def told(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
     """
     found = dict[str, np.ndarray]()
     for name in names:
-        if name not in TOLD:
+        if name not in STEP_INFOS:
             continue
-        if TOLD[name] not in step.infos:
+        if STEP_INFOS[name] not in step.infos:
             raise UserError(
-                f"the environment gives no info {TOLD[name]!r} at its steps, and the algorithm "
+                f"the environment gives no info {STEP_INFOS[name]!r} at its steps, and the algorithm "
                 f"learns from {name}: add it to the environment's info"
             )
-        found[name] = step.infos[TOLD[name]].astype(np.float32)
+        found[name] = step.infos[STEP_INFOS[name]].astype(np.float32)
     return found
 
 
@@ -61,7 +61,7 @@ def sound(step: Step, names: Iterable[str]) -> Step:
     Raises Broken if an observation, a reward, or an info that `told` gives is not finite.
     """
     check_finite("step", step.observations, step.rewards)
-    for info in (TOLD[name] for name in names if name in TOLD):
+    for info in (STEP_INFOS[name] for name in names if name in STEP_INFOS):
         if not np.isfinite(step.infos.get(info, 0)).all():
             raise Broken(f"step answers a {info} that is no number")
     return step
@@ -120,7 +120,7 @@ class Collector:
         self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
         self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
         self.success: list[list[bool]] = [[] for _ in range(count)]  # where the environment tells
-        self._observations = channels.each(
+        self._observations = channels.map_channels(
             lambda shape: np.zeros((count, *shape), channels.dtype(shape)),
             self.envs[0].observation_shape,
         )
@@ -128,10 +128,10 @@ class Collector:
             self._begin(s)
 
     def _reset(self, s: int) -> None:
-        seed = seeds.training(self.engine.seeds[s], int(self.episodes[s]))
+        seed = seeds.training_episode_seed(self.engine.seeds[s], int(self.episodes[s]))
         first = self.envs[s].reset([seed])
         check_finite("reset", first)
-        channels.put(self._observations, [s], first)
+        channels.assign(self._observations, [s], first)
         self._act.reset(np.array([seed]), np.array([s]))
         self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
 
@@ -145,7 +145,7 @@ class Collector:
                 draws += [] if own is None else [own]
             if draws:
                 return np.asarray(draws, np.float32)
-        batch = channels.each(
+        batch = channels.map_channels(
             lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
         )
         actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
@@ -201,7 +201,7 @@ class Collector:
         for s, step in zip(streams, steps, strict=True):
             self._note(s, step)
             self.lengths[s] += 1
-            channels.put(self._observations, [s], step.observations)
+            channels.assign(self._observations, [s], step.observations)
         gone: GivenUp | None = None
         for s, step in zip(streams, steps, strict=True):
             if step.terminated[0] or step.truncated[0]:
@@ -337,7 +337,7 @@ class Collector:
         for action in self.buffer.newest(s, length).actions if length else ():
             step = self.envs[s].step(action[None])
             self._note(s, step)
-            channels.put(self._observations, [s], step.observations)
+            channels.assign(self._observations, [s], step.observations)
         self.lengths[s] = length
 
 

@@ -17,7 +17,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Drawn, Engine
 from offline_rl.online.collector import MISHAPS, Columns, sound, told
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.columns import TOLD
+from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError, close_quietly
@@ -96,15 +96,15 @@ class RolloutCollector:
         self._played = np.zeros((count, longest, self.env.action_dim), np.float32)
         self._paid = np.zeros((count, longest), np.float32)
         self._watched = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
-        names = kept.columns.keys() & TOLD.keys() if kept is not None else ()
+        names = kept.columns.keys() & STEP_INFOS.keys() if kept is not None else ()
         self._told = {name: np.zeros((count, longest), np.float32) for name in names}
         for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
             own = torch.from_numpy(getattr(self, name))  # the same memory
-            rollouts.beside[name.lstrip("_")] = own.unflatten(0, self.shape)
-        rollouts.beside["episodes"] = torch.from_numpy(self.episodes)
+            rollouts.checkpoint_extras[name.lstrip("_")] = own.unflatten(0, self.shape)
+        rollouts.checkpoint_extras["episodes"] = torch.from_numpy(self.episodes)
         if kept is not None:
             counts = {name: torch.from_numpy(getattr(kept, name)) for name in COUNTS}
-            rollouts.beside |= {f"kept_{k}": v for k, v in (kept.data | counts).items()}
+            rollouts.checkpoint_extras |= {f"kept_{k}": v for k, v in (kept.data | counts).items()}
         self._begin(np.arange(count))
 
     def _begin(self, rows: np.ndarray) -> None:
@@ -131,7 +131,7 @@ class RolloutCollector:
 
     def _reset(self, rows: np.ndarray) -> None:
         self._seeds[rows] = [
-            seeds.training(self.engine.seeds[row // self.each], int(self._number[row]))
+            seeds.training_episode_seed(self.engine.seeds[row // self.each], int(self._number[row]))
             for row in rows
         ]
         first = self.transform.normalizer(self.env.reset(self._seeds[rows].tolist(), rows))
@@ -193,7 +193,7 @@ class RolloutCollector:
     def fill(self, work: Fill) -> None:
         """All decisions by what the algorithm's `fill` makes of a batch of the data."""
         drawn = Drawn(work.states, work.rows)
-        self.buffer.put(self.engine.apply("fill", drawn, work.phase), self.engine.updates)
+        self.buffer.set_columns(self.engine.apply("fill", drawn, work.phase), self.engine.updates)
 
     def step(self, *, adds: bool = False) -> None:
         """One decision of every environment. adds: episodes that end in it are kept."""
@@ -243,9 +243,9 @@ class RolloutCollector:
         over = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
         if len(over):
             self._begin(over)
-        if self.buffer.full:
+        if self.buffer.is_full:
             made = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
-            self.buffer.put(made, self.engine.updates)
+            self.buffer.set_columns(made, self.engine.updates)
 
     def _whole(self, row: int, terminated: bool, adds: bool) -> None:
         """An episode has ended."""

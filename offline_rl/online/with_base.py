@@ -27,7 +27,7 @@ from offline_rl.data import Dataset
 from offline_rl.data.env_spec import spec_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
-from offline_rl.utils.modules import named
+from offline_rl.utils.modules import import_name
 from policies import Bundle, Channel, Spec, channels, noise
 from policies.bundle import BUNDLE
 from policies.channels import BASE_ACTION, Observations
@@ -261,7 +261,7 @@ def differs(own: Spec, here: Spec) -> str | None:
 
 def of_code(source: str, env: VectorEnv) -> Base:
     """The policy of a module or a file of the user's. Raises UserError."""
-    (kind, module), name = named("base", source), source.rpartition(":")[2]
+    (kind, module), name = import_name("base", source), source.rpartition(":")[2]
     try:
         own: Any = kind() if isinstance(kind, type) else kind
     except Exception as error:
@@ -275,7 +275,7 @@ def of_code(source: str, env: VectorEnv) -> Base:
         chunk = np.asarray(own(channels.take(observations, np.s_[:, -1])))
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
-    first = channels.each(lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST))
+    first = channels.map_channels(lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST))
     try:
         found = answer(first, noise.normal(FIRST, FIRST, shape or (0,))).shape
     except Exception as error:

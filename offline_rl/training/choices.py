@@ -1,7 +1,7 @@
-"""How a run computes: precision, compilation, threads. Chosen by rule, never by a clock.
+"""Choice of precision, compilation and threads by rule, not by timing.
 
-So one command on one machine ends in the same bits every time. What was chosen is printed, stored
-in environment.json, and used again when the run is resumed.
+One command on one machine gives the same bits every time. The choices are printed, stored in
+environment.json, and used again when the run is resumed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object
+from offline_rl.utils.files import read_json_object
 
 LOG_EVERY = 1_000  # updates or environment steps between two rows of metrics
-LOG_EVERY_ON_GPU = 10_000  # the same for short updates on a GPU
-LOG_SECONDS = 5.0  # updates on a GPU are short if LOG_EVERY of them take less by rule
+LOG_EVERY_ON_GPU = 10_000  # replaces LOG_EVERY for short updates on a GPU
+LOG_SECONDS = 5.0  # updates on a GPU are short if LOG_EVERY of them take less, by estimate
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is left to the suite by `auto`."""
+    """Precision, compilation and threads of a run."""
 
     precision: Precision
     compile: bool
-    threads: int  # of the processor
+    threads: int  # CPU threads
     why: str = ""
-    # by program: what runs in place of compiled code that failed its check on this machine
+    # program -> replacement of compiled code that failed its check on this machine
     fallbacks: dict[str, Fallback] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -42,27 +42,31 @@ class Choices:
         return f"{self.precision}, {how}, {threads}: {self.why}"
 
 
-def stored(folder: SeedFolder, done: Done) -> Choices:
-    """Those that a seed's run began with.
+def load_choices(folder: SeedFolder, done: Done) -> Choices:
+    """Load the choices with which a seed's run was started.
 
-    Raises UserError where they are not known, or cannot be followed for want of a compiler.
+    Raises UserError if they are unreadable, or if the run was compiled and no compiler is found.
     """
     path, (_, progress) = folder.path / "environment.json", folder.load(done)
-    try:  # before format 3 of checkpoints they were in that file alone
-        choices = progress["choices"] if "choices" in progress else read_object(path)["choices"]
-        found = Choices(**choices)
+    try:  # checkpoints before format 3 do not contain them
+        values = progress["choices"] if "choices" in progress else read_json_object(path)["choices"]
+        choices = Choices(**values)
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{path} does not say how the run began ({error}); remove {path.parent} to begin anew"
+            f"{path} does not contain the run's precision, compilation and threads ({error}). "
+            f"Remove {path.parent} to restart"
         ) from None
-    if found.compile and (missing := hardware.compiler_missing()):
-        remedy = "install one, or give the new run another name=…"
-        raise UserError(f"{folder.path} was begun compiled; here {missing}: {remedy}")
-    return found
+    if choices.compile and (missing := hardware.missing_compiler()):
+        remedy = "Install one, or give the new run another name=…"
+        raise UserError(f"{folder.path} was started with compilation, but {missing}. {remedy}")
+    return choices
 
 
-def precision(o: TrainOptions, device: torch.device) -> Precision:
-    """`auto` is bf16 where a committed result says that it costs no score, else float32."""
+def choose_precision(o: TrainOptions, device: torch.device) -> Precision:
+    """Return the precision. `auto`: bf16 if a committed result shows no loss of score, else fp32.
+
+    bf16 also needs a device that supports it.
+    """
     if o.precision != "auto":
         return o.precision
     passed = algorithm_yaml(o.algorithm).get("parity") or {}
@@ -70,24 +74,24 @@ def precision(o: TrainOptions, device: torch.device) -> Precision:
 
 
 def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
-    """For so many updates of `engine`, whose work is counted, on this machine."""
+    """Return the choices for this many updates of `phase` on this machine, from counted work."""
     work, device = engine.work(phase), engine.device.type
-    size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} products an update"
+    size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} matrix products per update"
     if "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()
     elif device != "cpu":
-        threads = 1  # left to the processor are evaluations, whose products are small
+        threads = 1  # the CPU only runs evaluations, whose matrix products are small
     else:
-        threads = work.threads(hardware.cores(), engine.precision)
+        threads = work.threads(hardware.num_cores(), engine.precision)
     seconds = work.seconds(device, engine.precision, threads)
     if o.compile != "auto":
         return Choices(engine.precision, o.compile == "always", threads, f"compile={o.compile}")
-    if missing := hardware.compiler_missing():
+    if missing := hardware.missing_compiler():
         return Choices(engine.precision, False, threads, f"not compiling: {missing}")
     pays = compiling_pays(seconds, updates)
     why = (
-        f"{size}, {1000 * seconds:,.3g} ms by rule; {updates:,} of them "
-        f"{'repay' if pays else 'do not repay'} a compilation of {COMPILE_SECONDS:.0f} s"
+        f"{size}, estimated {1000 * seconds:,.3g} ms; {updates:,} updates "
+        f"{'repay' if pays else 'do not repay'} {COMPILE_SECONDS:.0f} s of compilation"
     )
     return Choices(engine.precision, pays, threads, why)
 
@@ -96,8 +100,8 @@ def log_interval(engine: Engine, phase: str) -> int:
     """Return the number of a phase's updates between two rows of metrics.
 
     A row launches some hundred kernels, waits for the device and writes two files for each seed. A
-    GPU does 1,000 small updates in the same time. The interval follows from counted work: if it
-    followed from a clock, two runs of one command would log at different updates.
+    GPU does 1,000 small updates in the same time. The interval is computed from counted work: with
+    measured time, two runs of one command would log at different updates.
     """
     if engine.device.type == "cpu":
         return LOG_EVERY

@@ -121,7 +121,7 @@ class Evaluator:
         def act(observations: Observations) -> np.ndarray:
             if self._abandoned.is_set():
                 raise InterruptedError("the training has stopped")
-            actions = self._policies(channels.each(of_seeds, observations))[places]
+            actions = self._policies(channels.map_channels(of_seeds, observations))[places]
             wrong = torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten()
             broken.update((wrong + group.start).tolist())
             return actions.nan_to_num(0, 0, 0).reshape(len(group) * count, -1).numpy()

@@ -1,15 +1,14 @@
-"""`offline-rl finetune`: a run goes on in an environment, as a run of its own.
+"""`offline-rl finetune` and `offline-rl distill`: runs that start from the checkpoints of a run.
 
-Each seed begins where its newest checkpoint in the other run stands: networks, targets, optimizers,
-counters and the transform of observations and rewards. The same seed learns the same as in one
-command, `train … num_updates= num_env_steps=`; where a method warms up by random actions (SAC, TD3,
-RLPD), with the same `online.warmup_steps` and `online.warmup_policy` given: who goes on has none. Another
-algorithm has the same sizes of networks and the same transform, takes over what it can use, or says
-by name which tensor it lacks.
+finetune continues a run online, as a new run. Each seed loads its newest checkpoint: networks,
+targets, optimizers, counters and the transform of observations and rewards. The result equals that
+of one command, `train … num_updates= num_env_steps=`. Algorithms with a random warm-up (SAC, TD3,
+RLPD) have none here, so the results are equal only if `online.warmup_steps` and
+`online.warmup_policy` are set to the same values. Another algorithm gets the same network sizes and
+transform. It loads the networks that it shares with the run; a tensor that it lacks is an error.
 
-`offline-rl distill`: another algorithm learns from a run's policies. Each seed's teacher is what
-acted in its newest checkpoint; the student sees the same data through the same transform, and its
-network is made of the same parts.
+distill trains another algorithm with a run's policies as teachers. Each seed's teacher is the
+acting network of its newest checkpoint. The student uses the same data, transform and network.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from offline_rl.training.run_folder import (
     run_folder,
 )
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, read_object
-from offline_rl.utils.options import plain_python, signature, spelled
-from offline_rl.utils.trees import plain
+from offline_rl.utils.files import checksum, read_json_object
+from offline_rl.utils.options import to_python, options_signature, format_value
+from offline_rl.utils.trees import to_json_values
 
-KEPT = (  # of the other run's options
+INHERITED = (  # options that are copied from the run
     *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
     *("episodes", "max_episode_steps", "format"),
     *("d4rl_compatible", "terminate_on_end", "expert_dataset"),
@@ -45,202 +44,215 @@ KEPT = (  # of the other run's options
 
 @dataclass(frozen=True)
 class Start:
-    """Where each seed of a run begins."""
+    """The run to continue from, with a checkpoint of each seed."""
 
     run: Path
     task: str
     algorithm: str
-    num_updates: int  # of that run's main phase: the length that its schedules know
-    hyper: Mapping[str, Any]  # its hyper-parameters
-    checkpoints: dict[int, tuple[Done, str]]  # seed -> its newest one, and that one's checksum
+    num_updates: int  # of the run's main phase; the length of its learning-rate schedules
+    hyper: Mapping[str, Any]  # hyper-parameters of the run
+    checkpoints: dict[int, tuple[Done, str]]  # seed -> its checkpoint, and the checksum of the file
 
     @property
     def updates(self) -> int:
-        """Done before; all seeds have done as many."""
+        """Updates before this run, equal for all seeds."""
         return next(iter(self.checkpoints.values()))[0].updates
 
     def folder(self, seed: int) -> SeedFolder:
-        """Of a seed in the other run."""
+        """Return a seed's folder in the run to continue from."""
         return SeedFolder(self.run, seed)
 
     def to_json(self, seed: int) -> dict[str, Any]:
-        """What the config.json of a seed that goes on says of it."""
+        """Return the entry `start` in the config.json of a seed of the new run."""
         sums = {str(seed): self.checkpoints[seed][1]}
         return {"run": str(self.run), "updates": self.updates, "sha256": sums}
 
 
 def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Start, dict[str, Any]]:
-    """Where `run` can be gone on from, and its config. Raises UserError where it cannot.
+    """Return the start from the newest common checkpoint of `run`, and the config of `run`.
 
-    That is the newest checkpoint that all have; a damaged one is named, and the one before taken.
-    seeds: only these of its seeds, or so many; default: all.
+    A damaged checkpoint is reported and the one before it is used. seeds: a list or a count of the
+    run's seeds; default: all. Raises UserError if there is no common checkpoint.
     """
     path = Path(run)
     if not path.is_dir():
-        remedy = "; it is a file: give the folder above seed_0" if path.is_file() else ""
+        remedy = ". It is a file: use the folder that contains seed_0" if path.is_file() else ""
         raise UserError(f"run={run}: there is no such folder{remedy}")
-    found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
-    if not found:
-        raise UserError(f"run={run} holds no seeds: give the folder above seed_0")
+    run_seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    if not run_seeds:
+        raise UserError(f"run={run} contains no seeds. Use the folder that contains seed_0")
     if isinstance(seeds, int):
-        if not 1 <= seeds <= len(found):
-            raise UserError(f"seeds={seeds}: run={run} has {len(found)} seeds, {found}")
-        seeds = found[:seeds]
+        if not 1 <= seeds <= len(run_seeds):
+            raise UserError(f"seeds={seeds}: run={run} has {len(run_seeds)} seeds, {run_seeds}")
+        seeds = run_seeds[:seeds]
     for seed in seeds or ():
-        if seed not in found:
-            raise UserError(f"run={run} has no seed {seed}; it has {found}")
-    folders = [SeedFolder(path, seed) for seed in seeds or found]
-    reached = {folder.seed: max(folder.checkpoints(), default=None) for folder in folders}
-    for seed, last in reached.items():
+        if seed not in run_seeds:
+            raise UserError(f"run={run} has no seed {seed}; it has {run_seeds}")
+    folders = [SeedFolder(path, seed) for seed in seeds or run_seeds]
+    newest = {folder.seed: max(folder.checkpoints(), default=None) for folder in folders}
+    for seed, last in newest.items():
         if last is None:
-            raise UserError(f"{path}/seed_{seed} holds no checkpoint to begin from")
-    done = common_checkpoint(folders, "bring one back from a copy, or name another run=")
-    far = ", ".join(f"seed {s}: {d.updates:,}" for s, d in reached.items() if d)
+            raise UserError(f"{path}/seed_{seed} has no checkpoint to start from")
+    done = common_checkpoint(folders, "restore one from a copy, or use another run=")
+    progress = ", ".join(f"seed {s}: {d.updates:,}" for s, d in newest.items() if d)
     if done is None:
         raise UserError(
-            f"run={run}: its seeds have no checkpoint in common ({far} updates); go on from some, "
-            "each under a name of its own, with seeds=[…]"
+            f"run={run}: its seeds have no common checkpoint ({progress} updates). Continue from "
+            "some seeds with seeds=[…], each selection under its own name="
         )
-    if len({*reached.values()}) > 1:
-        print(f"run={run}: its seeds have come to {far}; all go on from {done.updates:,} updates")
+    if len({*newest.values()}) > 1:
+        print(
+            f"run={run}: its seeds have different progress ({progress} updates); all continue "
+            f"from {done.updates:,} updates"
+        )
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
-    config = read_object(folders[0].config)
+    config = read_json_object(folders[0].config)
     config["algorithm"] = folders[0].algorithm(config)
-    told = config["task"], config["algorithm"], config["num_updates"], config["hyper"]
-    return Start(path, *told, checkpoints), config
+    values = config["task"], config["algorithm"], config["num_updates"], config["hyper"]
+    return Start(path, *values, checkpoints), config
 
 
-def place_of(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The folder of all runs in which `run` lies, as `out`; nothing where it was moved."""
+def out_option(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the folder of all runs that contains `run` as `out`; empty if `run` was moved."""
     names = (named_task(config), label(config["algorithm"]), config["name"])
     run = run if len(run.parts) > len(names) else run.resolve()
     out = run.parents[len(names) - 1]
     return {"out": str(out)} if run_folder(str(out), *names) == run else {}
 
 
-def networks_of(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """What networks and data are made with, of `cfg`, as another algorithm's run had it.
+def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of config class `cfg` that define networks and data, taken from `hyper`.
 
-    Layers' sizes may be for all networks there and for each of them here, or the other way round.
+    hyper: hyper-parameters of another algorithm's run. Layer sizes may be shared by all networks in
+    one config and be set for each network in the other; they are carried over if they are equal.
     """
-    known = {name: hyper[name] for name in built(cfg) - {"batch_size"} if name in hyper}
-    for name in built(cfg) - known.keys():
-        alike = [v for k, v in hyper.items() if k.endswith("hidden") and name.endswith("hidden")]
+    settings = {name: hyper[name] for name in built(cfg) - {"batch_size"} if name in hyper}
+    for name in built(cfg) - settings.keys():
+        sizes = [v for k, v in hyper.items() if k.endswith("hidden") and name.endswith("hidden")]
         shared = name == "hidden" or "hidden" in hyper
-        if alike and shared and all(value == alike[0] for value in alike):
-            known[name] = alike[0]
-    return known
+        if sizes and shared and all(value == sizes[0] for value in sizes):
+            settings[name] = sizes[0]
+    return settings
 
 
-def keys_of(config: Mapping[str, Any], given: Mapping[str, Any], start: Start) -> dict[str, Any]:
-    """What `train` is told: the other run's options and hyper-parameters under the given ones.
+def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) -> dict[str, Any]:
+    """Return the keys for `train`: options and hyper-parameters of the run, overridden by `passed`.
 
-    Of another algorithm's hyper-parameters those that networks are made with, and the discount: the
-    size of its batches was its own. Raises UserError where data were to be prepared otherwise.
+    Another algorithm gets only the hyper-parameters that define networks, and the discount; not the
+    batch size. Raises UserError if `passed` changes how the data is prepared.
     """
-    algorithm = given.get("algorithm", start.algorithm)
+    algorithm = passed.get("algorithm", start.algorithm)
     for f in fields(Preprocessing):
-        had, key = config["hyper"].get(f.name, f.default), f"algorithm.{f.name}"
-        if plain(given.get(key, had)) != plain(had):
+        value, key = config["hyper"].get(f.name, f.default), f"algorithm.{f.name}"
+        if to_json_values(passed.get(key, value)) != to_json_values(value):
             raise UserError(
-                f"{key}={spelled(plain(given[key]))}: what {start.run} learned was prepared with "
-                f"{spelled(plain(had))}, and so is what it goes on with; leave it out, or train anew"
+                f"{key}={format_value(to_json_values(passed[key]))}: {start.run} was trained with "
+                f"{format_value(to_json_values(value))}, which cannot change. Remove it, or train from scratch"
             )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
-    keys |= {name: config[name] for name in KEPT if config.get(name) is not None}
-    keys |= place_of(start.run, config)
+    keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
+    keys |= out_option(start.run, config)
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
     kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
-        own = [f for f in fields(kind.Config) if f.name in hyper]
-        # null of what has no default of None is a bound at infinity, its default
-        own = [f for f in own if hyper[f.name] is not None or f.default is None]
-        kept = {f.name: hyper[f.name] for f in own}
+        options = [f for f in fields(kind.Config) if f.name in hyper]
+        # null in a field whose default is not None stands for an infinite bound, its default
+        options = [f for f in options if hyper[f.name] is not None or f.default is None]
+        inherited = {f.name: hyper[f.name] for f in options}
     else:
-        kept = networks_of(kind.Config, hyper) | kind.config_from_run(start.algorithm, hyper)
+        inherited = network_settings(kind.Config, hyper) | kind.config_from_run(start.algorithm, hyper)
         if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
-            kept["discount"] = hyper["discount"]  # what the critics that are taken over are worth
-    keys |= {f"algorithm.{k}": v for k, v in kept.items()}
+            inherited["discount"] = hyper["discount"]  # the loaded critics estimate these returns
+    keys |= {f"algorithm.{k}": v for k, v in inherited.items()}
     if algorithm == start.algorithm and kind.starts_online():
-        keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}  # it can act already
-    if "batch_size" in given:
-        keys.pop("algorithm.batch_size", None)  # the two keys are one
-    return {**keys, **given}
+        # the policy is trained: no random warm-up
+        keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}
+    if "batch_size" in passed:
+        keys.pop("algorithm.batch_size", None)  # the same option
+    return {**keys, **passed}
 
 
 def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -> Any:
-    """Trains on from `run`, or corrects a frozen `base`. -> a Result.
+    """Continue `run` online, or train a residual policy on a frozen `base`. Returns a Result.
 
-    keys: those of `train`, `num_env_steps` above all.
+    keys: the options of `train`; `num_env_steps` is required.
     """
     from offline_rl.training.train import train
 
-    keys = {k.replace("__", "."): plain_python(v) for k, v in keys.items()}
+    keys = {k.replace("__", "."): to_python(v) for k, v in keys.items()}
     if (run is None) == (keys.get("base") is None):
         raise UserError(
-            "finetune: say what to go on from, with run=<folder>, or which policy to correct, with "
-            "base=<bundle or module:function>; one of the two"
+            "finetune needs either run=<folder> to continue from, or base=<bundle or "
+            "module:function> to train a residual policy"
         )
     if not keys.get("num_env_steps"):
-        raise UserError("finetune: say how long, with num_env_steps=…")
+        raise UserError("finetune needs num_env_steps=…")
     if run is None:
         if "task" not in keys:
-            raise UserError("finetune: say where the base is corrected, with task=…")
+            raise UserError("finetune with base= needs task=…")
         return train(show=show, **{"algorithm": "resfit", "num_updates": 0, **keys})
     start, config = start_of(run, keys.get("seeds"))
     if config.get("base"):
         raise UserError(
-            f"run={run} corrects a base, and its experience is its own: a longer one begins anew, "
-            f"as finetune base={config['base']} name=… num_env_steps=…"
+            f"run={run} is a residual policy, whose online experience is not stored. For a longer "
+            f"run, restart with finetune base={config['base']} name=… num_env_steps=…"
         )
-    told = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
-    kind = algorithm_class(told["algorithm"])
+    train_keys = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
+    kind = algorithm_class(train_keys["algorithm"])
     if not kind.online:
-        chunks = "horizon" in config["hyper"]  # which those take that continue a clone
+        # fine-tuning algorithms continue policies that predict action chunks, the others do not
+        chunks = "horizon" in config["hyper"]
         kinds = {name: algorithm_class(name) for name in algorithm_names()}
         able = [k for k, v in kinds.items() if v.online and bool(v.finetunes_from) == chunks]
         able = [name for name in able if not kinds[name].is_residual]
         raise UserError(
-            f"{told['algorithm']} does not learn online; name one that does and has its networks, "
-            f"with algorithm={' or '.join(able)}"
+            f"{train_keys['algorithm']} does not learn online. Choose an algorithm that does and "
+            f"has the same networks: algorithm={' or '.join(able)}"
         )
-    if "dataset" in keys and not told.get(
+    if "dataset" in keys and not train_keys.get(
         "online.offline_fraction", kind.Online().offline_fraction
     ):
-        raise UserError(f"{told['algorithm']} learns from no data: leave dataset= out")
-    return train(show=show, start=start, **told)
+        raise UserError(
+            f"{train_keys['algorithm']} learns from online experience only. Remove dataset="
+        )
+    return train(show=show, start=start, **train_keys)
 
 
 def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
-    """Teaches from `run`; keys: those of `train`, `num_updates` above all. -> a Result."""
+    """Train a student with the policies of `run` as teachers. Returns a Result.
+
+    keys: the options of `train`; `num_updates` is required.
+    """
     from offline_rl.training.train import train
 
     keys = {"algorithm": "consistency"} | {
-        k.replace("__", "."): plain_python(v) for k, v in keys.items()
+        k.replace("__", "."): to_python(v) for k, v in keys.items()
     }
     student = algorithm_class(keys["algorithm"])
     if not student.distills_from:
-        raise UserError(f"{keys['algorithm']} learns from data alone: train it")
+        raise UserError(
+            f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train"
+        )
     if not keys.get("num_updates"):
-        raise UserError("distill: say how long, with num_updates=…")
+        raise UserError("distill needs num_updates=…")
     seeds = keys.pop("seeds", None)
     start, config = start_of(run, seeds)
     hyper = config["hyper"]
-    given = student.config_from_teacher(start.algorithm, hyper)
-    if given is None:
+    teacher_config = student.config_from_teacher(start.algorithm, hyper)
+    if teacher_config is None:
         how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
-            f"run={run}, of {start.algorithm}{how}, is no teacher: {keys['algorithm']} is taught "
-            f"by {student.distills_from}"
+            f"run={run} ({start.algorithm}{how}) cannot be the teacher: {keys['algorithm']} needs "
+            f"{student.distills_from}"
         )
-    told: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
-    told |= {name: config[name] for name in KEPT if config.get(name) is not None}
-    told |= place_of(start.run, config) | {"name": f"from-{label(start.algorithm)}"}
-    for name, value in sorted(given.items()):
-        told[f"algorithm.{name}"] = value
-        if plain(keys.get(f"algorithm.{name}", value)) != plain(value):
-            raise UserError(f"algorithm.{name}: the student's is its teacher's, {value}")
-    return train(show=show, start=start, **(told | keys))
+    train_keys: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
+    train_keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
+    train_keys |= out_option(start.run, config) | {"name": f"from-{label(start.algorithm)}"}
+    for name, value in sorted(teacher_config.items()):
+        train_keys[f"algorithm.{name}"] = value
+        if to_json_values(keys.get(f"algorithm.{name}", value)) != to_json_values(value):
+            raise UserError(f"algorithm.{name}: student and teacher must both have {value}")
+    return train(show=show, start=start, **(train_keys | keys))
 
 
-finetune.__signature__ = signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]
+finetune.__signature__ = options_signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]

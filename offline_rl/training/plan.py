@@ -31,17 +31,17 @@ from offline_rl.data.transform import center_of, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import starts
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labeled, with_base
-from offline_rl.replay.columns import TOLD
+from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import Resolved, resolve, tuned_for
 from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError, close_quietly
-from offline_rl.utils.files import read_object
+from offline_rl.utils.files import read_json_object
 from policies import Spec, channels
 from policies.channels import BASE_ACTION
-from policies.heads.head import kinds
+from policies.heads.head import load_kinds
 
 IN_MEMORY = "in memory"  # stands in the config for a Dataset that was passed as an object
 # options that determine how a file is read
@@ -126,13 +126,13 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
     if algorithm.distills_from and start is None:
         raise UserError(
-            f"{options.algorithm} needs a teacher. Use offline-rl distill run=<folder> with a run "
-            f"of {algorithm.distills_from}"
+            f"{options.algorithm} needs a teacher. Use offline-rl distill run=<folder> with "
+            f"{algorithm.distills_from}"
         )
     if algorithm.finetunes_from and start is None:
         raise UserError(
             f"{options.algorithm} fine-tunes a trained policy. Use offline-rl finetune "
-            f"algorithm={options.algorithm} run=<folder> with a run of {algorithm.finetunes_from}"
+            f"algorithm={options.algorithm} run=<folder> with {algorithm.finetunes_from}"
         )
     try:
         env = open_trial_envs(chosen.task, options) if chosen.task.env_id else None
@@ -143,7 +143,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     except ValueError as error:  # a missing package, or actions that are not a vector
         raise UserError(str(error)) from None
     eval_seeds = starts(chosen.task, options.eval_episodes, "eval_episodes")
-    hardware.device(options.device)
+    hardware.select_device(options.device)
     base = load_base(options, algorithm, env)
     if options.action_range == "data" and env is not None:
         raise UserError(
@@ -191,7 +191,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 expert = in_range_of(expert, dataset.spec, name, option=None)
     spec = merge_specs(chosen.task, env, dataset, expert, has_base=base is not None)
     opened.close()
-    if spec.lone is None and algorithm.vector_only:
+    if spec.single_vector is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
         remedy = f"Use {', '.join(able) or 'another algorithm'}"
         can_join = (chosen.task.env_id or "env:").startswith("env:") and not datasets
@@ -205,10 +205,10 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"{describe_shape(spec)}. {remedy}"
         )
     learner = build_learner(algorithm, spec, next(iter(settings.values())), how, options.device)
-    if (head := type(learner.modules[learner.policy])) not in kinds().values():
+    if (head := type(learner.modules[learner.policy])) not in load_kinds().values():
         raise UserError(
             f"the policy of {options.algorithm} is a {head.__name__}, which cannot be saved as a "
-            f"bundle. Use a class of policies.heads: {', '.join(kinds())}. Other networks may be "
+            f"bundle. Use a class of policies.heads: {', '.join(load_kinds())}. Other networks may be "
             "of any class"
         )
     if options.pretrain_updates is not None and not learner.phases:
@@ -234,7 +234,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             )
     limit = limit_of(env, options, how.cfg)
     check_policy_learns(learner, schedule)
-    device = hardware.device(options.device).type
+    device = hardware.select_device(options.device).type
     parts = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     stackable = learner.prefers_stacked_seeds(device) and limit is None
     parts |= {"stackable": stackable, "starts": eval_seeds}
@@ -377,7 +377,7 @@ def build_learner(
 
     Raises UserError if the networks or one batch are larger than memory.
     """
-    total = hardware.memory(hardware.device(device))
+    total = hardware.total_memory(hardware.select_device(device))
     numbers = spec.action_dim + 2 * sum(prod(channel.shape) for channel in spec.vectors)
     if cfg.batch_size * numbers * 4 > total:
         raise UserError(
@@ -387,7 +387,7 @@ def build_learner(
     try:
         return algorithm(spec, cfg, interaction=how)
     except RuntimeError as error:
-        if not hardware.out_of_memory(error):
+        if not hardware.is_out_of_memory(error):
             raise
         sizes = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
         largest = max(sizes, key=lambda name: largest_integer(sizes[name]))
@@ -525,20 +525,20 @@ def merge_specs(
         env_spec = spec_of(env)
         specs.append((f"task {task.name}", with_base(env_spec) if has_base else env_spec))
     first, spec = specs[0]
-    if spec.lone is not None and len(spec.observation_shape) != 1:
+    if spec.single_vector is not None and len(spec.observation_shape) != 1:
         raise UserError(
             f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, but "
             "observations must be vectors of at least one number, or named channels. Choose arrays "
             "with observation_keys=, or flatten them"
         )
     for name, other in specs[1:]:
-        if (spec.seen, spec.action_dim) != (other.seen, other.action_dim):
+        if (spec.observation_shapes, spec.action_dim) != (other.observation_shapes, other.action_dim):
             raise UserError(
                 f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, "
                 f"{name} has {describe_shape(other)} and {other.action_dim}: "
                 f"{mismatch_remedy(spec, other, name, task)}{unobserved_arrays(dataset, expert)}"
             )
-        if not spec.same_rate(other):
+        if not spec.has_same_rate(other):
             raise UserError(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {other.rate_hz:g}. A "
                 "policy trained at one rate does not work at the other. Use data of that rate, or "
@@ -566,7 +566,7 @@ def data_spec(data: Dataset) -> Spec:
     obs, act = channels.shapes(data.observations), data.actions.shape[1]
     if not act or not all(shape and min(shape) for shape in channels.parts(obs)):
         raise UserError(
-            f"{data.path or data.name} has observations {channels.each(list, obs)} and {act} "
+            f"{data.path or data.name} has observations {channels.map_channels(list, obs)} and {act} "
             "actions, but both must be vectors of at least one number. Choose arrays with "
             "observation_keys=, or flatten them"
         )
@@ -575,19 +575,19 @@ def data_spec(data: Dataset) -> Spec:
 
 def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
     """Return what to do if `other`, the observations of `name`, differ from those of `one`."""
-    for channel in other.channels if one.lone is None and other.lone is None else ():
+    for channel in other.channels if one.single_vector is None and other.single_vector is None else ():
         match = next((c for c in one.channels if c.name == channel.name), None)
         if match is None:
             names = ", ".join(c.name for c in one.channels)
             return f"it has {names}, but not {channel.name}. Choose or rename arrays of it"
-        if channel.kind == "picture" and match.shape != channel.shape:
+        if channel.kind == "image" and match.shape != channel.shape:
             height, width, colors = channel.shape
             return f"resize its {channel.name} to {height} x {width} pixels of {colors} colors"
-    vector, parts = (one, other) if one.lone is not None else (other, one)
-    vectors_alone = parts.lone is None and parts.vectors == parts.channels
-    if vector.lone is not None and vectors_alone and one.action_dim == other.action_dim:
+    vector, parts = (one, other) if one.single_vector is not None else (other, one)
+    vectors_alone = parts.single_vector is None and parts.vectors == parts.channels
+    if vector.single_vector is not None and vectors_alone and one.action_dim == other.action_dim:
         keys = [channel.name for channel in parts.channels]
-        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.lone.shape):
+        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.single_vector.shape):
             listed = " and ".join(keys)
             if parts is not other:
                 return f"store {listed} of the data as one array, observations"
@@ -603,8 +603,8 @@ def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
 
 def describe_shape(spec: Spec) -> str:
     """Return the observation shape of `spec` as text."""
-    if spec.lone is not None:
-        return str(list(spec.lone.shape))
+    if spec.single_vector is not None:
+        return str(list(spec.single_vector.shape))
     return ", ".join(f"{channel.name} {list(channel.shape)}" for channel in spec.channels)
 
 
@@ -643,7 +643,7 @@ def is_extension(plan: Plan, member: Member) -> bool:
     folder, num_updates = member.folder, plan.options.num_updates
     if not folder.config.is_file() or plan.options.num_env_steps or plan.start is not None:
         return False
-    old_updates = read_object(folder.config).get("num_updates", num_updates)
+    old_updates = read_json_object(folder.config).get("num_updates", num_updates)
     if not isinstance(old_updates, int) or not 0 < old_updates < num_updates:
         return False
     seeds = {int(p.name[5:]) for p in folder.path.parent.glob("seed_*") if p.name[5:].isdigit()}
@@ -727,7 +727,7 @@ def too_few_steps_note(plan: Plan) -> str:
     period = learner.for_phase(ONLINE).period
     episode = plan.task.max_episode_steps or 0
     if steps < episode and any(
-        name != "expert" and name not in TOLD for name in plan.algorithm.extra_columns
+        name != "expert" and name not in STEP_INFOS for name in plan.algorithm.extra_columns
     ):
         return (
             f"\nnum_env_steps={steps} may end before learning starts: {plan.options.algorithm} "

@@ -20,7 +20,7 @@ from offline_rl.evaluation.options import check_task
 from offline_rl.training.options import TrainOptions, WandbOptions
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce, plain_python, unknown
+from offline_rl.utils.options import build, coerce, to_python, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 
 TWINS = (("batch_size", "algorithm.batch_size"), ("utd", "online.utd"))  # two keys for one option
@@ -50,7 +50,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
 
     Raises UserError for an option that is unknown, has a wrong value, or contradicts another.
     """
-    keys = {k.replace("__", "."): plain_python(v) for k, v in keys.items()}
+    keys = {k.replace("__", "."): to_python(v) for k, v in keys.items()}
     check_task(keys)
     if "algorithm" in keys:
         types = option_types(algorithm_class(str(keys["algorithm"])))
@@ -198,7 +198,7 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
         last = TRAINING_SEEDS - 1
         raise UserError(f"seeds={seeds}: expected different seeds between 0 and {last}")
-    if options.compile == "always" and (missing := hardware.compiler_missing()):
+    if options.compile == "always" and (missing := hardware.missing_compiler()):
         raise UserError(f"compile=always: {missing}")
     package = {"wandb": "wandb", "tensorboard": "tensorboard"}.get(options.tracker)
     if package is not None and find_spec(package) is None:

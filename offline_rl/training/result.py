@@ -16,8 +16,8 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_atomically, write_json
-from offline_rl.utils.text import duration, mean_std, table
-from offline_rl.utils.trees import plain
+from offline_rl.utils.text import format_duration, format_mean_std, table
+from offline_rl.utils.trees import to_json_values
 from offline_rl.version import __version__
 from policies import bundle
 from policies.golden import seal
@@ -50,8 +50,8 @@ class Result:
             name = "/".join((r["task"], r["algorithm"], run))
             online = r["num_env_steps"]
             counts = (f"{r['num_updates']:,}", f"{online:,}" if online else "")
-            told = mean_std([r["score"]], 1), mean_std([r["mean_return"]])
-            body.append([name, str(r["seed"]), *told, *counts, duration(r["seconds"])])
+            told = format_mean_std([r["score"]], 1), format_mean_std([r["mean_return"]])
+            body.append([name, str(r["seed"]), *told, *counts, format_duration(r["seconds"])])
         return f"{table(header, body)}\n{self.path}"
 
 
@@ -59,7 +59,7 @@ def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
     """Versions, hardware and data: what a result depends on besides its configuration."""
     data = plan.dataset
     return {
-        **hardware.description(),
+        **hardware.describe_machine(),
         "dataset": None if data is None else data.path,
         "dataset_sha256": None if data is None else data.sha256,
         "choices": asdict(choices),
@@ -109,7 +109,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "diverged_at": progress.diverged[s],
         "last_checkpoint": str(newest[-1].relative_to(folder.path)) if newest else None,
         "version": __version__,
-        "commit": hardware.commit(),
+        "commit": hardware.current_commit(),
     }
     if plan.base is not None and (digests := plan.base.digests()):
         result["base_weights"] = digests
@@ -120,7 +120,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
     ):
         seen = trainer.transform.raw(trainer.collector.buffer.everything(s))
         write(seen if plan.base is None else without_base(seen), folder.path / EXPERIENCE)
-    result = plain(result)
+    result = to_json_values(result)
     if progress.diverged[s] is None:
         told = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
         for name in ("max_episode_steps", "observation_keys"):  # what its environment was made with

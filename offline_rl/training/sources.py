@@ -73,7 +73,7 @@ def experience(plan: Plan, steps: int, seeds: Sequence[int], device: torch.devic
     """An empty buffer for so many steps that each seed will see."""
     actions = plan.spec.action_dim
     return ReplayBuffer(
-        plan.spec.seen,
+        plan.spec.observation_shapes,
         actions,
         steps,
         streams=len(seeds),

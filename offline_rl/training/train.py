@@ -1,7 +1,7 @@
-"""`offline-rl train`: from a task's name to scored policies.
+"""`offline-rl train`: train the seeds of one or more runs, evaluate them, write their results.
 
-Order of work: options, then data, then everything else; so a mistake costs seconds, and nothing is
-written before the checks pass.
+Options are checked first, then the data, then everything else. Nothing is written before all checks
+pass.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.choices import Choices, choose, precision, stored
-from offline_rl.training.finetune import Start, networks_of
+from offline_rl.training.choices import Choices, choose, choose_precision, load_choices
+from offline_rl.training.finetune import Start, network_settings
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.plan import (
     CHANGING,
@@ -41,7 +41,7 @@ from offline_rl.training.plan import (
     Plan,
     description,
     headline,
-    lengthened,
+    is_extension,
     prepare,
     stacked,
 )
@@ -50,7 +50,7 @@ from offline_rl.training.run_folder import (
     Done,
     SeedFolder,
     common_checkpoint,
-    learner,
+    learner_tensors,
     named_task,
     run_folder,
 )
@@ -59,15 +59,15 @@ from offline_rl.training.trackers import Tracker, log_in, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError, close_quietly
-from offline_rl.utils.files import locked, read_object, remove_temporaries, write_json
-from offline_rl.utils.options import signature, spelled
+from offline_rl.utils.files import lock_folder, read_json_object, remove_temporaries, write_json
+from offline_rl.utils.options import options_signature, format_value
 from offline_rl.utils.text import at_a_time
-from offline_rl.utils.trees import plain
+from offline_rl.utils.trees import to_json_values
 from policies import Spec, channels
 from policies.networks.defaults import denormals_restored, torch_defaults
 from policies.networks.mlp import MLP
 
-BRIEF = 50  # updates; a phase of fewer, such as a gate, is not compiled
+MIN_COMPILED_UPDATES = 50  # a phase with fewer updates in all is not compiled
 
 
 @torch_defaults()
@@ -79,19 +79,20 @@ def train(
     start: Start | None = None,
     **keys: Any,
 ) -> Result:
-    """Trains and evaluates. keys: the command line's; `algorithm.beta` may be `algorithm__beta`.
+    """Train and evaluate the seeds of one or more runs.
 
-    A list given for a hyper-parameter that is a number makes one run for each of its values, named
-    after it; all of them train side by side. watch: called after each evaluation. The same call
-    again continues an interrupted run; on a finished one it does nothing; with a higher num_updates
-    it goes on with either. Ctrl-C and SIGTERM leave a checkpoint. Raises UserError for
-    whatever the user can mend.
+    keys: the options of the command line; write `algorithm__beta` for `algorithm.beta`. A list for
+    a numeric hyper-parameter makes one run for each value, named after it; all of them train in
+    parallel.
+    show: print progress. watch: called after each evaluation. start: the run to continue from.
+
+    Calling it again continues an interrupted run and leaves a finished one as it is. A higher
+    num_updates extends both. Ctrl-C and SIGTERM save a checkpoint first. Raises UserError for
+    mistakes in options, data or files.
     """
     plan = prepare(keys, start)
     if start is not None:
-        begun_with(
-            start, plan.seeds, plan.spec, plan.actions
-        )  # refuses observations of another kind
+        load_transform(start, plan.seeds, plan.spec, plan.actions)  # refuses other observations
     o, members = plan.options, members_of(plan)
     runs = list(dict.fromkeys(m.folder.path.parent for m in members))
     path = runs[0] if len(runs) == 1 else runs[0].parent
@@ -99,34 +100,38 @@ def train(
         log_in(plan.wandb)
     with ExitStack() as locks:
         for run in runs:
-            locks.enter_context(locked(run))
-        longer = begun_alike(plan, members)
-        done = [m for m in members if m.folder.finished]
-        left = [m for m in members if m in longer or m not in done]
+            locks.enter_context(lock_folder(run))
+        extended = extended_members(plan, members)
+        finished = [m for m in members if m.folder.finished]
+        pending = [m for m in members if m in extended or m not in finished]
         say = print if show else (lambda *_: None)
         say_once = cache(say)
         if start is not None and o.task != start.task:
-            say(f"{start.run} learned in {start.task}, and goes on in {o.task}")
-        if not left:
+            say(f"{start.run} was trained on {start.task} and continues on {o.task}")
+        if not pending:
             say(f"{path}: already finished; nothing to do")
         else:
             say(headline(plan))
             if (note := range_note(plan)) is not None:
                 say(note)
-        for member in left:
+        for member in pending:
             remove_temporaries(member.folder.path)
-        begun = [m for m in left if m.folder.checkpoints() and m not in done]
-        new = [m for m in left if m not in begun and m not in done]
-        if plan.stackable and torn(begun, new):
-            say("killed between the first checkpoints of two seeds: all begin again, together")
-            begun, new = [], [m for m in left if m not in done]
-        groups = [*abreast([m for m in left if m in done]), *abreast(begun), new]
+        resumed = [m for m in pending if m.folder.checkpoints() and m not in finished]
+        new = [m for m in pending if m not in resumed and m not in finished]
+        if plan.stackable and killed_between_first_checkpoints(resumed, new):
+            say(
+                "The last process was killed before every seed had saved a checkpoint. All seeds "
+                "restart at update 0"
+            )
+            resumed, new = [], [m for m in pending if m not in finished]
+        groups = [*resume_groups([m for m in pending if m in finished]), *resume_groups(resumed)]
+        groups.append(new)
         why = plan.limit
-        if not plan.stackable and len(left) > 1:
-            why = f"{why or f'{o.algorithm}: networks too large to gain by it'}, so one seed after "
-            why += "another"
+        if not plan.stackable and len(pending) > 1:
+            why = why or f"{o.algorithm}: training seeds in parallel would not be faster"
+            why += ". Seeds train one after another"
             groups = [[m] for group in groups for m in group]
-        if left and why is not None:
+        if pending and why is not None:
             say(why)
         for group in groups:
             if group:
@@ -135,17 +140,17 @@ def train(
     return Result(path, [m.folder.outcome() for m in members], names)
 
 
-train.__signature__ = signature(train, TrainOptions)  # type: ignore[attr-defined]
+train.__signature__ = options_signature(train, TrainOptions)  # type: ignore[attr-defined]
 
 
 def check(keys: Mapping[str, Any]) -> None:
-    """Raises UserError where `train` would refuse `keys`; nothing is written."""
+    """Raise UserError if `train` would refuse `keys`. Writes nothing."""
     plan = prepare(keys)
-    begun_alike(plan, members_of(plan))
+    extended_members(plan, members_of(plan))
 
 
 def members_of(plan: Plan) -> list[Member]:
-    """Every seed of every run, with its folder."""
+    """Return every seed of every run, with its folder."""
     o = plan.options
     method = str(run_folder(o.out, named_task(vars(o)), label(o.algorithm)))
     return [
@@ -155,43 +160,46 @@ def members_of(plan: Plan) -> list[Member]:
     ]
 
 
-def begun_alike(plan: Plan, members: Sequence[Member]) -> list[Member]:
-    """Those that go on to more updates. Raises UserError where one was begun otherwise."""
-    longer = [m for m in members if lengthened(plan, m)]
+def extended_members(plan: Plan, members: Sequence[Member]) -> list[Member]:
+    """Return the members that are extended to more updates.
+
+    Raises UserError if a folder holds a run with another configuration, or a damaged result.
+    """
+    extended = [m for m in members if is_extension(plan, m)]
     for member in members:
         if member.folder.config.is_file() or member.folder.finished:
-            member.folder.agree(member.description, free_of(member, longer))
+            member.folder.agree(member.description, changeable_options(member, extended))
         if member.folder.finished:
             member.folder.outcome()  # refuses a damaged one
-    return longer
+    return extended
 
 
-def free_of(member: Member, longer: Sequence[Member]) -> tuple[str, ...]:
-    """In which options a run may go on otherwise than it was begun."""
-    return (*CHANGING, "num_updates") if member in longer else CHANGING
+def changeable_options(member: Member, extended: Sequence[Member]) -> tuple[str, ...]:
+    """Return the stored options that may change when this member is resumed."""
+    return (*CHANGING, "num_updates") if member in extended else CHANGING
 
 
-def abreast(members: Sequence[Member]) -> list[list[Member]]:
-    """Groups that have a checkpoint in common: seeds cut by different commands may have none."""
+def resume_groups(members: Sequence[Member]) -> list[list[Member]]:
+    """Return the groups of seeds that can resume together because they share a checkpoint."""
     groups: list[tuple[set[Done], list[Member]]] = []
     for member in members:
-        own = set(member.folder.checkpoints())
+        checkpoints = set(member.folder.checkpoints())
         for k, (common, group) in enumerate(groups):
-            if common & own:
-                groups[k] = common & own, [*group, member]
+            if common & checkpoints:
+                groups[k] = common & checkpoints, [*group, member]
                 break
         else:
-            groups.append((own, [member]))
+            groups.append((checkpoints, [member]))
     return [group for _, group in groups]
 
 
-def torn(begun: Sequence[Member], new: Sequence[Member]) -> bool:
-    """Whether a kill came while the first checkpoints of seeds that train together were written.
+def killed_between_first_checkpoints(resumed: Sequence[Member], new: Sequence[Member]) -> bool:
+    """Return True if a process was killed after some seeds saved their first checkpoint, not all.
 
-    Who has begun is at its first one, and others, which have not come to it, had begun too: a group
-    begins when the one before it is finished.
+    Then the seeds with a checkpoint have exactly one, and a seed without one has a config file: it
+    had started too. All of them must restart together.
     """
-    first = bool(begun) and all(len(m.folder.checkpoints()) == 1 for m in begun)
+    first = bool(resumed) and all(len(m.folder.checkpoints()) == 1 for m in resumed)
     return first and any(m.folder.config.is_file() for m in new)
 
 
@@ -202,7 +210,7 @@ def train_group(
     watch: Callable[[Trainer], None] | None,
     say_once: Callable[[str], None],
 ) -> None:
-    """Train members that are at the same point side by side; close all that was opened for it."""
+    """Train members that are at the same update in parallel, then close environments and logs."""
     with ExitStack() as opened:
         _train_group(plan, members, show, watch, say_once, opened)
 
@@ -215,27 +223,29 @@ def _train_group(
     say_once: Callable[[str], None],
     opened: ExitStack,
 ) -> None:
-    """See `train_group`. opened: closes environments, threads and trackers at the end."""
+    """Implement `train_group`. opened: closes environments, threads and trackers at the end."""
     o, folders = plan.options, [m.folder for m in members]
     seeds = [f.seed for f in folders]
     done = common_checkpoint(folders)
-    begun = stored(folders[0], done) if done is not None else None
-    engine, sources, transform = engine_of(plan, members, begun)
+    stored = load_choices(folders[0], done) if done is not None else None
+    engine, sources, transform = build_engine(plan, members, stored)
     if isinstance(sources.offline, Stream):
         opened.callback(sources.offline.close)
     if show:
         engine.say = partial(tqdm.write, file=sys.stdout)
-    choices = begun or choose(o, engine, *longest(plan))
+    choices = stored or choose(o, engine, *longest_phase(plan))
     engine.compiled, engine.fallbacks = choices.compile, dict(choices.fallbacks)
-    engine.uncompiled_phases = {name for name, size in sizes(plan).items() if size < BRIEF}
-    torch.set_num_threads(choices.threads)  # before anything is compiled, which is for so many
-    if show and not begun:
+    engine.uncompiled_phases = {
+        name for name, size in updates_by_phase(plan).items() if size < MIN_COMPILED_UPDATES
+    }
+    torch.set_num_threads(choices.threads)  # compiled code depends on the number of threads
+    if show and not stored:
         rewards = plan.algorithm.uses_rewards(plan.cfg)
-        said = small_columns(transform, plan.dataset, plan.spec, plan.cfg, rewards=rewards)
-        print(*said, choices, sep="\n")
+        notes = small_columns(transform, plan.dataset, plan.spec, plan.cfg, rewards=rewards)
+        print(*notes, choices, sep="\n")
     if done is None and plan.start is not None:
-        go_on(engine, plan.start)  # may refuse, before anything is written
-    threads = min(hardware.cores(), 8)
+        load_start(engine, plan.start)  # may refuse, before anything is written
+    threads = min(hardware.num_cores(), 8)
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
@@ -260,7 +270,7 @@ def _train_group(
         )
     if collector is not None:
         opened.callback(close_quietly, collector)
-    # after the collector, which needs one for each seed: fewer are enough
+    # opened after the collector's, which needs one environment for each seed; fewer suffice here
     evaluation: envs.VectorEnv | None = None
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
@@ -272,11 +282,12 @@ def _train_group(
             say_once(f"{why}Evaluation runs {at_a_time(evaluation.num_envs)}")
     for member in members:
         folder = member.folder
-        folder.agree(member.description, (*CHANGING, "num_updates"))  # which is checked
+        # num_updates may differ: extended_members has checked it
+        folder.agree(member.description, (*CHANGING, "num_updates"))
         folder.renew(member.description)
         if done is None:
             folder.rewind(None)
-        if done is None or lost(folder.path / "environment.json"):
+        if done is None or is_unreadable(folder.path / "environment.json"):
             write_json(folder.path / "environment.json", environment(plan, choices))
     trackers = list[Tracker]()
     trainer = Trainer(
@@ -305,19 +316,19 @@ def _train_group(
     try:
         trainer.run()
     except Exception as error:
-        if hardware.out_of_memory(error):
+        if hardware.is_out_of_memory(error):
             count, batch = len(members), plan.cfg.batch_size
             device = engine.device
-            total = hardware.memory(device) / 2**30
+            total = hardware.total_memory(device) / 2**30
             fewer = f"{count // 2} seeds at a time" if count > 1 else f"batch_size={batch // 2}"
             raise UserError(
-                f"{count} seeds side by side with batches of {batch} need more than the "
-                f"{total:.0f} GiB of {device}; {fewer} would need about half, and what is done is "
-                "kept"
+                f"{count} seeds in parallel with batches of {batch} need more than the "
+                f"{total:.0f} GiB of {device}. Checkpoints are kept; {fewer} would need about half "
+                "of the memory"
             ) from error
-        mistake = isinstance(error, UserError | envs.Broken)
+        expected = isinstance(error, UserError | envs.Broken)
         for folder in folders:
-            folder.fail(f"{error}" if mistake else repr(error))
+            folder.fail(f"{error}" if expected else repr(error))
         if isinstance(error, envs.Broken):
             raise UserError(str(error)) from error
         raise
@@ -325,39 +336,41 @@ def _train_group(
         finish(plan, trainer, s, folder, choices)
 
 
-def engine_of(
-    plan: Plan, members: Sequence[Member], begun: Choices | None = None
+def build_engine(
+    plan: Plan, members: Sequence[Member], stored: Choices | None = None
 ) -> tuple[Engine, Sources, Transform]:
-    """What trains members side by side, what it learns from, and how that was transformed."""
-    o, seeds, own = plan.options, [m.folder.seed for m in members], [m.cfg for m in members]
+    """Return the engine that trains members in parallel, its data sources and the transform."""
+    o, seeds, cfgs = plan.options, [m.folder.seed for m in members], [m.cfg for m in members]
     earlier = plan.start.num_updates if plan.start is not None else 0
     online = int(o.num_env_steps * plan.interaction.online.utd)
-    horizon = o.num_updates or earlier or online  # updates, for schedules
-    device = hardware.device(o.device)
+    schedule_length = o.num_updates or earlier or online  # updates
+    device = hardware.select_device(o.device)
     data = plan.dataset and plan.algorithm(plan.spec, plan.cfg).prepare(plan.dataset)
     if plan.start is None:
-        transform = Transform.fit(plan.cfg, data, plan.spec.seen)
+        transform = Transform.fit(plan.cfg, data, plan.spec.observation_shapes)
     else:
-        transform = begun_with(plan.start, seeds, plan.spec, plan.actions)
+        transform = load_transform(plan.start, seeds, plan.spec, plan.actions)
     sources = sources_of(plan, data, transform, seeds, device)
     engine = Engine(
-        lambda s: plan.algorithm(plan.spec, own[s], horizon, plan.interaction.of(own[s])),
+        lambda s: plan.algorithm(
+            plan.spec, cfgs[s], schedule_length, plan.interaction.of(cfgs[s])
+        ),
         seeds,
         sources,
         batch_size=plan.cfg.batch_size,
         device=device,
-        precision=begun.precision if begun else precision(o, device),
-        values=stacked(own),
+        precision=stored.precision if stored else choose_precision(o, device),
+        values=stacked(cfgs),
     )
     return engine, sources, transform
 
 
 @torch_defaults()
 def expected_seconds(keys: Mapping[str, Any]) -> float:
-    """What the updates of a run should take, all seeds together, by their counted work.
+    """Estimate the seconds that the updates of a run take, all seeds together.
 
-    Within a factor of two or so; evaluations and the environment are left out. Nothing is written.
-    Raises UserError where the run would be refused.
+    The estimate counts operations and is right within a factor of about two. Evaluations and
+    environment steps are not included. Writes nothing. Raises UserError if `train` would refuse.
     """
     plan = prepare(keys)
     name, cfg = next(iter(plan.settings.items()))
@@ -365,65 +378,65 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
     run = run_folder(o.out, named_task(vars(o)), label(o.algorithm), name)
     members = [Member(SeedFolder(run, seed), cfg, {}) for seed in plan.seeds]
     groups = [members] if plan.stackable else [[member] for member in members]
-    engine, _, _ = engine_of(plan, groups[0])
-    updates, phase = longest(plan)
+    engine, _, _ = build_engine(plan, groups[0])
+    updates, phase = longest_phase(plan)
     choices = choose(plan.options, engine, updates, phase)
     work = engine.work(phase)
     one = work.seconds(engine.device.type, choices.precision, choices.threads)
     return one * updates * len(groups) / (COMPILED_SPEEDUP if choices.compile else 1)
 
 
-def longest(plan: Plan) -> tuple[int, str]:
-    """The phase with the most updates, and how many: what compilation and threads are for."""
-    found = sizes(plan)
-    phase = max(found, key=found.__getitem__)
-    return found[phase], phase
+def longest_phase(plan: Plan) -> tuple[int, str]:
+    """Return the number of updates and the name of the phase with the most updates."""
+    updates = updates_by_phase(plan)
+    phase = max(updates, key=updates.__getitem__)
+    return updates[phase], phase
 
 
-def sizes(plan: Plan) -> dict[str, int]:
-    """How many updates each phase has in all."""
-    utd, found = plan.interaction.online.utd, dict[str, int]()
+def updates_by_phase(plan: Plan) -> dict[str, int]:
+    """Return the number of updates of each phase in the complete schedule."""
+    utd, updates = plan.interaction.online.utd, dict[str, int]()
     for piece in plan.schedule:
-        share = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
-        found[piece.phase] = found.get(piece.phase, 0) + int(piece.size * share)
-    return found
+        factor = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
+        updates[piece.phase] = updates.get(piece.phase, 0) + int(piece.size * factor)
+    return updates
 
 
-def begun_with(
+def load_transform(
     start: Start, seeds: Sequence[int], spec: Spec, actions: Spec | None = None
 ) -> Transform:
-    """The transform of the run that is gone on from. Raises UserError where it does not fit.
+    """Return the transform of the run to continue from. Raises UserError if `spec` does not fit.
 
     actions: with the action range of the environment, if it states one. Default: spec.
     """
-    transform, known = before(start, seeds[0])
+    transform, start_spec = load_transform_and_spec(start, seeds[0])
     if not fits(transform, spec):
-        learned = channels.each(lambda part: list(part.mean.shape), transform.parts)
+        shapes = channels.map_channels(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
-            f"{start.run} learned from observations {learned}, the task has "
-            f"{channels.each(list, spec.seen)}: give its own task, or data of it"
+            f"{start.run} was trained on observations {shapes}, but the task has "
+            f"{channels.map_channels(list, spec.observation_shapes)}. Use the run's task, or data of it"
         )
-    own, here = known or spec, actions or spec
-    if (problem := own.mismatch(spec)) is not None:
+    learned, here = start_spec or spec, actions or spec
+    if (problem := learned.mismatch(spec)) is not None:
         raise UserError(
-            f"{start.run} cannot go on with this data or task: {problem}; give it what its own are "
-            "like"
+            f"{start.run} cannot continue with this data or task: {problem}. Use data and a task "
+            "like the run's"
         )
     try:
-        same = own.conversion(here) is None
+        same = learned.conversion(here) is None
     except ValueError:
         same = False
     if not same:
         raise UserError(
-            f"{start.run} cannot go on with this data or task: The policy's action range is "
-            f"{own.action_range}; here it is {here.action_range}. Use a task with range "
-            f"{own.action_range}, or retrain for {here.action_range}"
+            f"{start.run} cannot continue with this data or task: The policy's action range is "
+            f"{learned.action_range}; here it is {here.action_range}. Use a task with range "
+            f"{learned.action_range}, or retrain for {here.action_range}"
         )
     return transform
 
 
-def before(start: Start, seed: int) -> tuple[Transform, Spec | None]:
-    """Return the transform and the policy's spec of a seed that is continued.
+def load_transform_and_spec(start: Start, seed: int) -> tuple[Transform, Spec | None]:
+    """Return the transform and the policy's spec of a seed to continue from.
 
     The spec is None if an earlier version saved the checkpoint.
     """
@@ -433,81 +446,83 @@ def before(start: Start, seed: int) -> tuple[Transform, Spec | None]:
 
 
 def range_note(plan: Plan) -> str | None:
-    """Return a note if the actions of a policy trained before become shares of another range."""
-    own = None
+    """Return a note if an earlier policy's actions become shares of another action range."""
+    spec = None
     if plan.start is not None:
-        own = before(plan.start, plan.seeds[0])[1]
+        spec = load_transform_and_spec(plan.start, plan.seeds[0])[1]
     elif plan.base is not None and plan.base.bundle is not None:
-        own = plan.base.bundle.spec
-    if own is None or plan.actions is None:
+        spec = plan.base.bundle.spec
+    if spec is None or plan.actions is None:
         return None
-    return note_on_shares(own, plan.actions, f"task {plan.options.task}")
+    return note_on_shares(spec, plan.actions, f"task {plan.options.task}")
 
 
 def fits(transform: Transform, spec: Spec) -> bool:
-    """Whether it normalizes what `spec` says is seen."""
-    shape = channels.each(lambda part: part.mean.shape, transform.parts)
-    return shape == (spec.seen if spec.lone else {c.name: c.shape for c in spec.vectors})
+    """Return True if the transform normalizes observations of the shape in `spec`."""
+    shape = channels.map_channels(lambda part: part.mean.shape, transform.parts)
+    return shape == (spec.observation_shapes if spec.single_vector else {c.name: c.shape for c in spec.vectors})
 
 
-def go_on(engine: Engine, start: Start) -> None:
-    """Puts every seed where its checkpoint stands. Raises UserError naming what differs."""
+def load_start(engine: Engine, start: Start) -> None:
+    """Load every seed's checkpoint of the run to continue from.
+
+    Raises UserError naming what differs if its networks do not fit.
+    """
     for s, seed in enumerate(engine.seeds):
         path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
         tensors, _ = start.folder(seed).load(start.checkpoints[seed][0])
-        tensors = learner(tensors)
+        tensors = learner_tensors(tensors)
         try:
-            own = engine.seed_state(s)
-            if own.keys() != tensors.keys():
-                tensors = engine.algorithm.initialize_from(own, tensors)
+            state = engine.seed_state(s)
+            if state.keys() != tensors.keys():
+                tensors = engine.algorithm.initialize_from(state, tensors)
             engine.load_seed_state(s, tensors)
         except ValueError as error:
-            made = networks_of(type(engine.algorithm.cfg), start.hyper)
-            other = {k: v for k, v in made.items() if plain(getattr(engine.algorithm.cfg, k)) != v}
-            given = " ".join(f"algorithm.{k}={spelled(v)}" for k, v in other.items())
-            remedy = f"that run had {given}" if given else "it is made of other networks"
-            raise UserError(f"{path} cannot be gone on from: {error}; {remedy}") from None
-    if (differs := other_functions(engine.algorithm, start)) is not None:
-        raise UserError(f"run={start.run} cannot be gone on from: {differs}")
+            settings, cfg = network_settings(type(engine.algorithm.cfg), start.hyper), engine.algorithm.cfg
+            differing = {k: v for k, v in settings.items() if to_json_values(getattr(cfg, k)) != v}
+            keys = " ".join(f"algorithm.{k}={format_value(v)}" for k, v in differing.items())
+            remedy = f"That run had {keys}" if keys else "Its networks are of another kind"
+            raise UserError(f"cannot continue from {path}: {error}. {remedy}") from None
+    if (difference := network_difference(engine.algorithm, start)) is not None:
+        raise UserError(f"cannot continue from run={start.run}: {difference}")
 
 
-def other_functions(own: Algorithm, start: Start) -> str | None:
-    """Which network has the same tensors and yet computes something else from them; None: none.
+def network_difference(algorithm: Algorithm, start: Start) -> str | None:
+    """Return a sentence about a network with equal tensors but another function; None if none.
 
-    Bounds of a deviation may differ: they are the method's. Heads of chunks are what their
-    algorithms make of them.
+    Bounds of the standard deviation may differ between algorithms. Policies that predict action
+    chunks are not compared.
     """
-    if hasattr(own.modules[own.policy], "plan"):
+    if hasattr(algorithm.modules[algorithm.policy], "plan"):
         return None
-    learned = rebuild_algorithm(start.algorithm, start.hyper, own.spec)
-    for name, module in own.modules.items():
+    learned = rebuild_algorithm(start.algorithm, start.hyper, algorithm.spec)
+    for name, module in algorithm.modules.items():
         other = learned.modules.get(name)
         if other is None:
             continue
-        mine, theirs = function(module), function(other)
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                then, now = theirs.get(key), mine.get(key)
-                return f"its {name} had {key}={then}, here it is {now}"
+        here, there = module_description(module), module_description(other)
+        for key in sorted(here.keys() | there.keys()):
+            if here.get(key) != there.get(key):
+                return f"its {name} has {key}={there.get(key)}, here it is {here.get(key)}"
     return None
 
 
-def function(module: nn.Module) -> dict[str, Any]:
-    """What a network computes, but for its tensors."""
-    told = {k: plain(v) for k, v in getattr(module, "arguments", {}).items()}
-    told.pop("log_std_range", None)
+def module_description(module: nn.Module) -> dict[str, Any]:
+    """Return the kind and arguments of a network: everything but its tensors."""
+    arguments = {k: to_json_values(v) for k, v in getattr(module, "arguments", {}).items()}
+    arguments.pop("log_std_range", None)
     for layers in module.modules():
         if isinstance(layers, MLP):
-            told["activation"] = layers.activation
-            told["norm_after_activation"] = layers.norm_after_activation
-    return {"kind": type(module).__name__} | told
+            arguments["activation"] = layers.activation
+            arguments["norm_after_activation"] = layers.norm_after_activation
+    return {"kind": type(module).__name__} | arguments
 
 
-def lost(path: Path) -> bool:
-    """Whether the JSON file is missing or damaged; says so."""
+def is_unreadable(path: Path) -> bool:
+    """Return True if the JSON file is missing or damaged, and print so."""
     try:
-        read_object(path)
+        read_json_object(path)
     except UserError as error:
-        print(f"{error}: written anew")
+        print(f"{error}. It is written again")
         return True
     return False

@@ -21,7 +21,7 @@ from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.seeds import training
+from offline_rl.utils.seeds import training_episode_seed
 from policies import Normalizer, Spec
 
 ENVIRONMENTS, EXECUTED = 3, 2
@@ -108,7 +108,7 @@ def by_hand(
     for t, actions in enumerate(chunks):
         for e, world in enumerate(worlds):
             if over[e]:
-                seeds[e], begun = training(0, begun), begun + 1
+                seeds[e], begun = training_episode_seed(0, begun), begun + 1
                 first = (world.reset(seed=seeds[e])[0] - MEAN) / SCALE
                 n_obs_steps[e], episode[e] = [first, first], []
         asked.append([*seeds])
@@ -140,7 +140,7 @@ def test_a_rollout_holds_what_its_environments_answered_and_whole_episodes_becom
     collector: Any,
 ):
     """Three actions a decision: a limit of ten steps cuts the fourth, some episodes end before."""
-    short = {training(0, number): 1 + 2 * number for number in (1, 4)}
+    short = {training_episode_seed(0, number): 1 + 2 * number for number in (1, 4)}
 
     def ends(seed: int, t: int) -> str:
         return "end" if short.get(seed) == t else ""
@@ -189,7 +189,7 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
     for _ in range(3):
         sound.step()
     expected = rows(sound, 0, 3)
-    second = training(0, 1)
+    second = training_episode_seed(0, 1)
     broken, said = collector(lambda seed, t: kind if (seed, t) == (second, 5) else "")
     for _ in range(3):
         broken.step()
@@ -212,7 +212,7 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector: Any):
     """Each lasts one decision. Of the fourth to the sixth the fifth breaks: the seventh comes."""
-    wrong = training(0, 4)
+    wrong = training_episode_seed(0, 4)
 
     def faults(seed: int, t: int) -> str:
         return kind if (seed, t) == (wrong, -1) else "end" if t == 1 else ""
@@ -222,7 +222,7 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
         one.step()
     found = rows(one, 0, 3)["observations"][:, :, 0, 0].numpy()
     numbers = [[0, 1, 2], [3, 6, 5], [7, 8, 9]]
-    draws = [[np.random.default_rng(training(0, n)).uniform(-1, 1) for n in row] for row in numbers]
+    draws = [[np.random.default_rng(training_episode_seed(0, n)).uniform(-1, 1) for n in row] for row in numbers]
     np.testing.assert_allclose(found, (np.array(draws) - MEAN[0]) / SCALE[0], atol=1e-6)
     assert len(said) == 1
     assert "seed 0: the environment broke in step 0 of an episode" in said[0]
@@ -295,7 +295,7 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector:
     with pytest.raises(UserError, match=r"the cable is out.*for the 5th time in a row"):
         _ = [broken.step() for _ in range(20)]
     assert len(said) >= 4
-    odd = {training(0, number) for number in range(1, 60, 2)}
+    odd = {training_episode_seed(0, number) for number in range(1, 60, 2)}
     patient, said = collector(lambda seed, t: "raise" if t == 2 and seed in odd else "")
     for _ in range(19):
         patient.step()

@@ -21,7 +21,7 @@ from offline_rl.online.collector import Collector, GivenUp
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.seeds import training
+from offline_rl.utils.seeds import training_episode_seed
 from policies import Normalizer, Spec
 
 SEEDS, LIMIT, WARM_UP, GAMMA = [3, 8], 6, 5, 0.5
@@ -93,7 +93,7 @@ def walked(
     env, done, episodes = Walk(), 0, list[dict[str, np.ndarray]]()
     numbers = (number for number in range(len(actions) + 1) if number != without)
     while done < len(actions):
-        seen, _ = env.reset(seed=training(seed, next(numbers)))
+        seen, _ = env.reset(seed=training_episode_seed(seed, next(numbers)))
         rows = list[dict[str, Any]]()
         over = False
         while not over and done < len(actions):
@@ -180,7 +180,7 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
     sound, _ = made()
     for _ in range(21):
         sound.step()
-    broken = training(SEEDS[0], number)
+    broken = training_episode_seed(SEEDS[0], number)
     shaky, said = made(lambda seed, t: kind if (seed, t) == (broken, step) else "")
     for _ in range(21):
         shaky.step()
@@ -198,7 +198,7 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
 
 
 def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
-    odd = {training(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
+    odd = {training_episode_seed(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
     collector, said = made(lambda seed, t: "raise" if t == 0 and seed in odd else "")
     for _ in range(39):
         collector.step()
@@ -212,7 +212,7 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
     for _ in range(10):
         collector.step()
     stored, lengths = [collector.buffer.filled(s) for s in range(2)], collector.lengths.copy()
-    running = training(SEEDS[0], int(collector.episodes[0]))
+    running = training_episode_seed(SEEDS[0], int(collector.episodes[0]))
     again, said = made(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
     for s, rows in enumerate(stored):
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
@@ -251,7 +251,7 @@ def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_wh
     sound, _ = made()
     for _ in range(21):
         sound.step()
-    gone = {training(SEEDS[0], number) for number in range(1, 9)}
+    gone = {training_episode_seed(SEEDS[0], number) for number in range(1, 9)}
     shaky, _ = made(lambda seed, t: "raise" if t == -1 and seed in gone else "")
     with pytest.raises(GivenUp, match=r"seed 3: .*for the 5th time"):
         walk(shaky, 21)
@@ -356,7 +356,7 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
         def networks(self) -> dict[str, nn.Module]:
             return super().networks() | {"policy": head()}
 
-    broken = training(SEEDS[1], 1)
+    broken = training_episode_seed(SEEDS[1], 1)
     options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
     options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
     one, _ = made(**options)
@@ -392,7 +392,7 @@ def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(ma
         def networks(self) -> dict[str, nn.Module]:
             return super().networks() | {"policy": Remembers()}
 
-    broken = [training(seed, 0) for seed in SEEDS]
+    broken = [training_episode_seed(seed, 0) for seed in SEEDS]
     options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
     collector, said = made(**options, faults=lambda seed, t: "raise" * (seed in broken and t == 1))
     walk(collector, 5)

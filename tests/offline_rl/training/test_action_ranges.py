@@ -22,7 +22,7 @@ from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
 from offline_rl.online.with_base import differs
 from offline_rl.training.plan import merge_specs, prepare
-from offline_rl.training.train import begun_with, range_note
+from offline_rl.training.train import load_transform, range_note
 from policies import Channel, Normalizer, Spec, bundle
 from policies.golden import seal
 
@@ -171,10 +171,10 @@ def test_a_run_of_another_range_does_not_continue_in_the_environment():
     folder = SimpleNamespace(load=lambda done: ({}, progress))
     start: Any = SimpleNamespace(run="run", folder=lambda s: folder, checkpoints={0: (None, "")})
     with pytest.raises(UserError, match=r"run cannot go on .*\[2, 8\]; here it is \[0, 10\]"):
-        begun_with(start, [0], here)
-    begun_with(start, [0], data.spec)
+        load_transform(start, [0], here)
+    load_transform(start, [0], data.spec)
     one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))
-    begun_with(start, [0], one, replace(one, action_low=(), action_high=()))  # own units unknown
+    load_transform(start, [0], one, replace(one, action_low=(), action_high=()))  # own units unknown
 
 
 def test_a_base_of_another_range_is_refused_with_both():

@@ -112,7 +112,7 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
     played = returns(file)
     np.testing.assert_allclose(played, result.results[0]["returns"])
     policy = policies.load(file)
-    assert policy.spec.seen == {"picture": (SIDE, SIDE, 3), "row": (1,)}
+    assert policy.spec.observation_shapes == {"picture": (SIDE, SIDE, 3), "row": (1,)}
     assert policy.bundle.normalizers.keys() == {"row"}
     assert policy.bundle.normalizers["row"].kind == "min-max"
     lines = playing.play(run=str(file), out=str(tmp_path / "x.gif"))
@@ -120,7 +120,7 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
 
     keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": data}
     keys |= {"compile": "never", "eval_episodes": 2}
-    eyes = {k: v for k, v in policy.bundle.weights.items() if k.startswith("eyes.")}
+    eyes = {k: v for k, v in policy.bundle.weights.items() if k.startswith("observation_encoder.")}
     assert eyes
     for kind in ("consistency", "one_step"):
         student = distill(run=result.path, algorithm=kind, num_updates=2, **keys)

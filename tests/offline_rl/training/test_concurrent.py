@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> dict[str, Any]:
 
 
 def run(cores: int, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Path:
-    monkeypatch.setattr(hardware, "cores", lambda: cores)
+    monkeypatch.setattr(hardware, "num_cores", lambda: cores)
     return train(**keys).path
 
 

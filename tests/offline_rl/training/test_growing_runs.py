@@ -17,7 +17,7 @@ import policies
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
 from offline_rl.training.run_folder import BUNDLE, SeedFolder
-from offline_rl.utils.files import locked, read_json
+from offline_rl.utils.files import lock_folder, read_json
 
 KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "device": "cpu"}
 KEYS |= {"compile": "never", "tracker": "none", "algorithm.hidden": [8], "batch_size": 8}
@@ -206,7 +206,7 @@ def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatc
         [keys["out"]]
     )
     (run,) = Path(keys["out"]).glob("*/*/*")
-    with locked(run):
+    with lock_folder(run):
         assert "Running: td3_bc seed 0" in report([keys["out"]])
     train(**keys)
     assert not (run / "seed_0" / "failed.json").exists()

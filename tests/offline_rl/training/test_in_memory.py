@@ -12,7 +12,7 @@ from offline_rl import Dataset, UserError, train
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.plan import Member, headline, mismatch_remedy, prepare
 from offline_rl.training.run_folder import SeedFolder
-from offline_rl.training.train import engine_of
+from offline_rl.training.train import build_engine
 from offline_rl.utils.files import read_json
 from policies import Channel, Spec
 
@@ -56,7 +56,7 @@ def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> No
     keys = {**QUICK, "dataset": few, "seeds": 1, "eval_every": 20, "eval_episodes": "all"}
     (seed,) = train(**{**keys, "task": "neorl2/Simglucose", "out": str(tmp_path)}).results
     assert len(seed["returns"]) == 360
-    with pytest.raises(UserError, match="eval_episodes=all: env:Pendulum-v1 has no few starts"):
+    with pytest.raises(UserError, match="eval_episodes=all: env:Pendulum-v1 has no finite list of initial states"):
         train(**{**keys, "task": "env:Pendulum-v1", "out": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
 
@@ -127,7 +127,7 @@ def test_observation_keys_may_join_the_parts_of_the_environment_alone(tmp_path: 
             prepare(keys)
         keys["observation_keys"] = ["pos", "vel"]
         plan = prepare(keys)
-        assert plan.spec.seen == (3,)
+        assert plan.spec.observation_shapes == (3,)
         assert plan.dataset is not None
         note = "observations are taken as the environment's pos, vel, in this order"
         assert note in plan.dataset.notes
@@ -157,7 +157,7 @@ def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
     keys = {"algorithm": algorithm, "task": "none", "num_updates": 20, "algorithm.hidden": [8]}
     for stream in ("never", "always"):
         plan = prepare(keys | {"dataset": without_successors(), "seeds": 1, "stream": stream})
-        engine, _, _ = engine_of(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
+        engine, _, _ = build_engine(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
         sources = {phase: engine.at(phase)[1] for phase in kept}
         sizes = {
             k: len(x.rows) if isinstance(x, Stream) else x.capacity for k, x in sources.items()

@@ -31,7 +31,7 @@ from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.reporting import compact
-from offline_rl.training.finetune import Start, keys_of, networks_of, start_of
+from offline_rl.training.finetune import Start, keys_of, network_settings, start_of
 from offline_rl.training.plan import description, prepare
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.trainer import Trainer
@@ -880,11 +880,11 @@ def test_each_checkpoint_is_read_for_its_checksum_once(
 def test_layers_of_one_size_are_those_of_every_network() -> None:
     """Whoever has one option for all networks, and whoever has one for each."""
     told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
-    assert networks_of(algorithm_class("td3").Config, told) == {"hidden": [8], "activation": "elu"}
+    assert network_settings(algorithm_class("td3").Config, told) == {"hidden": [8], "activation": "elu"}
     both = {"policy_hidden": [8], "critic_hidden": [8]}
-    assert networks_of(algorithm_class("cql").Config, told) == both
-    assert networks_of(algorithm_class("sac").Config, both) == {"hidden": [8]}
-    assert networks_of(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}
+    assert network_settings(algorithm_class("cql").Config, told) == both
+    assert network_settings(algorithm_class("sac").Config, both) == {"hidden": [8]}
+    assert network_settings(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}
 
 
 def test_equal_tensors_are_not_taken_for_equal_functions(

@@ -51,7 +51,7 @@ def test_a_policy_is_cloned_from_pictures_evaluated_and_leaves_as_a_bundle(
     assert len(played) == 2
     file = result.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
-    assert policy.spec.seen == {"picture": (96, 96, 3), "state": (8,)}
+    assert policy.spec.observation_shapes == {"picture": (96, 96, 3), "state": (8,)}
     assert policy.bundle.normalizers.keys() == {"state"}
     seen = channels.take(data.observations, slice(3))
     chunk, _ = policy.act(seen)

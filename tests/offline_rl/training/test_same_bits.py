@@ -19,7 +19,7 @@ from small_data import save_small
 
 import policies
 from offline_rl.trained import load
-from offline_rl.training.choices import precision, stored
+from offline_rl.training.choices import choose_precision, load_choices
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.training.train import train
@@ -56,7 +56,7 @@ def test_two_runs_of_one_call_end_in_the_same_bits(
 ) -> None:
     """Whatever the process did before; on a machine that says it has two cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     data = save_small(tmp_path / "small.npz")
     for place, left in (("one", 1), ("other", 3)):
         torch.set_num_threads(left)
@@ -77,7 +77,7 @@ def test_a_resumed_run_computes_as_it_was_begun(
     keys = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "checkpoint_every": 10}
     keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "tracker": "none", "show": False}
     for cores in (1, 2):
-        monkeypatch.setattr(hardware, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(hardware, "num_cores", lambda cores=cores: cores)
         (seed,) = train(**keys, out=str(tmp_path / "runs")).path.glob("seed_*")
         middle, end = sorted((seed / "checkpoints").iterdir())
         with safe_open(end, "pt") as file:
@@ -95,10 +95,10 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
     progress = {"choices": {"precision": "fp32", "compile": True, "threads": 1}}
     folder.save(done, {"update": torch.tensor(2)}, progress)
     monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
-    assert stored(folder, done).compile
+    assert load_choices(folder, done).compile
     monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
     with pytest.raises(UserError, match=r"seed_0 was begun compiled; here no C\+\+ compiler"):
-        stored(folder, done)
+        load_choices(folder, done)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [({"amx_bf16"}, "bf16"), ({"avx2"}, "fp32")])
@@ -108,9 +108,9 @@ def test_products_are_in_bf16_where_the_processor_has_units_for_them(
     """And a committed result says that it costs no score: it does of IQL, not of AWAC."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
     cpu, iql = torch.device("cpu"), TrainOptions(algorithm="iql", task="none")
-    assert precision(iql, cpu) == expected
-    assert precision(replace(iql, algorithm="awac"), cpu) == "fp32"
-    assert precision(replace(iql, precision="fp32"), cpu) == "fp32"
+    assert choose_precision(iql, cpu) == expected
+    assert choose_precision(replace(iql, algorithm="awac"), cpu) == "fp32"
+    assert choose_precision(replace(iql, precision="fp32"), cpu) == "fp32"
 
 
 def float64_on_another_device() -> AbstractContextManager[object]:

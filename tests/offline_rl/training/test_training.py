@@ -10,7 +10,7 @@ from offline_rl import Dataset, report
 from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.training.plan import Plan, headline, prepare
 from offline_rl.training.resolve import resolve
-from offline_rl.training.train import longest, train
+from offline_rl.training.train import longest_phase, train
 from offline_rl.utils.errors import UserError
 from policies import Spec
 
@@ -58,10 +58,10 @@ def test_a_preliminary_phase_divides_into_periods(given):
 def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(given):
     """An environment step brings `utd` of them."""
     spot = {**given, "algorithm": "spot", "algorithm.vae_updates": 4}
-    assert longest(prepare(spot)) == (10, "update")
-    assert longest(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
+    assert longest_phase(prepare(spot)) == (10, "update")
+    assert longest_phase(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
     online = {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0}
-    assert longest(prepare({**online, "num_env_steps": 30, "utd": 0.5})) == (15, "online")
+    assert longest_phase(prepare({**online, "num_env_steps": 30, "utd": 0.5})) == (15, "online")
 
 
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
