@@ -40,17 +40,17 @@ from offline_rl.training.run_folder import (
     BUNDLE,
     CHECKSUMS,
     SeedFolder,
-    agree_in,
     named_task,
+    option_name,
     run_folder,
-    typed,
+    values_agree,
 )
 from offline_rl.training.train import expected_seconds
 from offline_rl.utils.errors import MissingData, UserError
-from offline_rl.utils.files import parse_yaml, read_json, read_object, write_json
-from offline_rl.utils.options import build, coerce, spelled, unknown
+from offline_rl.utils.files import parse_yaml, read_json, read_json_object, write_json
+from offline_rl.utils.options import build, coerce, format_value, unknown
 from offline_rl.utils.paths import share
-from offline_rl.utils.trees import flatten, plain
+from offline_rl.utils.trees import flatten, to_json_values
 
 VERSION = 1  # of plan.json
 MOVING = (*CHANGING, "num_updates", "num_env_steps")  # may be others in the same run
@@ -129,7 +129,7 @@ class Cell:
         Of a run that goes on from another what is said here: the rest it has from there. Data is
         known by its checksum, which is asked for when it is read.
         """
-        return self.differs([read_object(f.config) for f in self.folders if f.config.is_file()])
+        return self.differs([read_json_object(f.config) for f in self.folders if f.config.is_file()])
 
     def differs(self, begun: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
         """The same of seeds with these configurations."""
@@ -138,24 +138,24 @@ class Cell:
         run = self.keys.get("run")
         resolved = resolve({k: v for k, v in self.keys.items() if k != "run"})
         wanted = resolved_config(resolved, next(iter(resolved.settings)))
-        now = {k: v for k, v in flatten(plain(wanted), ".").items() if k not in MOVING}
+        now = {k: v for k, v in flatten(to_json_values(wanted), ".").items() if k not in MOVING}
         if run is not None:
             given = {key.replace("__", ".") for key in self.keys}
-            now = {k: v for k, v in now.items() if typed(k) in given} | {"start.run": _end(run)}
+            now = {k: v for k, v in now.items() if option_name(k) in given} | {"start.run": _end(run)}
         found: dict[str, tuple[Any, Any]] = {}
         for config in begun:
             then = flatten(config, ".")
             if "start.run" in then:
                 then["start.run"] = _end(then["start.run"])
             online = {k for k in then if k.startswith("online.") and run is None}
-            if "algorithm" in now and agree_in("algorithm", then, now):
+            if "algorithm" in now and values_agree("algorithm", then, now):
                 then["algorithm"] = now["algorithm"]  # a file of one's own, by another path
             for key in now.keys() | online:
                 every = f"hyper.{key.removeprefix('online.')}"  # what holds online if not said
                 one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
                 filled = two is None and key.startswith("hyper.")  # by what the data say
                 if one is not MISSING and two is not MISSING and one != two and not filled:
-                    found[typed(key)] = one, two
+                    found[option_name(key)] = one, two
         return found
 
     @property
@@ -191,7 +191,7 @@ class Cell:
         done = []
         for folder in self.folders:
             last = (folder.rows("metrics") or [{"updates": 0, "env_steps": 0}])[-1]
-            own = max(last["updates"] - folder.began, 0)
+            own = max(last["updates"] - folder.start_updates, 0)
             done.append(min(own, self.updates) + last["env_steps"])
         return min(sum(done) // len(done), self.total)
 
@@ -336,7 +336,7 @@ def _changes(found: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _said(value: Any) -> str:
-    return "/".join(value) if isinstance(value, tuple) else spelled(value) or "null"
+    return "/".join(value) if isinstance(value, tuple) else format_value(value) or "null"
 
 
 def begun(before: str, keys: dict[str, Any], firsts: Mapping[str, SeedFolder]) -> dict[str, Any]:
@@ -380,7 +380,7 @@ def priced(wanted: Iterable[Cell], out: str) -> list[Cell]:
     before = costs_of(Path(out) / "plan.json")
     speeds: dict[tuple[str, str | None], list[float]] = {}
     for file in Path(out).glob("*/*/*/seed_*/result.json"):
-        result = read_object(file)
+        result = read_json_object(file)
         try:
             work, all_seeds = result["num_updates"] + result["num_env_steps"], result["seconds"]
             if work and all_seeds:
