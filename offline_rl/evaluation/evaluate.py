@@ -25,7 +25,7 @@ from offline_rl.evaluation.saved import save
 from offline_rl.online.with_base import attached
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
-from offline_rl.utils.options import build, options_signature, format_value
+from offline_rl.utils.options import build, format_value, options_signature
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import at_a_time, format_mean_std, table, wrap_text
 from offline_rl.utils.trees import to_json_values

@@ -60,9 +60,9 @@ def constant(path: Path, task: str, action: float = 0.5) -> Path:
     }
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     path.parent.mkdir(parents=True, exist_ok=True)
-    same, made = Normalizer.identity((1,)), {"task": task}
-    spec = Spec((1,), 1)
-    bundle.write(path, seal(Bundle(spec, "DeterministicActor", arguments, weights, same, made)))
+    spec, normalizer = Spec((1,), 1), Normalizer.identity((1,))
+    policy = Bundle(spec, "DeterministicActor", arguments, weights, normalizer, {"task": task})
+    bundle.write(path, seal(policy))
     return path
 
 
@@ -162,27 +162,28 @@ def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
     policy = Bundle(Spec((3,), 2), "DeterministicActor", head.arguments, weights, identity(3))
     path = tmp_path / "run" / "seed_0" / "policy.bundle"
     path.parent.mkdir(parents=True)
-    bundle.write(path, seal(whole))
+    bundle.write(path, seal(policy))
     verbs.export([f"run={tmp_path / 'run'}"])
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == str(tmp_path / "run")
-    assert "ONNX of" in told[0]
-    seen = np.random.default_rng(0).normal(size=(7, 3))
-    ours, theirs = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
-    np.testing.assert_allclose(ours.act(seen)[0], theirs.act(seen)[0], atol=1e-5)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == str(tmp_path / "run")
+    assert "ONNX of" in printed[0]
+    observations = np.random.default_rng(0).normal(size=(7, 3))
+    onnx, torch_ = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
+    actions, expected = onnx.act(observations)[0], torch_.act(observations)[0]
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
 
 
-def same(size: int) -> Normalizer:
+def identity(size: int) -> Normalizer:
     return Normalizer.identity((size,))
 
 
-def test_what_remembers_is_refused_and_the_file_stays_as_it_was(tmp_path) -> None:
+def test_a_policy_with_memory_is_refused_and_its_file_is_unchanged(tmp_path) -> None:
     pytest.importorskip("onnxscript")
     head = DecisionTransformer(3, 2, target_return=1.0, horizon=2, size=8, layers=1)
     weights = {k: v.numpy() for k, v in head.state_dict().items()}
     path = tmp_path / "policy.bundle"
-    made = Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, same(3))
-    bundle.write(path, seal(made))
+    policy = Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, identity(3))
+    bundle.write(path, seal(policy))
     before = path.read_bytes()
     with pytest.raises(UserError, match="remembers its episode"):
         exporting.export(run=str(path))
