@@ -8,7 +8,7 @@ import numpy as np
 from offline_rl.data.checks import ROUNDING, find_precision_losses
 from offline_rl.data.formats.common import Bounds, Columns, ParsedFile, ReadOptions
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import ActionRange, FileFormat, plain_python
+from offline_rl.utils.options import ActionRange, FileFormat, to_python
 from offline_rl.utils.words import unknown
 
 
@@ -108,7 +108,7 @@ def scale_arrays(
     where: str, columns: Columns, action_scale: float | None, action_range: ActionRange | None
 ) -> tuple[Columns, Bounds | None]:
     """Scale the actions of in-memory arrays; return the columns and the limits of the actions."""
-    options = ReadOptions(action_scale=action_scale, action_range=plain_python(action_range))
+    options = ReadOptions(action_scale=action_scale, action_range=to_python(action_range))
     check_options(options)
     parsed = ParsedFile("arrays", columns, {})
     return scale_actions(where, parsed, options), limits(where, parsed, options)

@@ -19,7 +19,7 @@ import numpy as np
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import folder_atomically, write_json
+from offline_rl.utils.files import write_folder_atomically, write_json
 from policies import channels
 from policies.spec import Spec
 
@@ -59,7 +59,7 @@ def cached(
 def keep(data: Dataset, entry: Path) -> None:
     """Writes `data` as the folder `entry`, whole or not at all; drops entries of older states."""
     values = {f.name: getattr(data, f.name) for f in fields(data) if f.name != "extras"}
-    values |= channels.flat({"observations": values.pop("observations")})
+    values |= channels.flatten({"observations": values.pop("observations")})
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
     extras = {f"extras/{k}": v for k, v in data.extras.items()}
     names = {k: f"{n}.npy" for n, k in enumerate([*arrays, *extras])}
@@ -73,7 +73,7 @@ def keep(data: Dataset, entry: Path) -> None:
 
     for old in entry.parent.glob(f"{entry.name.split('-')[0]}-*"):
         shutil.rmtree(old, ignore_errors=True)
-    folder_atomically(entry, fill)
+    write_folder_atomically(entry, fill)
 
 
 def mapped(entry: Path) -> Dataset:
@@ -88,7 +88,7 @@ def mapped(entry: Path) -> Dataset:
     known, told = meta["fields"], meta["fields"].pop("spec")
     spec = None if told is None else Spec.from_json(told)
     notes = tuple(known.pop("notes"))
-    return Dataset(**channels.nested(own), **known, notes=notes, extras=extras, spec=spec)
+    return Dataset(**channels.unflatten(own), **known, notes=notes, extras=extras, spec=spec)
 
 
 def digest(text: str) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from offline_rl.data.action_range import scale_arrays
 from offline_rl.data.checks import (
     FLAGS,
+    component_names,
     describe_overshoot,
     find_errors,
     find_precision_losses,
@@ -139,7 +140,7 @@ class Dataset:
         for word in ("observations", "actions", "rewards", "terminated"):
             if arrays[word] is None:
                 raise UserError(f"{where}: {word} is None; an array is expected")
-        c = as_columns(channels.flat({k: v for k, v in arrays.items() if v is not None}))
+        c = as_columns(channels.flatten({k: v for k, v in arrays.items() if v is not None}))
         c, notes = convert_to_float32(c, keys)
         bounds = None
         if action_scale is not None or action_range is not None:
@@ -149,7 +150,7 @@ class Dataset:
         if (note := describe_overshoot(c["actions"])) is not None:
             notes.append(f"{keys.get('actions', 'actions')} {note}")
         if bounds is not None and spec is None:
-            shape, count = channels.shapes(channels.of(c, "observations")), c["actions"].shape[1]
+            shape, count = channels.shapes(channels.get(c, "observations")), c["actions"].shape[1]
             low, high = (tuple(np.broadcast_to(b, count).astype(float).tolist()) for b in bounds)
             spec = Spec(shape, count, action_low=low, action_high=high)
 
@@ -164,7 +165,7 @@ class Dataset:
                     f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
                     f"{len(ended):,}; each array needs one row for every step."
                 )
-        observed = channels.of(c, "observations")
+        observed = channels.get(c, "observations")
         return cls(
             channels.concatenate([observed, successors]) if channels.size(successors) else observed,
             next_index,
@@ -316,7 +317,7 @@ class Dataset:
 
     def checksum(self) -> str:
         """Return the SHA-256 of all arrays, including their names, types and shapes."""
-        arrays = channels.flat({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}
+        arrays = channels.flatten({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}
         digest = hashlib.sha256()
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -394,9 +395,8 @@ def convert_to_float32(
         lost = find_precision_losses(array) if word not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
             converted[word] = array.astype(np.float32)
-            notes.append(
-                f"{names.get(word, word)}: {lost[0].describe(array, component_names(word, numbers))}"
-            )
+            sentence = lost[0].describe(array, component_names(word, numbers))
+            notes.append(f"{names.get(word, word)}: {sentence}")
     return converted, notes
 
 
@@ -411,12 +411,12 @@ def _successors(
     num_rows, last = len(ended), ended | cut
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)
-    observed = channels.of(c, "observations")
+    observed = channels.get(c, "observations")
     rows = channels.take(observed, slice(0))
-    if (stored := channels.of(c, "next_observations")) is not None:
+    if (stored := channels.get(c, "next_observations")) is not None:
         extra = last | differs_from_next(stored, observed)
         rows = channels.take(stored, extra)
-    elif (final := channels.of(c, "final_observations")) is not None:
+    elif (final := channels.get(c, "final_observations")) is not None:
         extra, rows = last, final
         if (count := channels.size(rows)) != last.sum():
             name = keys.get("final_observations", "final_observations")
@@ -437,7 +437,7 @@ def differs_from_next(stored: Observations, observations: Observations) -> np.nd
     The last row counts as different.
     """
     different = np.ones(channels.size(observations), bool)
-    different[:-1] = channels.anywhere(channels.each(_rows_differ, stored, observations))
+    different[:-1] = channels.any_channel(channels.map_channels(_rows_differ, stored, observations))
     return different
 
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from offline_rl.data.load import card_file, checksum_mismatch, data_folder, find_stored
 from offline_rl.data.validation import find_read_errors
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import sole_writer
+from offline_rl.utils.files import open_exclusively
 from offline_rl.version import __version__
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _fetch(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
-            sole_writer(note, lambda: say(f"{file.name}: another process is at it")) as locked,
+            open_exclusively(note, lambda: say(f"{file.name}: another process is at it")) as locked,
             Part(note, locked) as part,
         ):
             if not find_stored(card, data_dir, split=split):  # else the other process has done it

@@ -50,7 +50,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
         ("rows", f"{s.rows:,}{unusable}"),
         *(
             (word, f"{list(array.shape[1:])} {array.dtype}")
-            for word, array in channels.flat({"observations": data.observations}).items()
+            for word, array in channels.flatten({"observations": data.observations}).items()
         ),
         *([("rate", f"{rate:g} actions a second")] if rate is not None else []),
         ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),

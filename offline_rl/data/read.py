@@ -21,7 +21,7 @@ from offline_rl.data.formats.common import Bounds, Columns, ParsedFile, ReadOpti
 from offline_rl.data.formats.recognize import parse
 from offline_rl.data.validation import find_warnings
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import FileFormat, plain_python
+from offline_rl.utils.options import FileFormat, to_python
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
@@ -63,7 +63,7 @@ def read(
     format: layout of the file; by default it is recognized by its content.
     Raises UserError, one sentence, at the first problem.
     """
-    action_range = plain_python(action_range)
+    action_range = to_python(action_range)
     options = ReadOptions(
         max_episode_steps=max_episode_steps,
         d4rl_compatible=d4rl_compatible,
@@ -93,7 +93,7 @@ def read(
         extras = {**extras, "costs": columns.pop("costs")}
     columns = parsed.finish(columns)
     data = Dataset.from_arrays(
-        **channels.nested(columns),
+        **channels.unflatten(columns),
         extras=extras,
         spec=make_spec(columns, parsed, bounds),
         name=name or path.stem,
@@ -118,7 +118,7 @@ def make_spec(columns: Columns, parsed: ParsedFile, bounds: Bounds | None) -> Sp
 
     Returns None if an observation is neither a vector nor a set of channels.
     """
-    obs = channels.shapes(channels.of(columns, "observations"))
+    obs = channels.shapes(channels.get(columns, "observations"))
     names, action_dim = parsed.observation_names, columns["actions"].shape[1]
     if not isinstance(obs, Mapping):
         if len(obs) != 1 or not obs[0] or not action_dim:

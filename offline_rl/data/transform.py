@@ -100,7 +100,7 @@ class Transform:
             rows = slice(dataset.num_rows)
             seen = channels.take(dataset.observations, rows)
             by_range = cfg.normalize_observations == "min_max"
-            normalizer = channels.fit(seen, by_range=by_range, least=cfg.min_std)
+            normalizer = channels.fit(seen, by_range=by_range, min_std=cfg.min_std)
         if dataset is not None and cfg.normalize_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift
@@ -131,7 +131,7 @@ class Transform:
     def parts(self) -> Any:
         """The lone vector's normalizer, or that of each vector by its channel's name."""
         made = self.normalizer
-        return made.of if isinstance(made, Normalizers) else made
+        return made.by_channel if isinstance(made, Normalizers) else made
 
     def raw(self, dataset: Dataset) -> Dataset:
         """The inverse of `dataset`, but for rounding, and for clipped actions."""
@@ -144,9 +144,9 @@ class Transform:
     def to_json(self) -> dict[str, Any]:
         """Numbers and lists; float32 values survive exactly."""
         return {
-            "kind": channels.each(lambda part: part.kind, self.parts),
-            "mean": channels.each(lambda part: part.mean.tolist(), self.parts),
-            "scale": channels.each(lambda part: part.scale.tolist(), self.parts),
+            "kind": channels.map_channels(lambda part: part.kind, self.parts),
+            "mean": channels.map_channels(lambda part: part.mean.tolist(), self.parts),
+            "scale": channels.map_channels(lambda part: part.scale.tolist(), self.parts),
             "reward_scale": self.reward_scale,
             "reward_shift": self.reward_shift,
             "clip_actions": self.clip_actions,
@@ -155,12 +155,12 @@ class Transform:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Transform:
         """The inverse of `to_json`."""
-        kinds = channels.each(lambda _: "z-score", values["mean"])  # older ones do not say
+        kinds = channels.map_channels(lambda _: "z-score", values["mean"])  # older ones do not say
 
         def part(mean: list[Any], scale: list[Any], kind: Kind) -> Normalizer:
             return Normalizer(np.asarray(mean, np.float32), np.asarray(scale, np.float32), kind)
 
-        parts = channels.each(part, values["mean"], values["scale"], values.get("kind", kinds))
+        parts = channels.map_channels(part, values["mean"], values["scale"], values.get("kind", kinds))
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
         return cls(Normalizers(parts) if isinstance(parts, dict) else parts, **rest)
 
@@ -184,7 +184,7 @@ def small_columns(
         normalizer = parts.get(channel.name) if isinstance(parts, dict) else parts
         if normalizer is None or channel.name == channels.BASE_ACTION:
             continue
-        seen = data.observations if spec.lone else data.observations[channel.name]
+        seen = data.observations if spec.single_vector else data.observations[channel.name]
         values = sampled(seen[: data.num_rows]).reshape(-1, channel.size)
         limit = RAW if normalizer.kind == "identity" else NORMALIZED
         small = hardly_vary(values, normalizer.scale.reshape(-1), limit)

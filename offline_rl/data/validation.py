@@ -86,7 +86,7 @@ def columns_of(data: Dataset) -> dict[str, np.ndarray]:
         "truncated": data.truncated,
     }
     columns |= {"next_observations": data.next_observations} if data.usable.all() else {}
-    return channels.flat(columns)
+    return channels.flatten(columns)
 
 
 def find_warnings(
@@ -156,12 +156,12 @@ def _continuity(
     columns: Mapping[str, np.ndarray], names: Mapping[str, str], last: np.ndarray
 ) -> Iterator[str]:
     """Compare stored next observations with the next rows; yield a warning if flags disagree."""
-    if (final := channels.of(columns, "final_observations")) is not None:
+    if (final := channels.get(columns, "final_observations")) is not None:
         count, expected = channels.size(final), int(last.sum() + (not last[-1]))
         if count != expected:
             yield f"final_observations has {count:,} rows for {expected:,} episodes."
-    stored = channels.of(columns, "next_observations")
-    observations = channels.of(columns, "observations")
+    stored = channels.get(columns, "next_observations")
+    observations = channels.get(columns, "observations")
     if stored is None:
         return
     key = names.get("next_observations", "next_observations")

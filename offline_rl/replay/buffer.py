@@ -1,43 +1,41 @@
-"""The replay buffer: logged data or a run's own experience, on the device, sampled there.
+"""The replay buffer: a data set or a run's own environment steps, stored and sampled on the device.
 
-Observations are stored once. Row t's next observation is `observations[next_index[t]]`: usually the
-following row, a row of its own where an episode ends.
+Observations are stored once. The next observation of row t is `observations[next_index[t]]`:
+usually the next row, or an extra row at the end of an episode.
 
     observations  | o0 o1 o2 | o0' o1' | … rows in time order … | extra rows: ends of episodes
     next_index    |  1  2  x |   4   y | …
 
-Where channels are observed they are tensors `observations/<channel>`, pictures in uint8.
+Observation channels are tensors `observations/<channel>`; images are uint8.
 
-Sampling is a tensor program over `tensors()`, so that it runs inside the compiled update.
+Sampling consists of tensor operations on `tensors()`, so that it is part of the compiled update.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.columns import COLUMNS, STEPS, TOLD
+from offline_rl.replay.columns import COLUMNS, STEP_INFOS, STEPS
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
-
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
 Tensors = dict[str, Tensor]
 
 
 class ReplayBuffer:
-    """Transitions of S independent streams (S = 1 for data that all seeds share), each a ring.
+    """Transitions of S independent streams, one ring buffer per stream.
 
-    Every stream has `capacity` rows and a length of its own. Appended rows keep their next
-    observation in the extra rows.
+    There is one stream per seed, or a single one for data that all seeds share. Every stream has
+    `capacity` rows and its own length. Appended rows store their next observation in extra rows.
     """
 
     def __init__(
@@ -50,22 +48,23 @@ class ReplayBuffer:
         columns: Mapping[str, tuple[int, ...]] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """observation_shape: or one for each channel by name.
+        """Allocate an empty buffer.
 
-        columns: the shape of a row of further batch columns.
+        observation_shape: one shape, or a shape per channel by name.
+        columns: additional columns of a batch, with the shape of one row.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((streams, *shape), dtype=dtype, device=device)
 
-        def seen(shape: tuple[int, ...]) -> Tensor:
-            picture = channels.is_picture(shape)
-            return zeros(2 * capacity, *shape, dtype=torch.uint8 if picture else torch.float32)
+        def zero_observations(shape: tuple[int, ...]) -> Tensor:
+            image = channels.is_image(shape)
+            return zeros(2 * capacity, *shape, dtype=torch.uint8 if image else torch.float32)
 
-        observed = channels.each(seen, observation_shape)
+        observations = channels.map_channels(zero_observations, observation_shape)
         self.capacity, self.streams, self.device = capacity, streams, torch.device(device)
-        self.n_step, self.columns = 1, dict(columns or {})  # n_step: see `after`
-        self.data: Tensors = channels.flat({"observations": observed}) | {
+        self.n_step, self.columns = 1, dict(columns or {})  # n_step: see `with_n_step`
+        self.data: Tensors = channels.flatten({"observations": observations}) | {
             "next_index": zeros(capacity, dtype=torch.int32),
             "actions": zeros(capacity, action_dim),
             "rewards": zeros(capacity),
@@ -77,14 +76,14 @@ class ReplayBuffer:
         }
         self.data |= {name: zeros(capacity, *shape) for name, shape in self.columns.items()}
         self.data["next_index"] += torch.arange(capacity, 2 * capacity, device=device).int()
-        self.added = np.zeros(streams, int)  # rows appended to each stream and not taken back
-        self.sizes = np.zeros(streams, int)  # of these, rows that may be sampled
-        self.hidden = np.zeros(streams, int)  # the newest ones, which may not: an episode goes on
+        self.added = np.zeros(streams, int)  # rows appended to each stream and not dropped
+        self.sizes = np.zeros(streams, int)  # rows that can be sampled
+        self.hidden = np.zeros(streams, int)  # newest rows, not sampled until their episode ends
 
     @property
     def awaits_ends(self) -> bool:
-        """True if rows count once their episode has ended, of which some columns are made."""
-        return any(name not in TOLD for name in self.columns)
+        """True if rows are hidden until their episode ends, because a column needs all of it."""
+        return any(name not in STEP_INFOS for name in self.columns)
 
     @classmethod
     def from_dataset(
@@ -94,13 +93,16 @@ class ReplayBuffer:
         columns: Mapping[str, np.ndarray] | None = None,
         device: torch.device | str = "cpu",
     ) -> ReplayBuffer:
-        """All usable rows of `dataset`, one stream. columns: further batch columns, [N, …] each."""
+        """Build a buffer with one stream that holds all usable rows of `dataset`.
+
+        columns: additional columns of a batch, [N, …] each.
+        """
         usable = dataset.usable
         if not usable.any():
             raise UserError(f"{dataset.name}: no row can serve as a transition")
         rows = np.flatnonzero(usable)
-        # a dropped row's observation may still be its predecessor's next: all observations are
-        # kept, those of usable rows first, and for the predecessor the episode is cut
+        # The observation of a dropped row may be the next observation of the row before it. So all
+        # observations are kept, those of usable rows first, and the row before is truncated.
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         every = np.arange(channels.size(dataset.observations))
         order = np.concatenate([rows, np.setdiff1d(every, rows)])
@@ -112,49 +114,50 @@ class ReplayBuffer:
         self.hidden = np.zeros(1, int)
         self.n_step, self.columns = 1, {k: v.shape[1:] for k, v in (columns or {}).items()}
 
-        def put(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
+        def to_device(x: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)[None]
 
-        def seen(x: np.ndarray) -> Tensor:
-            picture = x.dtype == np.uint8
-            return put(x if same else x[order], torch.uint8 if picture else torch.float32)
+        def ordered(x: np.ndarray) -> Tensor:
+            dtype = torch.uint8 if x.dtype == np.uint8 else torch.float32
+            return to_device(x if in_order else x[order], dtype)
 
-        same = len(rows) == dataset.num_rows
-        observed = channels.each(seen, dataset.observations)
-        self.data = channels.flat({"observations": observed}) | {
-            "next_index": put(place[dataset.next_index[rows]], torch.int32),
-            "actions": put(dataset.actions[rows]),
-            "rewards": put(dataset.rewards[rows]),
-            "terminated": put(dataset.terminated[rows], torch.uint8),
-            "truncated": put(cut[rows], torch.uint8),
+        in_order = len(rows) == dataset.num_rows
+        observations = channels.map_channels(ordered, dataset.observations)
+        self.data = channels.flatten({"observations": observations}) | {
+            "next_index": to_device(place[dataset.next_index[rows]], torch.int32),
+            "actions": to_device(dataset.actions[rows]),
+            "rewards": to_device(dataset.rewards[rows]),
+            "terminated": to_device(dataset.terminated[rows], torch.uint8),
+            "truncated": to_device(cut[rows], torch.uint8),
             "size": torch.full((1,), len(rows), dtype=torch.int64, device=self.device),
             "oldest": torch.zeros(1, dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
         for name, values in (columns or {}).items():
-            self.data[name] = put(values[rows])
+            self.data[name] = to_device(values[rows])
         return self
 
     @staticmethod
     def bytes_for(dataset: Dataset) -> int:
-        """What `from_dataset` keeps, further columns left out."""
+        """Return the bytes that `from_dataset` allocates, without additional columns."""
         parts = channels.parts(dataset.observations)
         observations = sum(x.size * (1 if x.dtype == np.uint8 else 4) for x in parts)
         row = 4 * (dataset.actions.shape[1] + 2) + 2  # actions, reward, next index, two flags
         return observations + row * dataset.num_rows
 
     def append(self, streams: int | np.ndarray, rows: Mapping[str, Any]) -> None:
-        """Transitions, [T, …] by the names of a batch's columns: T of one stream, or one of each.
+        """Append T transitions to one stream, or one transition to each of T streams.
 
-        streams: a number, or T different ones. Further columns may be left out, but for `TOLD`:
-        then the rows stay hidden until `release` gives them. Raises ValueError where a column is
-        missing or unknown, or more is appended than fits.
+        streams: a stream's number, or T different ones.
+        rows: [T, …] by the names of a batch's columns. Additional columns that are computed from
+        complete episodes may be left out; the rows are then hidden until `release` adds them.
+        Raises ValueError if a column is missing or unknown, or if the rows do not fit.
         """
-        rows = channels.flat(rows)
+        rows = channels.flatten(rows)
         names = {"actions", "rewards", "terminated", "truncated"}
-        for name in channels.flat({"observations": channels.of(self.data, "observations")}):
+        for name in channels.flatten({"observations": channels.get(self.data, "observations")}):
             names |= {name, f"next_{name}"}
-        names |= self.columns.keys() & TOLD.keys()
+        names |= self.columns.keys() & STEP_INFOS.keys()
         hide = self.awaits_ends and rows.keys() == names
         if not hide and rows.keys() != names | self.columns.keys():
             expected = sorted(names | self.columns.keys())
@@ -163,49 +166,52 @@ class ReplayBuffer:
         if isinstance(streams, int):
             if count > self.capacity:
                 raise ValueError(f"{count} rows at once, where {self.capacity} fit into the buffer")
-            stream, later = np.full(count, streams), np.arange(count)
+            stream, offset = np.full(count, streams), np.arange(count)
         else:
-            stream, later = streams, np.zeros(count, int)
-        place = (self.added[stream] + later) % self.capacity
+            stream, offset = streams, np.zeros(count, int)
+        place = (self.added[stream] + offset) % self.capacity
         at, first, end = map(torch.from_numpy, (stream, place, place + self.capacity))
         for name, values in rows.items():
             ends = name.startswith("next_observations")
             column = self.data[name.removeprefix("next_") if ends else name]
-            fresh = torch.from_numpy(np.ascontiguousarray(values))
-            column[at, end if ends else first] = fresh.to(column)
-        own = np.unique(stream)
+            tensor = torch.from_numpy(np.ascontiguousarray(values))
+            column[at, end if ends else first] = tensor.to(column)
+        changed = np.unique(stream)
         grown = count if isinstance(streams, int) else 1
-        self.added[own] += grown
-        self.hidden[own] += grown if hide else 0
-        self.sizes[own] += 0 if hide else grown
-        self.sizes[own] = np.minimum(self.sizes[own], self.capacity - self.hidden[own])
-        self._count()
+        self.added[changed] += grown
+        self.hidden[changed] += grown if hide else 0
+        self.sizes[changed] += 0 if hide else grown
+        self.sizes[changed] = np.minimum(self.sizes[changed], self.capacity - self.hidden[changed])
+        self._update_counts()
 
     def release(self, stream: int, columns: Mapping[str, np.ndarray]) -> None:
-        """The hidden rows of a stream may be sampled from now on; columns: what they lacked."""
+        """Make the hidden rows of a stream available for sampling.
+
+        columns: the additional columns of these rows.
+        """
         count, end = int(self.hidden[stream]), int(self.added[stream])
         place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
         for name, values in columns.items():
-            fresh = torch.from_numpy(np.ascontiguousarray(values))
-            self.data[name][stream, place] = fresh.to(self.data[name])
+            tensor = torch.from_numpy(np.ascontiguousarray(values))
+            self.data[name][stream, place] = tensor.to(self.data[name])
         self.sizes[stream] += count
         self.hidden[stream] = 0
-        self._count()
+        self._update_counts()
 
     def drop(self, stream: int, count: int) -> None:
-        """Takes back the newest `count` rows of a stream: they are never sampled again.
+        """Remove the newest `count` rows of a stream.
 
-        What they had overwritten in a full ring is lost with them.
+        In a full ring, the rows that they had overwritten are lost as well.
         """
         self.added[stream] -= count
         if self.hidden[stream]:
             self.hidden[stream] -= count
         else:
             self.sizes[stream] -= count
-        self._count()
+        self._update_counts()
 
-    def _count(self) -> None:
-        """Tells `sample` of the streams' lengths."""
+    def _update_counts(self) -> None:
+        """Copy the sizes and ends of the streams to the tensors that `sample` reads."""
         end = self.added - self.hidden
         ends = {"newest": end - 1, "oldest": end - self.sizes}
         self.data["size"].copy_(torch.from_numpy(self.sizes))
@@ -213,31 +219,29 @@ class ReplayBuffer:
             self.data[name].copy_(torch.from_numpy(row % self.capacity))
 
     def newest(self, stream: int, count: int) -> Dataset:
-        """The newest `count` rows of a stream, hidden ones too: an episode, or its beginning."""
-        from offline_rl.data.dataset import Dataset
-
+        """Return the newest `count` rows of a stream, including hidden ones, as a data set."""
         end = int(self.added[stream])
         place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
-        seen = channels.of(self.data, "observations")
+        observations = channels.get(self.data, "observations")
 
         def at(rows: Tensor) -> Any:
-            return channels.each(lambda x: x[stream, rows].cpu().numpy(), seen)
+            return channels.map_channels(lambda x: x[stream, rows].cpu().numpy(), observations)
 
         names = ("actions", "rewards", "terminated", "truncated")
         rows: dict[str, Any] = {n: self.data[n][stream, place].cpu().numpy() for n in names}
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
         rows["observations"], after = at(place), at(place + self.capacity)
-        told = self.columns.keys() & TOLD.keys()
-        extras = {name: self.data[name][stream, place].cpu().numpy() for name in told}
+        reported = self.columns.keys() & STEP_INFOS.keys()
+        extras = {name: self.data[name][stream, place].cpu().numpy() for name in reported}
         return Dataset.from_arrays(**rows, next_observations=after, extras=extras)
 
     def everything(self, stream: int) -> Dataset:
-        """All rows in use of a stream, the oldest first."""
+        """Return all rows of a stream as a data set, the oldest first."""
         return self.newest(stream, min(int(self.added[stream]), self.capacity))
 
     def filled(self, stream: int) -> Tensors:
-        """The rows in use of a stream: what a checkpoint holds of an online buffer."""
+        """Return the tensors of a stream that a checkpoint stores; `load` restores them."""
         rows = min(int(self.added[stream]), self.capacity)
         left_out = ("size", "oldest", "newest", "next_index")
         kept = {k: v[stream, :rows] for k, v in self.data.items() if k not in left_out}
@@ -250,8 +254,8 @@ class ReplayBuffer:
         return kept | ends | {"added": counts}
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
-        """Puts back what `filled` gave for one stream."""
-        added = rows["added"].reshape(-1).tolist()  # before format 3 of checkpoints one number
+        """Restore one stream from the tensors that `filled` returned."""
+        added = rows["added"].reshape(-1).tolist()  # one number in checkpoints before format 3
         count = min(added[0], self.capacity)
         counts = added if len(added) == 3 else [added[0], count, 0]
         self.added[stream], self.sizes[stream], self.hidden[stream] = counts
@@ -261,74 +265,97 @@ class ReplayBuffer:
                 column[stream, self.capacity : self.capacity + count] = value
             elif name != "added":
                 self.data[name][stream, :count] = value
-        self._count()
+        self._update_counts()
 
-    def after(self, n_step: int) -> ReplayBuffer:
-        """The same rows as transitions that bootstrap after `n_step` steps."""
-        other = copy.copy(self)
-        other.n_step = n_step
-        return other
+    def with_n_step(self, n_step: int) -> ReplayBuffer:
+        """Return a view of this buffer that samples n-step transitions."""
+        view = copy.copy(self)
+        view.n_step = n_step
+        return view
 
     def tensors(self) -> Tensors:
-        """The tensors that `sample` reads, [S, …] each; their addresses never change."""
+        """Return the tensors that `sample` reads, [S, …] each; their addresses never change."""
         return self.data
 
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """`batch_size` transitions of one stream, uniformly with replacement.
+        """Sample `batch_size` transitions of one stream, uniformly with replacement.
 
         data: `tensors()` without the leading axis.
         """
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns, factor, last = n_step(data, rows, self.n_step, discount)
         return Batch(
-            observations=observed(data, rows),
+            observations=observations_at(data, rows),
             actions=data["actions"][rows],
             discount=factor,
-            next_observations=observed(data, data["next_index"][last]),
+            next_observations=observations_at(data, data["next_index"][last]),
             **columns,
         )
 
 
-def observed(data: Tensors, rows: Tensor) -> Any:
-    """What is seen in `rows`: a tensor, or one for each channel by name."""
-    return channels.take(channels.of(data, "observations"), rows)
+def observations_at(data: Tensors, rows: Tensor) -> Any:
+    """Return the observations of `rows`: a tensor, or one per channel by name."""
+    return channels.take(channels.get(data, "observations"), rows)
 
 
 def n_step(
     data: Tensors, rows: Tensor, n: int, discount: float | Tensor
 ) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """From each of `rows` [B] up to n steps on, or to the episode's or the data's last row.
+    """Return n-step transitions that start at `rows` [B].
 
-    Returns rewards and further columns of these m <= n steps, as `columns.STEPS` says, discount**m
-    or 0 where the last of these rows terminated, and that last row; [B] each.
+    A transition has m <= n steps: it stops at the last row of the episode or of the data.
+    Returns the rewards and additional columns combined as in `columns.STEPS`, the factor
+    discount**m (0 where the last step terminated), and the last row; [B] each.
     """
     names = [name for name in ("rewards", *COLUMNS) if name in data]
     if n == 1:
-        found = {name: data[name][rows] for name in names}
-        return found, discount * (1 - data["terminated"][rows]), rows
+        columns = {name: data[name][rows] for name in names}
+        return columns, discount * (1 - data["terminated"][rows]), rows
+    steps, inside = rows_around(data, rows, 0, n - 1)  # [B, n]
+    last = steps[:, -1]
     sums = [name for name in names if STEPS[name] in ("sum", "discounted")]
-    found = {name: torch.zeros_like(data[name][rows]) for name in sums}
-    last, factor = rows, torch.ones_like(found["rewards"])
-    for row, inside in steps(data, rows, n):
+    columns = {name: torch.zeros_like(data[name][rows]) for name in sums}
+    factor = torch.ones_like(columns["rewards"])
+    for k in range(n):
         for name in sums:
-            weight = inside * factor if STEPS[name] == "discounted" else inside
-            found[name] = found[name] + weight * data[name][row]
-        factor = torch.where(inside, factor * discount, factor)
-        last = torch.where(inside, row, last)
+            weight = inside[:, k] * factor if STEPS[name] == "discounted" else inside[:, k]
+            columns[name] = columns[name] + weight * data[name][steps[:, k]]
+        factor = torch.where(inside[:, k], factor * discount, factor)
     for name in names:
         if name not in sums:
-            found[name] = data[name][last if STEPS[name] == "last" else rows]
-    return found, factor * (1 - data["terminated"][last]), last
+            columns[name] = data[name][last if STEPS[name] == "last" else rows]
+    return columns, factor * (1 - data["terminated"][last]), last
 
 
-def steps(data: Tensors, rows: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
-    """The n rows from each of `rows` on, [B] each, and whether each is of the same episode."""
-    capacity, inside, found = len(data["rewards"]), torch.ones_like(rows, dtype=torch.bool), []
-    for k in range(n):
-        row = (rows + k) % capacity
-        found.append((row, inside))
-        ended = (data["terminated"][row] + data["truncated"][row]) > 0
-        inside = inside & ~ended & (row != data["newest"])
-    return found
+def rows_around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Return the rows at the offsets from `first` to `last` relative to each of `rows` [B].
+
+    Both results are [B, last - first + 1]. Offsets outside the episode, or outside the data,
+    repeat its first or last row; the second result is False there.
+    """
+    capacity = len(data["rewards"])
+    behind = steps_to_edge(data, rows, -first, -1)
+    ahead = steps_to_edge(data, rows, last, 1)
+    offset = torch.arange(first, last + 1, device=rows.device)
+    clamped = offset.clamp(-behind[:, None], ahead[:, None])
+    return (rows[:, None] + clamped) % capacity, clamped == offset
+
+
+def steps_to_edge(data: Tensors, rows: Tensor, limit: int, direction: int) -> Tensor:
+    """Return how far the episode of each of `rows` extends backward (-1) or forward (1), [B].
+
+    limit: the maximum number of steps that are counted.
+    """
+    if limit < 1:
+        return torch.zeros_like(rows)
+    offset = torch.arange(limit, device=rows.device)
+    if direction > 0:  # the episode continues after a row that is not its end
+        row = (rows[:, None] + offset) % len(data["rewards"])
+        edge = row == data["newest"]
+    else:  # it extends before a row if the row before that is not an end
+        row = (rows[:, None] - offset - 1) % len(data["rewards"])
+        edge = (row + 1) % len(data["rewards"]) == data["oldest"]
+    ended = (data["terminated"][row] + data["truncated"][row]) > 0
+    return ((ended | edge).cumsum(1) == 0).sum(1)

@@ -1,7 +1,7 @@
-"""The columns of a batch beyond the usual five: one registry, each name with its maker.
+"""Additional columns of a batch, and how each is computed from a data set.
 
-An algorithm says which it `needs`; a new column is a field of `Batch`, a function here, and an
-entry of `STEPS`, which says what stands for several steps of it.
+An algorithm lists the columns that it requires. A new column needs a field of `Batch`, a function
+here, and an entry of `STEPS`, which says how several steps are combined.
 """
 
 from __future__ import annotations
@@ -15,41 +15,44 @@ import numpy as np
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
-Maker = Callable[["Dataset"], np.ndarray]  # data as it is learned from -> [N, …]
+Maker = Callable[["Dataset"], np.ndarray]  # preprocessed data -> [N, …]
 
 
 def costs(data: Dataset) -> np.ndarray:
-    """What a step costs, [N]. Raises KeyError where the data does not say."""
+    """Return the cost of each step, [N]. Raises KeyError if the data has none."""
     return data.extras["costs"]
 
 
 def next_actions(data: Dataset) -> np.ndarray:
-    """The following row's action, [N, A]; at an episode's end the row's own."""
+    """Return the next row's action, [N, A]; in an episode's last row its own action."""
     following = np.arange(data.num_rows) + 1
     following[data.episode_ends] -= 1
     return data.actions[following]
 
 
 def timesteps(data: Dataset) -> np.ndarray:
-    """A row's place in its episode, from 0, [N]."""
+    """Return the index of each step in its episode, from 0, [N]."""
     starts = np.repeat(data.episode_starts, data.episode_lengths())
     return np.arange(data.num_rows) - starts
 
 
 def held_out(data: Dataset) -> np.ndarray:
-    """1 in all rows of about one in five episodes, [N]: which ones, their first action decides."""
+    """Return 1 in all rows of about 20 % of the episodes (validation) and 0 elsewhere, [N].
+
+    A checksum of an episode's first action decides, so that the split needs no random numbers.
+    """
     first = np.ascontiguousarray(data.actions[data.episode_starts], np.float32)
-    chosen = [crc32(action.tobytes()) % 5 == 0 for action in first]
-    return np.repeat(np.asarray(chosen, np.float32), data.episode_lengths())
+    validation = [crc32(action.tobytes()) % 5 == 0 for action in first]
+    return np.repeat(np.asarray(validation, np.float32), data.episode_lengths())
 
 
-_made = (costs, held_out, next_actions, timesteps)
-MAKERS: dict[str, Maker] = {made.__name__: made for made in _made}
-COLUMNS = ("mc_returns", *MAKERS)  # the returns' maker is the algorithm's: what counts differs
-# What a transition of several steps, or a chunk, has of a column: the value of its first or last
-# step, their sum, or their sum discounted by the batch's discount, as of rewards. Costs are
-# discounted so because a cost critic bootstraps by the same `Batch.discount`; one with a discount
-# of its own needs a column and a discount of its own.
+_makers = (costs, held_out, next_actions, timesteps)
+MAKERS: dict[str, Maker] = {maker.__name__: maker for maker in _makers}
+COLUMNS = ("mc_returns", *MAKERS)  # each algorithm defines its own Monte Carlo returns
+# The value of a column for an n-step transition or a chunk: that of its first or last step, the
+# sum over its steps, or the discounted sum, as for rewards. Costs use the discount of the batch,
+# because a cost critic bootstraps with `Batch.discount`; a cost critic with another discount would
+# need its own column and discount.
 Steps = Literal["first", "last", "sum", "discounted"]
 STEPS: dict[str, Steps] = {
     "rewards": "discounted",
@@ -59,18 +62,18 @@ STEPS: dict[str, Steps] = {
     "held_out": "first",
     "next_actions": "last",
 }
-# column -> the key of an environment's infos that has it at every step; all other columns are made
-# of whole episodes
-TOLD = {"costs": "cost"}
+# Columns that an environment reports at every step, with their key in `infos`. All other columns
+# are computed from complete episodes.
+STEP_INFOS = {"costs": "cost"}
 OF_ACTIONS = ("next_actions",)  # [N, A]; all others are [N]
 
 
 def columns(needs: Iterable[str], data: Dataset, mc_returns: Maker) -> dict[str, np.ndarray]:
-    """The columns that `needs` names, but for an expert's batch, which is none."""
+    """Compute the columns that `needs` lists; "expert" is not a column and is skipped."""
     makers = MAKERS | {"mc_returns": mc_returns}
     return {name: makers[name](data) for name in needs if name != "expert"}
 
 
 def shapes(needs: Iterable[str], action_dim: int) -> dict[str, tuple[int, ...]]:
-    """The shape of a row of each of these columns."""
+    """Return the shape of one row of each of these columns."""
     return {name: (action_dim,) * (name in OF_ACTIONS) for name in needs if name != "expert"}

@@ -1,4 +1,4 @@
-"""Batches of two sources."""
+"""Sources that combine the batches of two replay buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from policies import channels
 
 
 class WithExpert:
-    """Batches of `data`, each with as large a batch of `expert` beside it."""
+    """A source of batches of `data`, each with a batch of `expert` of the same size."""
 
     def __init__(self, data: ReplayBuffer, expert: ReplayBuffer) -> None:
         self.data, self.expert = data, expert
@@ -30,25 +30,28 @@ class WithExpert:
     def sample(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """`batch_size` transitions of each."""
+        """Sample `batch_size` transitions of each."""
         expert = self.expert.sample(data["expert"], random, batch_size, discount)
         return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
 
 
 class Mixture:
-    """Every batch a share `ratio` from `first`, the rest from `second`, interleaved.
+    """A source of mixed batches: a fraction `ratio` from `first`, the rest from `second`.
 
-    So every slice of a batch keeps the ratio, as RLPD needs it (Ball et al., arXiv:2302.02948).
-    Without a ratio each transition is drawn from all rows of both alike, as if they lay in one
-    buffer.
+    The two are interleaved, so that every slice of a batch keeps the ratio, as RLPD requires (Ball
+    et al., arXiv:2302.02948). Without a ratio, each transition is sampled uniformly from the rows
+    of both, as if they were one buffer.
     """
 
     def __init__(
         self, first: ReplayBuffer, second: ReplayBuffer, ratio: float | None = 0.5
     ) -> None:
-        """ratio: in [0, 1]; None: in proportion to their rows, as they are at each draw."""
+        """Mix two buffers.
+
+        ratio: in [0, 1]; None: in proportion to their current numbers of rows.
+        """
         if ratio is not None and not 0 <= ratio <= 1:
-            raise UserError(f"a mixing ratio is between 0 and 1, found {ratio}")
+            raise UserError(f"The mixing ratio is {ratio}. Use a number between 0 and 1.")
         self.first, self.second, self.ratio = first, second, ratio
 
     def tensors(self) -> dict[str, Tensors]:
@@ -58,10 +61,10 @@ class Mixture:
     def sample(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """round(ratio * batch_size) transitions from the first, the rest from the second."""
+        """Sample round(ratio * batch_size) transitions from the first, the rest from the second."""
         if self.ratio is None:
-            return self._in_proportion(data, random, batch_size, discount)
-        # place k is the first's where the running share passes a whole number
+            return self._sample_in_proportion(data, random, batch_size, discount)
+        # transition k is from the first where the cumulative share passes a whole number
         share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
         is_first = np.diff(share) > 0
         count = int(is_first.sum())
@@ -78,10 +81,13 @@ class Mixture:
         index = torch.tensor(order.tolist(), device=parts[0].rewards.device)
         return columns_of(parts, lambda *columns: torch.cat(columns)[index])
 
-    def _in_proportion(
+    def _sample_in_proportion(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """A full batch of each; each place takes one of the two, by the sizes' shares."""
+        """Sample a full batch of each, then choose one of the two for each transition.
+
+        The probability of each is its share of the rows.
+        """
         first, second = data["first"]["size"], data["second"]["size"]
         parts = [
             self.first.sample(data["first"], random, batch_size, discount),
@@ -96,9 +102,9 @@ class Mixture:
 
 
 def columns_of(parts: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
-    """A batch of the columns that all of `parts` have, each joined."""
+    """Build a batch of the columns that all of `parts` have, each joined by `join`."""
     columns: dict[str, Any] = {
-        name: channels.each(join, *(getattr(part, name) for part in parts))
+        name: channels.map_channels(join, *(getattr(part, name) for part in parts))
         for name in parts[0].__dataclass_fields__
         if all(getattr(part, name) is not None for part in parts)
     }

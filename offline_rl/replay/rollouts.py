@@ -1,4 +1,4 @@
-"""What a policy decided, kept whole until it is learned from: the source of on-policy methods."""
+"""The rollout storage of on-policy algorithms that fine-tune the denoising steps of a policy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from offline_rl.utils.random import Random
 
-ORDER = 1 << 34  # keeps the order of minibatches apart from an update's other numbers
+ORDER = 1 << 34  # offset of the seed that shuffles minibatches, unlike an update's other seeds
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """B pairs of a decision and one of its K' denoising steps; see `Rollouts`."""
+    """A minibatch of B pairs of a decision (action chunk) and one of its K' denoising steps."""
 
-    columns: Mapping[str, Tensor]  # of the decision, [B, …]
-    step: Tensor  # [B], of the chain, 0 the noisiest
-    rollout: Tensor  # 0-d, the update before which these were collected
+    columns: Mapping[str, Tensor]  # columns of the decision, [B, …]
+    step: Tensor  # [B], index of the denoising step; 0 is the noisiest
+    rollout: Tensor  # 0-d, number of updates that preceded the rollout
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("__") or name not in self.columns:
@@ -31,10 +31,10 @@ class Decisions:
 
 
 class Rollouts:
-    """T decisions of E environments for each seed, in tensors [S, T, E, …] that stay in place.
+    """T decisions of E environments for each seed, in tensors [S, T, E, …] with fixed addresses.
 
-    A batch is a slice of a permutation of all pairs of a decision and a step of its chain, a new
-    one each time that all were visited.
+    A minibatch is a slice of a permutation of all pairs of a decision and a denoising step. Each
+    epoch, one pass over all pairs, has a new permutation.
     """
 
     def __init__(
@@ -47,33 +47,42 @@ class Rollouts:
         carried: Shapes | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """size: T, E.  columns: of a decision.  steps: K'.
+        """Allocate empty storage.
 
-        carried: [S, …] each, what goes on from one rollout to the next.
+        size: (T, E).
+        columns: shape of each column of one decision.
+        steps: K', the number of denoising steps of a decision that are trained.
+        carried: shape of each value per seed that persists from one rollout to the next.
         """
         self.size, self.steps, self.columns = size, steps, dict(columns)
         self.carried = dict(carried or {})
-        made = {name: (*size, *shape) for name, shape in columns.items()} | self.carried
-        self.data = {k: torch.zeros(seeds, *shape, device=device) for k, shape in made.items()}
+        shapes = {name: (*size, *shape) for name, shape in columns.items()} | self.carried
+        self.data = {k: torch.zeros(seeds, *shape, device=device) for k, shape in shapes.items()}
         self.data["rollout"] = torch.zeros(seeds, dtype=torch.int64, device=device)
-        self.beside: dict[str, Tensor] = {}  # [S, …], what a checkpoint further holds
-        self.filled_rows = 0  # of T
+        self.checkpoint_extras: dict[str, Tensor] = {}  # [S, …], saved and restored as well
+        self.filled_rows = 0  # rows of the T that are filled
 
     def append(self, row: Mapping[str, np.ndarray]) -> None:
-        """One decision of every environment, [S, E, …] each; after the last begins anew."""
+        """Append one decision of every environment, [S, E, …] each.
+
+        A full storage starts again at its first row.
+        """
         at = self.filled_rows % self.size[0]
         for name, values in row.items():
-            own = self.data[name]
-            own[:, at] = torch.as_tensor(values, dtype=own.dtype).to(own.device)
+            column = self.data[name]
+            column[:, at] = torch.as_tensor(values, dtype=column.dtype).to(column.device)
         self.filled_rows = at + 1
 
     @property
-    def full(self) -> bool:
-        """Whether all T are there."""
+    def is_full(self) -> bool:
+        """True if all T rows are filled."""
         return self.filled_rows == self.size[0]
 
-    def put(self, columns: Mapping[str, Tensor], update: int) -> None:
-        """What was made of a whole rollout; update: how many were done before it."""
+    def set_columns(self, columns: Mapping[str, Tensor], update: int) -> None:
+        """Store columns that were computed from a complete rollout.
+
+        update: the number of updates before it.
+        """
         for name, values in columns.items():
             self.data[name].copy_(values)
         self.data["rollout"].fill_(update)
@@ -85,29 +94,32 @@ class Rollouts:
     def sample(
         self, data: Mapping[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
     ) -> Decisions:
-        """The update's slice of its epoch's permutation."""
+        """Return the update's minibatch, a slice of its epoch's permutation."""
         pairs = prod(self.size) * self.steps
         batches = pairs // batch_size
         done = random.update - data["rollout"]
         epoch = torch.div(done, batches, rounding_mode="floor")
-        drawn = Random(random.seed + ORDER, data["rollout"] + epoch).bits((pairs,))
-        order = drawn.argsort(stable=True)
-        place = (done - epoch * batches) * batch_size
-        own = order[place + torch.arange(batch_size, device=order.device)]
-        decision, step = own // self.steps, own % self.steps
+        bits = Random(random.seed + ORDER, data["rollout"] + epoch).bits((pairs,))
+        order = bits.argsort(stable=True)
+        start = (done - epoch * batches) * batch_size
+        chosen = order[start + torch.arange(batch_size, device=order.device)]
+        decision, step = chosen // self.steps, chosen % self.steps
         columns = {name: data[name].flatten(0, 1)[decision] for name in self.columns}
         return Decisions(columns, step, data["rollout"])
 
     def filled(self, stream: int) -> dict[str, Tensor]:
-        """A seed's part of a checkpoint."""
-        everything = {**self.data, **self.beside}
+        """Return a seed's part of a checkpoint."""
+        everything = {**self.data, **self.checkpoint_extras}
         count = {"filled_rows": torch.tensor(self.filled_rows)}
         return {name: values[stream].clone() for name, values in everything.items()} | count
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
-        """The inverse of `filled`. Raises ValueError naming what differs."""
-        for name, own in {**self.data, **self.beside}.items():
-            if name not in rows or rows[name].shape != own[stream].shape:
+        """Restore a seed from what `filled` returned.
+
+        Raises ValueError that names a missing tensor or one of another shape.
+        """
+        for name, column in {**self.data, **self.checkpoint_extras}.items():
+            if name not in rows or rows[name].shape != column[stream].shape:
                 raise ValueError(f"{name} is missing, or of another shape")
-            own[stream] = rows[name].to(own.device)
+            column[stream] = rows[name].to(column.device)
         self.filled_rows = int(rows["filled_rows"])

@@ -1,9 +1,8 @@
-"""Batches of data that is larger than the device's memory, or than the machine's.
+"""Streaming batches of a data set that does not fit into the memory of the device or the machine.
 
-The data stays in its (memory-mapped) arrays. The batches of the next `AHEAD` updates are gathered
-by a thread of the host while the device works through the present ones. Which rows an update draws
-is a function of the seed and the update alone (`utils/random.py`), so the batches are those that a
-`ReplayBuffer` of the same data would have given, to the bit.
+The data stays in (memory-mapped) arrays. While the device runs the current updates, a thread of
+the host gathers the batches of the next `AHEAD` ones. The rows of an update depend on the seed and
+the update alone (`utils/random.py`), so the batches are bit for bit those of a `ReplayBuffer`.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 
-AHEAD = 64  # updates, about, whose batches are on the device at a time
+AHEAD = 64  # approximate number of updates whose batches are on the device at a time
 
 
 class Stream:
-    """Uniform batches of single steps, as `buffer.ReplayBuffer` draws them; a `batch.Source`."""
+    """A source of uniform batches of transitions, equal to those of `buffer.ReplayBuffer`."""
 
     def __init__(
         self,
@@ -41,9 +40,11 @@ class Stream:
         period: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        """dataset: raw observations, all else as it is learned from. columns: [N, …] each.
+        """Stream the usable rows of `dataset`.
 
-        period: the algorithm's, updates that are launched together.
+        dataset: with raw observations; its rewards and actions are already preprocessed.
+        columns: additional columns of a batch, [N, …] each.
+        period: number of updates that are launched together.
         """
         self.ahead = max(1, AHEAD // period) * period
         self.dataset, self.normalize = dataset, normalize
@@ -52,42 +53,42 @@ class Stream:
             raise UserError(f"{dataset.name}: no row can serve as a transition")
         self.columns = {**columns, "actions": dataset.actions, "rewards": dataset.rewards}
         self.seeds, self.batch_size = list(seeds), batch_size
-        self.thread, self.coming = ThreadPoolExecutor(1), dict[int, Future[dict[str, Tensor]]]()
-        self.window = -1  # whose batches are on the device: updates window * ahead and following
-        self.pinned = torch.device(device).type == "cuda"  # for copies beside the updates
+        self.thread, self.pending = ThreadPoolExecutor(1), dict[int, Future[dict[str, Tensor]]]()
+        self.block = -1  # block on the device: the updates from block * ahead on
+        self.pinned = torch.device(device).type == "cuda"  # to copy while updates run
         self.data = {k: v.to(device) for k, v in self.gather(0).items()}
 
-    def gather(self, window: int) -> dict[str, Tensor]:
-        """The batches of a window's updates, [S, ahead, B, …] each, on the host."""
-        updates = torch.arange(window * self.ahead, (window + 1) * self.ahead)
+    def gather(self, block: int) -> dict[str, Tensor]:
+        """Return the batches of a block of updates, [S, ahead, B, …] each, on the host."""
+        updates = torch.arange(block * self.ahead, (block + 1) * self.ahead)
         size, seeds = torch.tensor(len(self.rows)), torch.tensor(self.seeds)
 
         def draw(seed: Tensor, update: Tensor) -> Tensor:
             return Random(seed, update).integers(size, (self.batch_size,))
 
         with torch.no_grad():
-            drawn = vmap(vmap(draw, (None, 0)), (0, None))(seeds, updates)  # [S, ahead, B]
-        rows, data = self.rows[drawn.numpy()], self.dataset
+            indices = vmap(vmap(draw, (None, 0)), (0, None))(seeds, updates)  # [S, ahead, B]
+        rows, data = self.rows[indices.numpy()], self.dataset
         host = {name: values[rows] for name, values in self.columns.items()}
         for word, at in (("observations", rows), ("next_observations", data.next_index[rows])):
-            host |= channels.flat({word: self.normalize(channels.take(data.observations, at))})
-        host["going_on"] = 1 - data.terminated[rows].astype(np.float32)
-        kinds = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
-        tensors = {k: torch.from_numpy(np.asarray(v, kinds[k])) for k, v in host.items()}
+            host |= channels.flatten({word: self.normalize(channels.take(data.observations, at))})
+        host["continues"] = 1 - data.terminated[rows].astype(np.float32)
+        dtypes = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
+        tensors = {k: torch.from_numpy(np.asarray(v, dtypes[k])) for k, v in host.items()}
         return {k: v.pin_memory() if self.pinned else v for k, v in tensors.items()}
 
-    def ready(self, update: int) -> None:
-        """Puts on the device what `update` and those after it in its window will ask for."""
-        window = update // self.ahead
-        if window == self.window:
+    def prefetch(self, update: int) -> None:
+        """Copy the batches of the block that contains `update` to the device."""
+        block = update // self.ahead
+        if block == self.block:
             return
-        self.coming = {k: v for k, v in self.coming.items() if k == window}
-        coming = self.coming.pop(window, None)
-        fresh = self.gather(window) if coming is None else coming.result()
-        for name, values in fresh.items():  # after what was launched before: the order of a stream
+        self.pending = {k: v for k, v in self.pending.items() if k == block}
+        pending = self.pending.pop(block, None)
+        batches = self.gather(block) if pending is None else pending.result()
+        for name, values in batches.items():  # the CUDA stream orders this after launched updates
             self.data[name].copy_(values, non_blocking=True)
-        self.window = window
-        self.coming[window + 1] = self.thread.submit(self.gather, window + 1)
+        self.block = block
+        self.pending[block + 1] = self.thread.submit(self.gather, block + 1)
 
     def close(self) -> None:
         """End the thread that gathers batches."""
@@ -100,8 +101,8 @@ class Stream:
     def sample(
         self, data: dict[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """The batch of the update that `random` belongs to."""
-        random.site += 1  # that of the rows, drawn by `gather`
-        row = (random.update % self.ahead)[None]  # an index of no axes would ask for its value
-        now: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
-        return Batch(discount=discount * now.pop("going_on"), **channels.nested(now))
+        """Return the batch of the update that `random` belongs to."""
+        random.site += 1  # the site of the row indices, which `gather` has drawn
+        row = (random.update % self.ahead)[None]  # 1-d, because a 0-d index would need its value
+        columns: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
+        return Batch(discount=discount * columns.pop("continues"), **channels.unflatten(columns))

@@ -1,14 +1,14 @@
-"""The errors a user can mend."""
+"""Errors that the user can correct."""
 
 from contextlib import suppress
 from typing import Any
 
 
 class UserError(Exception):
-    """The user's mistake: one sentence with what, where, found, expected and the remedy.
+    """An error that the user can correct: what happened, where, and the remedy.
 
-    The command line prints it without a traceback and exits with 2. What a library said in several
-    lines, and is part of it, is said in one.
+    The command line prints it without a traceback and exits with status 2. Line breaks, as in a
+    library's message that is part of it, are replaced by spaces.
     """
 
     def __init__(self, sentence: object) -> None:
@@ -16,10 +16,10 @@ class UserError(Exception):
 
 
 class MissingData(UserError):
-    """The data set is not there, yet."""
+    """A data set that is not on this machine."""
 
 
 def close_quietly(opened: Any) -> None:
-    """Close environments. One that fails to close must not hide why a run ended."""
+    """Close environments; ignore errors, which would hide why a run ended."""
     with suppress(Exception):
         opened.close()

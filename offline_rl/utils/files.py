@@ -1,4 +1,4 @@
-"""Files that are whole or absent: everything is written under a temporary name, then renamed."""
+"""Atomic files (written under a temporary name, then renamed), locks, JSON, YAML and checksums."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from typing import Any, BinaryIO
 
 from offline_rl.utils.errors import UserError
 
-OLD_S = 86_400.0  # an unfinished file that nobody has touched for so long is nobody's
+OLD_S = 86_400.0  # temporary files unchanged for this long are leftovers of a killed process
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write(temporary)` beside `path`, flushes it to disk and renames it to `path`.
+    """Call `write(temporary)` in the folder of `path`, flush to disk, and rename it to `path`.
 
-    Raises UserError, with nothing left behind and an older `path` untouched, where that fails.
+    Raises UserError if that fails. Then no temporary file remains and an older `path` is unchanged.
     """
-    # named before it exists, so that whatever interrupts its making finds what to remove
+    # the name is chosen first, so that an interruption at any point removes the file
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,34 +41,37 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     except OSError as error:
         raise UserError(f"{path} could not be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):  # such as a folder that is none
+        with contextlib.suppress(OSError):  # for example, if the parent is not a folder
             temporary.unlink(missing_ok=True)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """What a killed process left at any depth below `folder`, which is this process's alone."""
+    """Remove the temporary files of killed processes below `folder`.
+
+    No other process may be writing there.
+    """
     for path in folder.rglob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def remove_old_temporaries(path: Path) -> None:
-    """What processes that were killed while they wrote `path` left; others may be writing it."""
-    for left in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}.tmp"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - left.stat().st_mtime > OLD_S:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    """Remove old temporary files of `path`; other processes may be writing newer ones."""
+    for file in path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 12}.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if time.time() - file.stat().st_mtime > OLD_S:
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Calls `fill(temporary)` on an empty folder beside `path` and renames it to `path`.
+def write_folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Call `fill(temporary)` on an empty folder next to `path`, and rename it to `path`.
 
-    Raises UserError, with nothing left behind, where that fails or `path` is there already.
+    Raises UserError if that fails or `path` exists. Then no temporary folder remains.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         if path.exists():
-            raise UserError(f"{path} is there already; name another folder, or remove it.")
+            raise UserError(f"{path} already exists. Choose another folder, or remove it.")
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_old_temporaries(path)
         temporary.mkdir(0o700)
@@ -82,7 +85,7 @@ def folder_atomically(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes `path` where it is not there. Raises UserError where it is, or stays, no use."""
+    """Create the folder `path` if it does not exist. Raises UserError if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,37 +95,37 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Indented JSON, atomically. NaN and infinity are refused: they are no JSON."""
+    """Write indented JSON atomically. Raises ValueError for NaN and infinity."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, atomically."""
+    """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_json(path: Path) -> Any:
-    """Raises UserError naming the file where it is not JSON."""
+    """Read a JSON file. Raises UserError that names the file if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        fault = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path} is not readable as JSON: {fault}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} is not readable as JSON: {reason}") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Likewise, and where it is JSON of another kind than an object with names."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds a {type(found).__name__} where {{…}} is expected")
-    return found
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises UserError if it holds anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__} where {{…}} is expected")
+    return value
 
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader, in C where available, reading numbers as YAML 1.2 and JSON do.
+    """Return PyYAML's safe loader (in C if available) with the numbers of YAML 1.2 and JSON.
 
-    YAML 1.1 takes `1e3` for text. A date stays text, and a key that is given twice is refused.
+    In YAML 1.1, `1e3` is text. Dates stay text, and duplicate keys are refused.
     """
     import yaml
 
@@ -133,12 +136,12 @@ def _yaml_loader() -> Any:
         }
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen = set[str]()
+            keys = set[str]()
             for key in (key for key, _ in node.value if key.tag == _TEXT):
-                if key.value in seen:
-                    fault = f"duplicate key {key.value}"
-                    raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
-                seen.add(key.value)
+                if key.value in keys:
+                    problem = f"duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                keys.add(key.value)
             return super().construct_mapping(node, deep)
 
     Loader.add_implicit_resolver(_FLOAT, _FLOAT_PATTERN, list("-+0123456789."))
@@ -156,32 +159,35 @@ _FLOAT_PATTERN = re.compile(
 
 
 def parse_yaml(path: Path) -> Any:
-    """Content of a YAML file. Raises UserError naming file and fault."""
+    """Read a YAML file. Raises UserError that names the file and the problem."""
     import yaml
 
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_yaml_loader())
     except (yaml.YAMLError, ValueError, TypeError, OSError, LookupError, RecursionError) as error:
-        fault = " ".join(str(error).split())
-        raise UserError(f"{path} is not readable as YAML: {fault}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not readable as YAML: {reason}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, empty where that is. Raises UserError naming file and fault."""
-    found = parse_yaml(path)
-    found = {} if found is None else found
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise UserError(f"{path}: names and their values are expected, found {found!r:.80}")
-    return found
+    """Read a YAML file that holds a mapping; an empty file is an empty mapping.
+
+    Raises UserError that names the file and the problem.
+    """
+    value = parse_yaml(path)
+    value = {} if value is None else value
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{path}: names and their values are expected, found {value!r:.80}")
+    return value
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds `folder` for this process. Raises UserError where another process holds it.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock `folder` for this process. Raises UserError if another process has locked it.
 
-    Where nothing is written into it, it is as before: folders that had to be made are gone again.
+    If the folder is empty at the end, the folders that were created for it are removed.
     """
-    path, made = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
+    path, created = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -196,21 +202,21 @@ def locked(folder: Path) -> Iterator[None]:
                 raise UserError(
                     f"{folder} is in use by another process; wait for it or give another name=…"
                 ) from None
-            if not _names(path, file.fileno()):  # the other one has removed it
+            if not _is_open_as(path, file.fileno()):  # another process has removed the file
                 continue
             try:
                 yield
             finally:
                 if [*folder.iterdir()] == [path]:
                     path.unlink()
-                    with contextlib.suppress(OSError):  # what others have put something into
-                        for each in made:
-                            each.rmdir()
+                    with contextlib.suppress(OSError):  # another process may have added files
+                        for parent in created:
+                            parent.rmdir()
             return
 
 
-def held(folder: Path) -> bool:
-    """Whether a process of this machine holds `folder`."""
+def is_locked(folder: Path) -> bool:
+    """Return True if a process on this machine has locked `folder`."""
     try:
         with (folder / ".lock").open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -222,10 +228,10 @@ def held(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def sole_writer(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
-    """`path`, made where it is not, open for reading and writing by this process alone.
+def open_exclusively(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
+    """Open `path` for reading and writing, locked by this process; create it if necessary.
 
-    Where another one has it: calls `waiting()` and waits. Raises OSError.
+    If another process has locked it, call `waiting()` and wait. Raises OSError.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -235,13 +241,13 @@ def sole_writer(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]
             except BlockingIOError:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _names(path, handle):  # else the other one has renamed or removed it
+            if _is_open_as(path, handle):  # else the other process has renamed or removed it
                 yield file
                 return
 
 
-def _names(path: Path, handle: int) -> bool:
-    """Whether `path` is still the open file's name."""
+def _is_open_as(path: Path, handle: int) -> bool:
+    """Return True if `path` is still the name of the open file."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -249,7 +255,7 @@ def _names(path: Path, handle: int) -> bool:
 
 
 def checksum(path: Path, kind: str = "sha256") -> str:
-    """The file's SHA-256 (or MD5) in hexadecimal, read in blocks."""
+    """Return the file's SHA-256 (or MD5) in hexadecimal."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):

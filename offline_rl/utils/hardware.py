@@ -1,4 +1,4 @@
-"""What this machine is and can do."""
+"""Properties of this machine: device, memory, processor features, compiler, versions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one. Raises UserError where there is none."""
+def select_device(name: str) -> torch.device:
+    """Return the device `name`; `auto` is the first GPU, or the CPU if there is none.
+
+    Raises UserError if there is no such device.
+    """
     import torch
 
     if name == "auto":
@@ -31,62 +34,67 @@ def device(name: str) -> torch.device:
     match = re.fullmatch(r"cpu|cuda(:\d+)?", name)
     if match is None:
         raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>")
-    found = torch.device(name)
-    if found.type == "cuda" and not torch.cuda.is_available():
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name}: PyTorch sees no CUDA device here; use device=cpu")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={name}: there are {torch.cuda.device_count()}, counted from 0")
-    return found
+    return device
 
 
-_keeps = False  # what is freed, since `keep_memory`
+_keeps_freed_memory = False  # set by `keep_freed_memory`
 
 
-def keep_memory() -> None:
-    """Tells glibc's allocator to keep what is freed; does nothing elsewhere.
+def keep_freed_memory() -> None:
+    """Configure glibc's allocator to keep freed memory; do nothing with another libc.
 
-    A large tensor's memory would otherwise be handed back and faulted in again in every update:
-    a quarter of CQL's time on a processor with bf16 units.
+    Otherwise the memory of large tensors is returned to the system and mapped again in every
+    update, which took a quarter of CQL's time on a processor with bf16 units.
     """
-    global _keeps
+    global _keeps_freed_memory
     if platform.libc_ver()[0] == "glibc":
-        _keeps = True
-        _tell_allocator(trim_threshold=-1, mmap_max=0)
+        _keeps_freed_memory = True
+        _configure_allocator(trim_threshold=-1, mmap_max=0)
 
 
 @contextmanager
-def giving_back() -> Iterator[None]:
-    """Within, what is freed goes back to the system at once, and at the end what was kept before.
+def release_freed_memory() -> Iterator[None]:
+    """Return freed memory to the system immediately within the block, and kept memory at its end.
 
-    For work that is done once with large tensors: kept, its blocks of all sizes lie in pieces,
-    fifty times what was ever in use together. Does nothing where nothing is kept.
+    Used for one-time work with large tensors. Keeping its freed blocks, of all sizes, would
+    fragment memory: fifty times the peak that was in use. Does nothing unless
+    `keep_freed_memory` is in effect.
     """
-    if not _keeps:
+    if not _keeps_freed_memory:
         yield
         return
-    _tell_allocator(trim_threshold=1 << 17, mmap_max=1 << 16)
+    _configure_allocator(trim_threshold=1 << 17, mmap_max=1 << 16)
     try:
         yield
     finally:
-        keep_memory()
+        keep_freed_memory()
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _tell_allocator(trim_threshold: int, mmap_max: int) -> None:
-    """Glibc's: in bytes, -1: never; and the most blocks of their own."""
+def _configure_allocator(trim_threshold: int, mmap_max: int) -> None:
+    """Set glibc's allocator options.
+
+    trim_threshold: free bytes at the top of the heap that are returned to the system; -1: never.
+    mmap_max: maximum number of blocks that are mapped separately.
+    """
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD in malloc.h
-    mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: from 128 KiB on a block of its own
+    mallopt(-3, 1 << 17)  # M_MMAP_THRESHOLD: blocks of 128 KiB and more are mapped separately
     mallopt(-4, mmap_max)  # M_MMAP_MAX
 
 
-def cores() -> int:
-    """Processor cores this process may use."""
+def num_cores() -> int:
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory(on: torch.device) -> int:
-    """Bytes that may still be taken on `on`; without limit where nothing tells."""
+    """Return the free bytes of memory of device `on`; a huge number if unknown."""
     import torch
 
     if on.type == "cuda":
@@ -97,8 +105,8 @@ def free_memory(on: torch.device) -> int:
     return 1024 * kilobytes[0] if kilobytes else 1 << 62
 
 
-def memory(on: torch.device) -> int:
-    """Bytes that are installed."""
+def total_memory(on: torch.device) -> int:
+    """Return the installed bytes of memory of device `on`."""
     import torch
 
     if on.type == "cuda":
@@ -106,23 +114,23 @@ def memory(on: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether it says that so much memory cannot be had; on a CPU torch has no class for it."""
-    words = ("can't allocate memory", "not enough memory", "size calculation overflowed")
-    said = str(error)
-    return "OutOfMemory" in type(error).__name__ or any(word in said for word in words)
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if memory ran out. On a CPU, torch raises no particular class for this."""
+    phrases = ("can't allocate memory", "not enough memory", "size calculation overflowed")
+    message = str(error)
+    return "OutOfMemory" in type(error).__name__ or any(x in message for x in phrases)
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The processor's features as Linux names them; empty elsewhere."""
+    """Return the processor's features by Linux's names; empty on other systems."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     return frozenset(next((line.split() for line in lines if line.startswith("flags")), []))
 
 
 def has_bf16(on: torch.device) -> bool:
-    """Whether `on` multiplies bf16 matrices natively."""
+    """Return True if device `on` multiplies bf16 matrices natively."""
     import torch
 
     if on.type == "cuda":
@@ -131,24 +139,24 @@ def has_bf16(on: torch.device) -> bool:
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
 
 
-def compiler_missing() -> str | None:
-    """What torch.compile lacks on this machine, in words; None where it lacks nothing."""
-    wanted = os.environ.get("CXX")
-    if any(shutil.which(name) for name in ((wanted,) if wanted else ("g++", "clang++", "c++"))):
+def missing_compiler() -> str | None:
+    """Return a message if the C++ compiler that torch.compile needs is missing, else None."""
+    name = os.environ.get("CXX")
+    if any(shutil.which(x) for x in ((name,) if name else ("g++", "clang++", "c++"))):
         return None
-    return f"no C++ compiler ({wanted or 'g++'}) is installed"
+    return f"no C++ compiler ({name or 'g++'}) is installed"
 
 
 @functools.cache
-def commit() -> str | None:
-    """The commit of the clone this runs from, as first asked; None in an installed package.
+def current_commit() -> str | None:
+    """Return the commit of the clone that this process runs from; None if it is installed.
 
-    The clone may move on while a process trains: what it has loaded does not.
+    The value of the first call is cached, because the clone may change while a process runs.
     """
     if not (PACKAGE.parent / ".git").exists():
         return None
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "rev-parse", "HEAD"],
             cwd=PACKAGE.parent,
             capture_output=True,
@@ -157,11 +165,11 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
-def description() -> dict[str, Any]:
-    """Versions and hardware."""
+def describe_machine() -> dict[str, Any]:
+    """Return the versions of the main packages and the hardware, as in result.json."""
     import gymnasium
     import mujoco
     import numpy
@@ -170,14 +178,14 @@ def description() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "offline_rl": __version__,
-        "commit": commit(),
+        "commit": current_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "mujoco": mujoco.__version__,
         "gymnasium": gymnasium.__version__,
         "machine": platform.machine(),
-        "cores": cores(),
+        "cores": num_cores(),
         "bf16_units": sorted(cpu_flags() & {"amx_bf16", "avx512_bf16"}),
         "gpu": gpu,
     }

@@ -1,7 +1,7 @@
-"""Modules that may be missing: packages that only some need, and code of the user's.
+"""Importing optional packages and user code.
 
-mine.py:Name          of a file
-package.module:Name   of what is installed
+mine.py:Name          a name in a file
+package.module:Name   a name in an installed module
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 
 
-def needed(module: str, extra: str, purpose: str) -> ModuleType:
-    """The module `module`. Raises UserError with the extra of this package that brings it."""
+def import_extra(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module. Raises UserError that names the extra which installs it."""
     try:
         return import_module(module)
     except ImportError:
@@ -28,14 +28,14 @@ def needed(module: str, extra: str, purpose: str) -> ModuleType:
         ) from None
 
 
-def named(what: str, source: str) -> tuple[Any, ModuleType]:
-    """What `source` names, and where it stands. what: the option, with which errors begin.
+def import_name(what: str, source: str) -> tuple[Any, ModuleType]:
+    """Import the object that `source` names; return it and its module.
 
-    Raises UserError.
+    what: the option's name, for errors. Raises UserError.
     """
     module, _, name = source.rpartition(":")
     try:
-        loaded = imported(Path(module)) if module.endswith(".py") else import_module(module)
+        loaded = import_file(Path(module)) if module.endswith(".py") else import_module(module)
     except UserError:
         raise
     except Exception as error:
@@ -45,14 +45,17 @@ def named(what: str, source: str) -> tuple[Any, ModuleType]:
     return getattr(loaded, name), loaded
 
 
-def imported(path: Path, name: str | None = None) -> ModuleType:
-    """The module in a file, under `name`, by default one of its own. Raises what its code does."""
+def import_file(path: Path, name: str | None = None) -> ModuleType:
+    """Import a file as a module called `name`; by default the name contains a checksum of the file.
+
+    Exceptions of its code are raised unchanged.
+    """
     path = path.expanduser().resolve()
     name = name or f"{path.stem}_{checksum(path)[:16]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look there
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses require it there
     try:
         spec.loader.exec_module(module)
     except BaseException:

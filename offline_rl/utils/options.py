@@ -1,9 +1,8 @@
-"""Options from the command line (Hydra's override syntax) and from Python, checked and completed.
+"""Parsing and checking of options from the command line (Hydra's override syntax) and from Python.
 
-A key that does not exist, a value of the wrong type or out of its range is one error that names the
-nearest key, the expected type or the range. A field's range stands in its type, as
-`Annotated[float, Range(0)]` or a name for that; its meaning in the comment beside it, where
-`documented` finds it.
+An unknown key, a wrong type or a value out of range is one error that names similar keys, the
+expected type or the range. The range of a field is part of its type, as `Annotated[float,
+Range(0)]` or an alias of it. The comment next to the field is its help text.
 """
 
 from __future__ import annotations
@@ -39,33 +38,33 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 T = TypeVar("T")
-MOST = float_info.max
+MAX_FLOAT = float_info.max
 
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an option takes, finite ones unless an end is infinite; never NaN."""
+    """The numbers that an option accepts: finite unless an end is infinite, and never NaN."""
 
-    low: float = -MOST
-    high: float = MOST
+    low: float = -MAX_FLOAT
+    high: float = MAX_FLOAT
     above: float | None = None
     below: float | None = None
 
     def __contains__(self, x: float) -> bool:
-        beyond = self.above is None or x > self.above
-        return self.low <= x <= self.high and beyond and (self.below is None or x < self.below)
+        above = self.above is None or x > self.above
+        return self.low <= x <= self.high and above and (self.below is None or x < self.below)
 
     def __str__(self) -> str:
-        if self.low > -MOST and self.high < MOST:
+        if self.low > -MAX_FLOAT and self.high < MAX_FLOAT:
             return f"between {self.low:g} and {self.high:g}"
         ends = {
-            "at least": self.low if abs(self.low) < MOST else None,
+            "at least": self.low if abs(self.low) < MAX_FLOAT else None,
             "above": self.above,
-            "at most": self.high if abs(self.high) < MOST else None,
+            "at most": self.high if abs(self.high) < MAX_FLOAT else None,
             "below": self.below,
         }
-        said = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
-        return said or ("finite" if self.high == MOST else "a number")
+        text = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+        return text or ("finite" if self.high == MAX_FLOAT else "a number")
 
 
 Number = Annotated[float, Range()]
@@ -92,12 +91,12 @@ FileFormat = Literal[  # the first five: arrays at the root of an HDF5 or NPZ fi
 
 
 class Checked:
-    """Base of dataclasses whose values lie in the ranges that stand beside their fields."""
+    """Base of dataclasses that check the ranges of their fields."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field; passes over what is no number, such as a tensor."""
+        """Check the ranges. Raises ValueError; values that are not numbers are not checked."""
         cls: Any = type(self)
-        for name, allowed in ranges(cls).items():
+        for name, allowed in field_ranges(cls).items():
             value = getattr(self, name)
             for x in value if isinstance(value, tuple | list) else (value,):
                 number = isinstance(x, int | float) and not isinstance(x, bool)
@@ -105,90 +104,94 @@ class Checked:
                     raise ValueError(f"{name}={value} is not {allowed}")
 
 
-def notes(hint: Any) -> Iterator[Any]:
-    """What is annotated in a type, at any depth."""
+def annotations(hint: Any) -> Iterator[Any]:
+    """Yield the metadata of all `Annotated` in a type, at any depth."""
     if get_origin(hint) is Annotated:
         yield from hint.__metadata__
     for part in get_args(hint):
-        yield from notes(part)
+        yield from annotations(part)
 
 
 @cache
-def ranges(cls: type) -> dict[str, Range]:
-    """The fields that have a range."""
+def field_ranges(cls: type) -> dict[str, Range]:
+    """Return the ranges of the fields that have one."""
     hints = get_type_hints(cls, include_extras=True)
-    found = ((f.name, note) for f in fields(cls) for note in notes(hints[f.name]))
-    return {name: note for name, note in found if isinstance(note, Range)}
+    pairs = ((f.name, note) for f in fields(cls) for note in annotations(hints[f.name]))
+    return {name: note for name, note in pairs if isinstance(note, Range)}
 
 
 class Option(NamedTuple):
-    """A field of an options dataclass, in words."""
+    """The description of a field of an options dataclass, for help pages."""
 
     name: str
     type: str
-    default: Any  # MISSING where it has to be given
+    default: Any  # MISSING if the option is required
     range: Range | None
-    meaning: str
+    meaning: str  # the comment next to the field
 
 
-def documented(cls: type) -> list[Option]:
-    """The options of a dataclass, its own before those it inherits.
+def describe_options(cls: type) -> list[Option]:
+    """Return the options of a dataclass; inherited ones come last.
 
-    A meaning is the comment beside the field, in the class itself or else in the nearest base that
-    has one.
+    The meaning is the comment next to the field, in the class or in the nearest base with one.
     """
-    hints, found = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    hints, by_name = get_type_hints(cls), {f.name: f for f in fields(cls)}
     layers = [layer for layer in cls.__mro__ if is_dataclass(layer)]
-    said = [comments(layer) for layer in layers]
+    comments = [field_comments(layer) for layer in layers]
     order = [name for layer in layers for name in vars(layer).get("__annotations__", {})]
-    made = []
-    for name in (name for name in dict.fromkeys(order) if name in found):
-        field, meaning = found[name], next((s[name] for s in said if name in s), "")
+    options = []
+    for name in (name for name in dict.fromkeys(order) if name in by_name):
+        field, meaning = by_name[name], next((c[name] for c in comments if name in c), "")
         factory = field.default_factory
         default = field.default if factory is MISSING else factory()
-        made.append(Option(name, _spell(hints[name]), default, ranges(cls).get(name), meaning))
-    return made
+        allowed = field_ranges(cls).get(name)
+        options.append(Option(name, _describe_type(hints[name]), default, allowed, meaning))
+    return options
 
 
-def signature(function: Callable[..., Any], *classes: type) -> inspect.Signature:
-    """That of `function`, whose `**keys` are the options of `classes`: for help and completion."""
-    own = list(inspect.signature(function).parameters.values())
-    rest = [p for p in own if p.kind == inspect.Parameter.VAR_KEYWORD]
-    known = {p.name: p for p in own if p not in rest}
+def options_signature(function: Callable[..., Any], *classes: type) -> inspect.Signature:
+    """Return the signature of `function` with the options of `classes` in place of `**keys`.
+
+    Help and completion in Python use it.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    rest = [p for p in parameters if p.kind == inspect.Parameter.VAR_KEYWORD]
+    by_name = {p.name: p for p in parameters if p not in rest}
     for cls in classes:
         hints = get_type_hints(cls)
-        for option in documented(cls):
-            given = {} if option.default is MISSING else {"default": option.default}
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameter = inspect.Parameter(option.name, kind, annotation=hints[option.name], **given)
-            known.setdefault(option.name, parameter)
-    return inspect.Signature([*known.values(), *rest])
+        for option in describe_options(cls):
+            default = {} if option.default is MISSING else {"default": option.default}
+            kind, hint = inspect.Parameter.KEYWORD_ONLY, hints[option.name]
+            parameter = inspect.Parameter(option.name, kind, annotation=hint, **default)
+            by_name.setdefault(option.name, parameter)
+    return inspect.Signature([*by_name.values(), *rest])
 
 
 @cache
-def comments(cls: type) -> dict[str, str]:
-    """The comments beside the fields that a class itself defines, read from its source."""
+def field_comments(cls: type) -> dict[str, str]:
+    """Return the comments next to the fields that a class itself defines, from its source code."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):  # typed into an interpreter
+    except (OSError, TypeError):  # defined in an interactive interpreter
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    said = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     return {
-        node.target.id: said[line]
+        node.target.id: comments[line]
         for node in definition.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        if line in said
+        if line in comments
     }
 
 
-def takes(options: str, flags: Sequence[str] = (), **groups: str) -> Callable[[T], T]:
-    """Marks a verb with its keys' dataclasses, "module:Class", which its page of --help shows.
+def takes_options(options: str, flags: Sequence[str] = (), **groups: str) -> Callable[[T], T]:
+    """Attach to a command the dataclasses of its options, "module:Class", for its --help page.
 
-    flags: words that it takes beside keys. groups: those of keys with a prefix, as `wandb.project`.
+    flags: arguments other than key=value.  groups: dataclasses of options with a prefix, such as
+    `wandb.project`.
     """
 
     def mark(command: T) -> T:
@@ -199,22 +202,25 @@ def takes(options: str, flags: Sequence[str] = (), **groups: str) -> Callable[[T
     return mark
 
 
-def parse(arguments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` arguments to a flat dict, by Hydra's grammar. Raises UserError."""
-    given = overrides(arguments)
-    for override in given:
+def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` arguments by Hydra's grammar to a flat dict. Raises UserError."""
+    overrides = parse_overrides(arguments)
+    for override in overrides:
         if override.is_sweep_override():
             raise UserError(f"{override.input_line!r}: one value for each key; a list is key=[a,b]")
-    return plain_values(given)
+    return override_values(overrides)
 
 
-def overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
-    """Hydra's, one for each key. groups: a ConfigLoader, which tells what glob(…) chooses from."""
+def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
+    """Parse arguments to Hydra's overrides, one per key.
+
+    groups: a ConfigLoader with the config groups that glob(…) selects from. Raises UserError.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parser = OverridesParser.create(groups)
-    made: dict[str, Override] = {}
+    by_key: dict[str, Override] = {}
     for argument in arguments:
         try:
             (override,) = parser.parse_overrides([argument])
@@ -224,22 +230,22 @@ def overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
                 f"in quotes: \"key='a b'\""
             ) from None
         if override.is_delete():
-            raise UserError(f"{argument!r}: no key can be taken away; give it another value")
+            raise UserError(f"{argument!r}: a key cannot be removed. Set it to another value.")
         if override.is_add() or override.is_force_add() or override.package is not None:
-            raise UserError(f"{argument!r}: every key is there already, in its place: key=value")
-        if override.key_or_group in made:
+            raise UserError(f"{argument!r}: keys cannot be added or moved. Write key=value.")
+        if override.key_or_group in by_key:
             raise UserError(f"{override.key_or_group} is given twice")
-        made[override.key_or_group] = override
-    return list(made.values())
+        by_key[override.key_or_group] = override
+    return list(by_key.values())
 
 
-def plain_values(given: Iterable[Override]) -> dict[str, Any]:
-    """Each key's value."""
-    return {o.key_or_group: _plain(o.value(), o.input_line) for o in given}
+def override_values(overrides: Iterable[Override]) -> dict[str, Any]:
+    """Return the value of each key as a Python value."""
+    return {o.key_or_group: _to_value(o.value(), o.input_line) for o in overrides}
 
 
-class _Typed:
-    """A number that is also the text it was typed as, which is a name's or a folder's value."""
+class _TypedNumber:
+    """A number that keeps the text of the command line, in case its option is a name or folder."""
 
     text: str
 
@@ -249,28 +255,31 @@ class _Typed:
     __repr__ = __str__
 
 
-class _Integer(_Typed, int):
-    """Such as 2026_11_22."""
+class _TypedInt(_TypedNumber, int):
+    """An integer whose text is not its usual spelling, such as 2026_11_22."""
 
 
-class _Real(_Typed, float):
-    """Such as 1.10."""
+class _TypedFloat(_TypedNumber, float):
+    """A number whose text is not its usual spelling, such as 1.10."""
 
 
-def _plain(value: Any, line: str | None = None) -> Any:
-    """Hydra's quoted strings to str, recursively. line: as it was typed, key=value."""
-    typed = line.partition("=")[2] if line else ""
-    if type(value) in (int, float) and typed and typed != str(value):
-        number = (_Integer if isinstance(value, int) else _Real)(value)
-        number.text = typed
+def _to_value(value: Any, line: str | None = None) -> Any:
+    """Convert Hydra's value to a Python value, recursively; line: the argument, key=value."""
+    text = line.partition("=")[2] if line else ""
+    if type(value) in (int, float) and text and text != str(value):
+        number = (_TypedInt if isinstance(value, int) else _TypedFloat)(value)
+        number.text = text
         return number
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [_to_value(v) for v in value]
     return value if isinstance(value, bool | int | float | type(None)) else str(value)
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """`cls(**values)` with every key known, every type right, nothing required missing."""
+    """Build `cls(**values)`; check that keys exist, types fit and no required key is missing.
+
+    prefix: of the keys in errors. Raises UserError.
+    """
     hints = get_type_hints(cls)
     options = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     checked = {}
@@ -285,13 +294,13 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
             raise UserError(f"{prefix}{key}=… is missing")
     try:
         return cls(**checked)
-    except ValueError as error:  # a config's own check
+    except ValueError as error:  # a check of the dataclass
         raise UserError(f"{prefix}{error}") from None
 
 
 def coerce(value: Any, hint: Any, name: str) -> Any:
-    """`value` as type `hint`, without surprises: no bool from a string, no int from 1.5."""
-    value = plain_python(value)
+    """Convert `value` to type `hint`. Raises UserError if that is ambiguous, as for 1.5 to int."""
+    value = to_python(value)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for option in args:
@@ -322,33 +331,33 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
             return int(value)
     elif type(value) is hint:
         return value
-    raise UserError(f"{name}={value!r}: expected {_spell(hint)}")
+    raise UserError(f"{name}={value!r}: expected {_describe_type(hint)}")
 
 
-def plain_python(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return a NumPy or torch number or array, or a range, as Python's own numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, range) else value
 
 
-def _spell(hint: Any) -> str:
-    """A type in words."""
+def _describe_type(hint: Any) -> str:
+    """Describe a type in words."""
     args = get_args(hint)
     if get_origin(hint) is Literal:
         return "one of " * (len(args) > 1) + ", ".join(map(str, args))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(map(_spell, args))
+        return " or ".join(map(_describe_type, args))
     if get_origin(hint) in (tuple, list):
-        return f"a list [{_spell(args[0])}, …]"
+        return f"a list [{_describe_type(args[0])}, …]"
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
     return names.get(hint, "null")
 
 
-def spelled(value: Any) -> str:
-    """A value as it is given on the command line; nothing for what has none."""
+def format_value(value: Any) -> str:
+    """Format a value as on the command line; an empty string for None and MISSING."""
     if value is None or value is MISSING:
         return ""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelled, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value}"

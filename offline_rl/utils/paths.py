@@ -1,4 +1,4 @@
-"""Where the configs lie: package data in a wheel, beside the packages in a clone."""
+"""Paths of the config files: package data in a wheel, next to the packages in a clone."""
 
 from pathlib import Path
 
@@ -14,16 +14,16 @@ def share(name: str) -> Path:
     return packed if packed.is_dir() else PACKAGE.parent / name
 
 
-def group(name: str) -> dict[str, Path]:
-    """The files of configs/<name>, by what they are called there."""
+def config_files(name: str) -> dict[str, Path]:
+    """Return the files of configs/<name> by their names without ending."""
     return {path.stem: path for path in sorted((share("configs") / name).glob("*.yaml"))}
 
 
-def config(of: str, name: str) -> Path:
-    """The file of configs/<of> that is called so, or one of the user's. Raises UserError."""
+def config_file(of: str, name: str) -> Path:
+    """Return the file of configs/<of> with this name, or the user's YAML file. Raises UserError."""
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
-        files = group(of)
+        files = config_files(of)
         if name not in files:
             raise UserError(unknown(of, name, files))
         return files[name]

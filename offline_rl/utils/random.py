@@ -1,10 +1,10 @@
-"""Random numbers that are a pure function of (seed, update, call site, element).
+"""Counter-based random numbers, a pure function of (seed, update, call site, element).
 
-No generator state: a 64-bit key is made from the seed and the update, varied by the place of the
-call within the update, and each element's number is a hash of its position under that key. So
-stacked seeds draw what single ones draw, compiled code what eager code draws, and a resumed run
-what the undisturbed one would have drawn. Integers are 32-bit values held in int64; every product
-stays below 2**63.
+There is no generator state. The seed and the update give a 64-bit key, the index of the call within
+the update varies it, and each element's number is a hash of its index under that key. Therefore
+stacked seeds get the same numbers as single seeds, compiled code the same as eager code, and a
+resumed run the same as an uninterrupted one. Integers are 32-bit values in int64 tensors; every
+product is below 2**63.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ MASK = 0xFFFFFFFF
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers (in int64) that scatters neighbors (xor-shift, multiply)."""
+    """Hash 32-bit integers (in int64) by a bijection (xor-shift and multiply)."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD & MASK
     x = (x ^ (x >> 15)) * 0x735A2D97 & MASK
     return x ^ (x >> 15)
 
 
 class Random:
-    """The numbers of one update of one seed; each call is the next call site."""
+    """The random numbers of one update of one seed; each call is the next call site."""
 
     def __init__(self, seed: Tensor, update: Tensor) -> None:
-        """seed, update: 0-d int64, in [0, 2**31); a seed's bits from 32 on tell streams apart."""
+        """Derive the keys from the seed and the update.
+
+        seed, update: 0-d int64, in [0, 2**31). Bits 32 and up of the seed select other streams.
+        """
         self.seed, self.update = seed, update
         low, high = seed & 0x7FFFFFFF, seed >> 32
         self.key = mix((low * 0x1E3779B1 + update + high * 0x5BD1E995) & MASK)
@@ -38,7 +41,7 @@ class Random:
         self.site = 0
 
     def bits(self, shape: Sequence[int]) -> Tensor:
-        """Uniform integers in [0, 2**32), int64."""
+        """Return uniform integers in [0, 2**32), int64."""
         import torch
 
         self.site += 1
@@ -47,14 +50,14 @@ class Random:
         return mix(first ^ self.key2 ^ (self.site * 0x85EBCA6B & MASK))
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Float32 in [0, 1), multiples of 2**-24."""
+        """Return uniform float32 numbers in [0, 1), multiples of 2**-24."""
         return (self.bits(shape) >> 8).float() * 2**-24
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Standard normal float32, by Box-Muller."""
+        """Return standard normal float32 numbers, by the Box-Muller transform."""
         radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(shape)).cos()
 
     def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
-        """Uniform int64 in [0, high), for 0 < high < 2**31 (Lemire's multiply-shift)."""
+        """Return uniform int64 in [0, high), for 0 < high < 2**31 (Lemire's multiply-shift)."""
         return self.bits(shape) * high >> 32

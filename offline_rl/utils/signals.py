@@ -11,88 +11,88 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ASKING = (signal.SIGINT, signal.SIGTERM)  # to stop
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 COMPILERS = {"g++", "c++", "gcc", "cc", "cc1plus", "cc1", "as", "ld", "collect2", "lto1"}
 COMPILERS |= {"clang", "clang++", "nvcc", "cicc", "ptxas"}
 
 
 @contextmanager
-def handled(
+def handle_signals(
     numbers: Sequence[signal.Signals], note: Callable[[int, Any], object]
 ) -> Iterator[None]:
-    """Calls `note(number, frame)` for each of `numbers` that comes in the block.
+    """Call `note(number, frame)` for each of the signals that arrives in the block.
 
-    One that is ignored, as shells arrange it for what runs in the background, stays ignored; in
-    another thread than the main one all stay as they are.
+    A signal that is ignored stays ignored; shells do this for background processes. Outside the
+    main thread nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in numbers if main}
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    handlers = {number: signal.getsignal(number) for number in numbers if main}
+    handlers = {n: old for n, old in handlers.items() if old not in (signal.SIG_IGN, None)}
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, note)
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends the block in KeyboardInterrupt, whatever a library makes of it on the way."""
-    came = False
+    """Make Ctrl-C end the block with KeyboardInterrupt, even if a library raises another error."""
+    interrupted = False
 
     def note(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
+        nonlocal interrupted
+        interrupted = True
         stop_compilers()
         raise KeyboardInterrupt
 
     try:
-        with handled([signal.SIGINT], note):
+        with handle_signals([signal.SIGINT], note):
             yield
     except BaseException as error:
-        if came:
+        if interrupted:
             raise KeyboardInterrupt from error
         raise
 
 
 class Abandoned(KeyboardInterrupt):
-    """Work whose result can be made again was cut short by the first signal."""
+    """Raised when a signal interrupts work that can be repeated, such as compilation."""
 
 
 class StopRequest:
-    """Whether the process was asked to stop, and what that interrupts at once."""
+    """A record of whether a signal has asked the process to stop."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
-        self._say, self._came, self._abandons = say, False, False
+        self._say, self._requested, self._in_abandonable = say, False, False
 
     def __call__(self) -> bool:
-        """Return True once a signal came."""
-        return self._came
+        """Return True once a signal has arrived."""
+        return self._requested
 
     @contextmanager
     def abandons(self) -> Iterator[None]:
-        """A signal ends the block at once, in Abandoned; so does one that came before."""
+        """End the block immediately, with Abandoned, at a signal or after an earlier one."""
         try:
-            self._abandons = True
-            if self._came:
+            self._in_abandonable = True
+            if self._requested:
                 raise Abandoned
             yield
-        except Exception as error:  # such as that of a compiler which the signal ended, too
-            if self._came:
+        except Exception as error:  # for example, the signal also ended a compiler
+            if self._requested:
                 raise Abandoned from error
             raise
         finally:
-            self._abandons = False
+            self._in_abandonable = False
 
     def note(self, number: int, frame: object) -> None:
-        """Handle a signal: say what happens, and raise if that is now."""
-        again, self._came = self._came, True
+        """Handle a signal: print what happens, and raise if the process stops now."""
+        again, self._requested = self._requested, True
         if again:
             stop_compilers()
             raise KeyboardInterrupt
-        if self._abandons:
+        if self._in_abandonable:
             self._say("interrupted: the compilation is abandoned")
             stop_compilers()
             raise Abandoned
@@ -100,24 +100,24 @@ class StopRequest:
 
 
 @contextmanager
-def postponed(say: Callable[[str], object]) -> Iterator[StopRequest]:
-    """Let the block go on after a signal, and learn of it from what it is given.
+def postpone_signals(say: Callable[[str], object]) -> Iterator[StopRequest]:
+    """Continue the block after a first signal; it can ask the StopRequest that it receives.
 
-    A second signal ends the block in KeyboardInterrupt. say: is passed what is going to happen.
+    A second signal ends the block with KeyboardInterrupt. say: called with a message for the user.
     """
     request = StopRequest(say)
-    with handled(ASKING, request.note):
+    with handle_signals(STOP_SIGNALS, request.note):
         yield request
 
 
 def stop_compilers() -> None:
-    """Kill the compilers that this process started, at any depth; on Linux, else nothing.
+    """Kill the compilers among this process's descendants (on Linux only).
 
-    A compiler's driver that is killed alone leaves its children behind, which hold its pipes.
+    Killing a compiler's driver alone would leave its children, which keep its pipes open.
     """
     parents, names = dict[int, int](), dict[int, str]()
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
             name, _, rest = file.read_text().partition("(")[2].rpartition(")")
             process = int(file.parent.name)
             names[process], parents[process] = name, int(rest.split()[1])

@@ -1,4 +1,4 @@
-"""Tables and numbers for people."""
+"""Formatting of tables and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 def table(
     header: Sequence[str], body: Sequence[Sequence[str]], *, markdown: bool = False, left: int = 1
 ) -> str:
-    """Aligned columns, the first `left` to the left, the others to the right; no empty ones."""
+    """Return a table whose first `left` columns are left-aligned; empty columns are left out."""
     columns = [c for c in zip(header, *body, strict=True) if any(c[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = [
@@ -27,56 +27,56 @@ def table(
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def fitted(
+def format_fitting_table(
     header: Sequence[str], body: Sequence[Sequence[str]], width: int, order: Sequence[str]
 ) -> str:
-    """Return `table` without as many columns as it takes to be at most `width` characters wide.
+    """Return a table of at most `width` characters; columns are hidden until it fits.
 
-    order: the columns that may go, the first one first. A last line names those that went.
+    order: the columns that may be hidden, in this order. A last line names the hidden ones.
     """
-    gone = list[str]()
-    shown, note = table(header, body), ""
+    hidden = list[str]()
+    text, note = table(header, body), ""
     filled = {name for name, *cells in zip(header, *body, strict=True) if any(cells)}
     for name in (name for name in order if name in filled):
-        if max(map(len, shown.splitlines())) <= width:
+        if max(map(len, text.splitlines())) <= width:
             break
-        gone.append(name)
-        kept = [k for k, head in enumerate(header) if head not in gone]
-        shown = table([header[k] for k in kept], [[row[k] for k in kept] for row in body])
+        hidden.append(name)
+        visible = [k for k, head in enumerate(header) if head not in hidden]
+        text = table([header[k] for k in visible], [[row[k] for k in visible] for row in body])
         note = textwrap.fill(
-            f"Hidden to fit the terminal: {', '.join(gone)} (see report.md).", width
+            f"Hidden to fit the terminal: {', '.join(hidden)} (see report.md).", width
         )
-    return f"{shown}\n{note}" if note else shown
+    return f"{text}\n{note}" if note else text
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal that is written to; unlimited for a file or a pipe.
+    """Return the width of the terminal on standard output; unlimited for a file or a pipe.
 
     The environment variable COLUMNS overrides both.
     """
     return shutil.get_terminal_size((sys.maxsize, 24)).columns
 
 
-def wrapped(note: str, width: int = 100) -> str:
-    """Wrap a note, for a terminal; names of files stay whole."""
+def wrap_text(note: str, width: int = 100) -> str:
+    """Wrap a note at spaces only, so that file names are not broken."""
     return textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False)
 
 
-def mean_std(values: Iterable[float | None], decimals: int | None = None) -> str:
-    """Mean ± standard deviation of the known values; the mean alone where it is one value."""
-    known = [v for v in values if v is not None]
-    if not known:
+def format_mean_std(values: Iterable[float | None], decimals: int | None = None) -> str:
+    """Format the mean ± standard deviation, ignoring None; the mean alone for a single value."""
+    numbers = [v for v in values if v is not None]
+    if not numbers:
         return ""
-    mean, std = np.mean(known), np.std(known)
+    mean, std = np.mean(numbers), np.std(numbers)
     if decimals is None:
         decimals = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 1 else 3
-    return f"{mean:,.{decimals}f}" + (f" ± {std:,.{decimals}f}" if len(known) > 1 else "")
+    return f"{mean:,.{decimals}f}" + (f" ± {std:,.{decimals}f}" if len(numbers) > 1 else "")
 
 
-def span(values: Iterable[int]) -> str:
-    """The value that all share, or the least and the greatest."""
-    found = sorted(set(values))
-    return "–".join(f"{v:,}" for v in (found if len(found) == 1 else (found[0], found[-1])))
+def format_range(values: Iterable[int]) -> str:
+    """Format the common value, or the minimum and maximum as a range."""
+    ends = sorted({min(numbers := [*values]), max(numbers)})
+    return "–".join(f"{v:,}" for v in ends)
 
 
 def at_a_time(count: int) -> str:
@@ -84,13 +84,13 @@ def at_a_time(count: int) -> str:
     return "one episode at a time" if count == 1 else f"{count} episodes at a time"
 
 
-def count_of(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return the count with its noun: no errors, 1 error, 2 errors."""
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
-    """In the unit that suits."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

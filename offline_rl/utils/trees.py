@@ -1,4 +1,4 @@
-"""Nested dicts: flat, and as JSON knows them."""
+"""Flattening nested dicts, and converting them to values that JSON supports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flatten(tree: Any, separator: str = "/", prefix: str = "") -> dict[str, Any]:
-    """The leaves by path, `a/b/c` -> value; a leaf is what is no dict."""
+    """Return the leaves of nested dicts by path, `a/b/c` -> value; a leaf is not a dict."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     start = prefix + separator if prefix else ""
@@ -16,12 +16,12 @@ def flatten(tree: Any, separator: str = "/", prefix: str = "") -> dict[str, Any]
     return {k: v for part in parts for k, v in part.items()}
 
 
-def plain(value: Any) -> Any:
-    """Numbers and lists that JSON knows; NaN and infinity become null."""
+def to_json_values(value: Any) -> Any:
+    """Convert to numbers and lists that JSON supports; NaN and infinity become null."""
     if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
+        return {k: to_json_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json_values(v) for v in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return to_json_values(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value

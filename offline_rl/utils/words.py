@@ -1,12 +1,12 @@
-"""The sentence for a name that does not exist, with what may be meant by it."""
+"""Messages for unknown names, with suggestions: similar names, and names used elsewhere."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-SHOWN = 30  # names that a sentence lists
-SYNONYMS = {  # what it is here -> what it is called elsewhere
+SHOWN = 30  # maximum number of names that a message lists
+SYNONYMS = {  # our name -> names in other libraries and in earlier versions of this one
     "discount": "gamma discount_factor",
     "seeds": "seed random_seed num_seeds random_state",
     "num_updates": "steps num_steps n_steps max_steps train_steps updates epochs num_epochs "
@@ -47,7 +47,8 @@ SYNONYMS = {  # what it is here -> what it is called elsewhere
     "num_vae_encoder_layers": "n_vae_encoder_layers style_layers",
     "mask_ends": "do_mask_loss_for_padding mask_padding",
     "dropout": "p_drop_emb p_drop_attn",
-    "num_warmup_updates": "lr_warmup_steps warmup_steps scheduler_warmup_steps num_warmup_steps warm_up_updates",
+    "num_warmup_updates": "lr_warmup_steps warmup_steps scheduler_warmup_steps num_warmup_steps "
+    "warm_up_updates",
     "ema_max": "ema_decay",
     "encoder": "vision_backbone obs_encoder image_encoder",
     "num_keypoints": "spatial_softmax_num_keypoints num_kp keypoints",
@@ -83,28 +84,28 @@ SYNONYMS = {  # what it is here -> what it is called elsewhere
 }
 
 
-def meant(word: str) -> list[str]:
-    """What is called so elsewhere."""
-    return [here for here, elsewhere in SYNONYMS.items() if word in elsewhere.split()]
+def find_synonyms(word: str) -> list[str]:
+    """Return our names for what other libraries call `word`."""
+    return [name for name, synonyms in SYNONYMS.items() if word in synonyms.split()]
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist: those near it, or that mean the same elsewhere.
+def unknown(kind: str, name: str, names: Iterable[str]) -> str:
+    """Return the message for an unknown name, with names that are synonyms or similar.
 
-    Of names with dots the last parts are compared, and others of the same group go before the rest.
+    Only the last parts of names with dots are compared. Suggestions of the same group come first.
     """
-    known = sorted(known)
+    names = sorted(names)
     group, _, word = name.rpartition(".")
-    ends: dict[str, list[str]] = {}
-    for each in known:
-        ends.setdefault(each.rpartition(".")[2], []).append(each)
-    alike = dict.fromkeys((word, word.lower(), *meant(word.lower())))
-    near = [end for end in alike if end in ends]
-    near = near or difflib.get_close_matches(word, ends, 3)
-    found = [each for end in near for each in ends[end]]
-    found = [each for each in found if group and each.rpartition(".")[0] == group] or found
-    if found:
-        return f"unknown {kind} {name!r}; did you mean {' or '.join(found[:3])}?"
-    if not known or len(known) > SHOWN:
-        return f"unknown {kind} {name!r}; --help tells those that there are"
-    return f"unknown {kind} {name!r}; there are {', '.join(known)}"
+    by_end: dict[str, list[str]] = {}
+    for candidate in names:
+        by_end.setdefault(candidate.rpartition(".")[2], []).append(candidate)
+    synonyms = dict.fromkeys((word, word.lower(), *find_synonyms(word.lower())))
+    ends = [end for end in synonyms if end in by_end]
+    ends = ends or difflib.get_close_matches(word, by_end, 3)
+    similar = [candidate for end in ends for candidate in by_end[end]]
+    similar = [x for x in similar if group and x.rpartition(".")[0] == group] or similar
+    if similar:
+        return f"unknown {kind} {name!r}; did you mean {' or '.join(similar[:3])}?"
+    if not names or len(names) > SHOWN:
+        return f"unknown {kind} {name!r}; --help lists the valid names"
+    return f"unknown {kind} {name!r}; there are {', '.join(names)}"

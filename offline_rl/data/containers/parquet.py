@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.utils.modules import needed
+from offline_rl.utils.modules import import_extra
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Table:
         return np.concatenate(parts)
 
     def _open(self, path: Path) -> Any:
-        parquet = needed("pyarrow.parquet", "lerobot", f"{self.where}: reading Parquet")
+        parquet = import_extra("pyarrow.parquet", "lerobot", f"{self.where}: reading Parquet")
         return parquet.ParquetFile(path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.modules import needed
+from offline_rl.utils.modules import import_extra
 
 AGAIN = "Copy or download it again."
 
@@ -18,7 +18,7 @@ def decode_frames(path: Path, frames: np.ndarray, fps: float) -> np.ndarray:
     frames: [N], frame numbers; the number of a frame is its time in the video times `fps`.
     Raises UserError if the file or a frame is missing or cannot be decoded.
     """
-    av = needed("av", "lerobot", f"{path}: decoding a video")
+    av = import_extra("av", "lerobot", f"{path}: decoding a video")
     if not path.is_file():
         raise UserError(f"{path}: there is no such video. {AGAIN}")
     rows: Mapping[int, int] = {int(frame): row for row, frame in enumerate(frames)}
@@ -59,7 +59,7 @@ def encode_video(path: Path, images: np.ndarray, fps: int) -> None:
 
     images: [N, H, W, 3] uint8, with even H and W. Raises UserError for other shapes.
     """
-    av = needed("av", "lerobot", f"{path}: making a video")
+    av = import_extra("av", "lerobot", f"{path}: making a video")
     height, width = images.shape[1:3]
     if height % 2 or width % 2 or images.shape[3] != 3:
         raise UserError(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.modules import needed
+from offline_rl.utils.modules import import_extra
 
 CODECS: tuple[str, ...] = (
     "blosc",
@@ -108,7 +108,7 @@ class Group:
 
 def folder(path: Path) -> Group:
     """The store in a folder."""
-    zarr = needed("zarr", "zarr", f"{path}: a Zarr store")
+    zarr = import_extra("zarr", "zarr", f"{path}: a Zarr store")
     names = frozenset(f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file())
     with _description(f"{path}: the Zarr store"):
         group = zarr.open_group(path, mode="r", use_consolidated=False)
@@ -117,7 +117,7 @@ def folder(path: Path) -> Group:
 
 def archive(where: str, path: Path, file: zipfile.ZipFile) -> Group:
     """The store in a ZIP archive, at its root or in a folder of it; file: the archive, open."""
-    zarr = needed("zarr", "zarr", f"{where}: a Zarr store")
+    zarr = import_extra("zarr", "zarr", f"{where}: a Zarr store")
     members = file.namelist()
     root = min((n for n in members if is_root(n)), key=len).rpartition("/")[0]
     start = f"{root}/" if root else ""

@@ -99,7 +99,7 @@ def _place(path: str) -> list[str]:
 
 def is_picture(shape: Sequence[int]) -> bool:
     """Whether arrays [N, *shape] are pictures, [N, H, W, C] if they are as they should be."""
-    return channels.is_picture(shape)
+    return channels.is_image(shape)
 
 
 def choose(

@@ -173,7 +173,7 @@ def qlearning_rows(
 
 def find_jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
     """[N] bool: the next observation is further than JUMP from the next row's; the last is not."""
-    return channels.anywhere(channels.each(_jumps, observations, next_observations))
+    return channels.any_channel(channels.map_channels(_jumps, observations, next_observations))
 
 
 def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
@@ -269,6 +269,6 @@ def _time_outs(columns: Mapping[str, np.ndarray], max_episode_steps: int | None)
         for end in [*np.flatnonzero(ended), len(ended)]:
             truncated[start + max_episode_steps - 1 : end : max_episode_steps] = True
             start = end + 1
-    elif (stored := channels.of(columns, "next_observations")) is not None:
-        truncated = find_jumps(channels.of(columns, "observations"), stored) & ~ended
+    elif (stored := channels.get(columns, "next_observations")) is not None:
+        truncated = find_jumps(channels.get(columns, "observations"), stored) & ~ended
     return truncated

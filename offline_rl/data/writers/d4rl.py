@@ -73,7 +73,7 @@ def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]
         found["next_observations"] = data.next_observations
     elif next_observations == "final":
         found["final_observations"] = final_observations(data)
-    return channels.flat(found)
+    return channels.flatten(found)
 
 
 def final_observations(data: Dataset) -> Observations:

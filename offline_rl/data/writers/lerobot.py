@@ -21,8 +21,8 @@ from offline_rl.data.containers.video import encode_video
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.lerobot import OBSERVED, VIDEO_3
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import folder_atomically, write_json
-from offline_rl.utils.modules import needed
+from offline_rl.utils.files import write_folder_atomically, write_json
+from offline_rl.utils.modules import import_extra
 from policies import channels
 
 TABLE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -42,7 +42,7 @@ def write_lerobot(
     already or cannot be written, or where a next observation is not the next row's.
     """
     path = Path(path)
-    parquet = needed("pyarrow.parquet", "lerobot", f"{path}: writing Parquet")
+    parquet = import_extra("pyarrow.parquet", "lerobot", f"{path}: writing Parquet")
     inside = ~(data.terminated | data.truncated)
     if (data.next_index != np.arange(1, data.num_rows + 1))[inside].any():
         raise UserError(f"{path}: rows of an episode do not follow one another, as frames must.")
@@ -88,7 +88,7 @@ def write_lerobot(
         }
         write_json(folder / "meta" / "info.json", facts)
 
-    folder_atomically(path, fill)
+    write_folder_atomically(path, fill)
     return path
 
 
@@ -98,7 +98,7 @@ def observed(data: Dataset) -> dict[str, np.ndarray]:
     if not isinstance(seen, Mapping):
         return {f"{OBSERVED}state": seen}
     return {
-        f"{OBSERVED}{'images.' if channels.is_picture(part.shape[1:]) else ''}{name}": part
+        f"{OBSERVED}{'images.' if channels.is_image(part.shape[1:]) else ''}{name}": part
         for name, part in seen.items()
     }
 
@@ -107,7 +107,7 @@ def names(data: Dataset) -> dict[str, tuple[str, ...]]:
     """Of the features' numbers, where the data say them."""
     if data.spec is None:
         return {}
-    lone = data.spec.lone is not None
+    lone = data.spec.single_vector is not None
     seen = {f"{OBSERVED}{'state' if lone else c.name}": c.names for c in data.spec.vectors}
     return {key: own for key, own in {**seen, "action": data.spec.action_names}.items() if own}
 

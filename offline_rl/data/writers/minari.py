@@ -18,7 +18,7 @@ import numpy as np
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.writers.d4rl import Scalar, final_observations
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import folder_atomically, write_atomically, write_text
+from offline_rl.utils.files import write_atomically, write_folder_atomically, write_text
 from policies import channels
 from policies.channels import Observations
 
@@ -65,7 +65,7 @@ def write_minari(
             )
             group = file.create_group(f"episode_{number}")
             group.attrs.update({"id": number, "total_steps": stop - start})
-            arrays = channels.flat({"observations": observations}) | {
+            arrays = channels.flatten({"observations": observations}) | {
                 "actions": data.actions[start:stop],
                 "rewards": data.rewards[start:stop],
                 "terminations": data.terminated[start:stop],
@@ -97,7 +97,7 @@ def write_minari(
         )
         write_text(folder / "data" / "metadata.json", json.dumps(facts))  # it reads Infinity
 
-    folder_atomically(path, fill)
+    write_folder_atomically(path, fill)
     return path
 
 

@@ -119,7 +119,7 @@ def test_written_channels_are_read_again_to_the_bit(tmp_path: Path, writer: Any)
             again.next_observations[channel], data.next_observations[channel]
         )
     assert again.spec is not None
-    assert again.spec.seen == {"picture": (4, 5, 3), "state": (2,)}
+    assert again.spec.observation_shapes == {"picture": (4, 5, 3), "state": (2,)}
     told = info(tmp_path / name, **keys)
     assert "[4, 5, 3] uint8" in told
     assert not [p for p in validate(again) if p.severity == "error"]

@@ -24,7 +24,7 @@ from offline_rl.data import download as module
 from offline_rl.data.download import Patience, download
 from offline_rl.data.load import find_file
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import sole_writer
+from offline_rl.utils.files import open_exclusively
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 QUICK = Patience(silence_s=20, tries=3, pause_s=0.01, longest_pause_s=0.02)
@@ -567,7 +567,7 @@ def test_a_process_that_waited_takes_what_the_other_has_brought(
     (tmp_path / "suite").mkdir()
     note = tmp_path / "suite" / "a.npz.part.json"
     thread = threading.Thread(target=download, args=([card], tmp_path))
-    with sole_writer(note, lambda: None):
+    with open_exclusively(note, lambda: None):
         thread.start()
         until(lambda: told.append(capsys.readouterr().err) or "another process" in "".join(told))
         (tmp_path / "suite" / "a.npz").write_bytes(body)

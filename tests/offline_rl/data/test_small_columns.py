@@ -24,7 +24,7 @@ def data(size: float, actions: float = 0.5, rewards: float = 1.0) -> Dataset:
 
 def warnings(data: Dataset, spec: Spec = NAMED, cfg: Any = None, **keys: Any) -> list[str]:
     cfg = cfg or Preprocessing(**({"normalize_observations": True} | keys))
-    transform = Transform.fit(cfg, data, spec.seen)
+    transform = Transform.fit(cfg, data, spec.observation_shapes)
     return small_columns(transform, data, spec, cfg, rewards=True)
 
 

@@ -28,7 +28,7 @@ def made(side: int = 16) -> Dataset:
         "state": draw.normal(size=(ROWS, 2)).astype(np.float32),
     }
     spec = Spec(
-        (Channel("top", shape[1:], "picture"), Channel("state", (2,), names=("arm.q", "arm.dq"))),
+        (Channel("top", shape[1:], "image"), Channel("state", (2,), names=("arm.q", "arm.dq"))),
         1,
         rate_hz=20.0,
         action_names=("arm.q",),

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from offline_rl.data import Dataset
-from offline_rl.replay.buffer import ReplayBuffer, n_step
+from offline_rl.replay.buffer import ReplayBuffer, n_step, rows_around
+from offline_rl.replay.chunks import Sequences
 from offline_rl.replay.columns import COLUMNS, STEPS
 from offline_rl.replay.mixtures import Mixture, WithExpert
-from offline_rl.replay.sequences import Windows, windows
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 
@@ -101,7 +101,7 @@ def test_costs_add_up_over_n_steps_as_rewards_and_each_column_as_it_says():
     rows = np.arange(7)
     further = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
     further |= {"mc_returns": 10 * rows, "held_out": rows % 2}
-    buffer = ReplayBuffer.from_dataset(two_episodes(), columns=further).after(3)
+    buffer = ReplayBuffer.from_dataset(two_episodes(), columns=further).with_n_step(3)
     batch = buffer.sample(stream(buffer), random(), 500, 0.5)
     for row, cost, last in ((0, 3, 2), (1, 4, 2), (2, 4, 2), (3, 24, 5), (5, 64, 6), (6, 64, 6)):
         k = batch.observations[:, 0].tolist().index(row)
@@ -125,9 +125,11 @@ def test_n_step_does_not_cross_a_dropped_time_out_row():
     assert factor.tolist() == [1] * 6
 
 
-def test_windows_repeat_the_edges_of_an_episode():
+def test_rows_around_a_row_repeat_the_edges_of_its_episode():
     data = stream(ReplayBuffer.from_dataset(two_episodes()))
-    past, future, real = windows(data, torch.tensor([0, 1, 2, 3, 5]), 3, 3)
+    rows = torch.tensor([0, 1, 2, 3, 5])
+    past, _ = rows_around(data, rows, -2, 0)
+    future, real = rows_around(data, rows, 0, 2)
     assert past.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 4, 5]]
     assert future.tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [5, 6, 6]]
     assert real.tolist() == [
@@ -139,9 +141,9 @@ def test_windows_repeat_the_edges_of_an_episode():
     ]
 
 
-def test_a_batch_of_windows_has_every_steps_own_discount_and_successor():
-    """0 where the step terminates, but not where it is the last before a cut."""
-    source = Windows(ReplayBuffer.from_dataset(two_episodes()), 2)
+def test_a_batch_of_sequences_has_the_discount_and_next_observation_of_every_step():
+    """The discount is 0 where a step terminates, but not where it is truncated."""
+    source = Sequences(ReplayBuffer.from_dataset(two_episodes()), 2)
     batch = source.sample({k: v[0] for k, v in source.tensors().items()}, random(), 100, GAMMA)
     rows, after = batch.observations[..., 0], batch.next_observations[..., 0]  # [B, H]
     assert set(rows[:, 0].tolist()) == set(range(7))
@@ -170,8 +172,8 @@ def episode(*times: float) -> dict[str, np.ndarray]:
     return rows | {"next_observations": t[:, None] + 0.5}
 
 
-def seen(buffer: ReplayBuffer, stream: int) -> set[float]:
-    """What is ever drawn of a stream."""
+def sampled_rewards(buffer: ReplayBuffer, stream: int) -> set[float]:
+    """Return the rewards of 400 transitions sampled from a stream."""
     data = {k: v[stream] for k, v in buffer.tensors().items()}
     return set(buffer.sample(data, random(), 400, GAMMA).rewards.tolist())
 
@@ -181,8 +183,8 @@ def test_every_stream_of_a_buffer_has_a_length_of_its_own():
     buffer.append(0, episode(1, 2, 3))
     buffer.append(1, episode(10, 11, 12, 13))
     buffer.append(1, episode(14, 15))
-    assert seen(buffer, 0) == {1, 2, 3}
-    assert seen(buffer, 1) == {11, 12, 13, 14, 15}
+    assert sampled_rewards(buffer, 0) == {1, 2, 3}
+    assert sampled_rewards(buffer, 1) == {11, 12, 13, 14, 15}
     assert buffer.sizes.tolist() == [3, 5]
 
 
@@ -192,17 +194,18 @@ def test_a_dropped_episode_is_never_drawn_whether_the_ring_is_full_or_not():
     buffer.append(0, episode(1, 2))
     buffer.append(0, episode(3, 4))
     buffer.drop(0, 2)
-    assert seen(buffer, 0) == {1, 2}
+    assert sampled_rewards(buffer, 0) == {1, 2}
     buffer.append(1, episode(1, 2, 3, 4))
     buffer.append(1, episode(5, 6, 7))  # places 4, 0, 1
     buffer.drop(1, 3)
-    assert seen(buffer, 1) == {3, 4}
+    assert sampled_rewards(buffer, 1) == {3, 4}
     buffer.append(1, episode(8))
-    assert seen(buffer, 1) == {3, 4, 8}
-    past, _, _ = windows({k: v[1] for k, v in buffer.tensors().items()}, torch.tensor([3]), 3, 1)
-    assert past.tolist() == [[2, 2, 3]]  # nothing before the oldest row that is left
+    assert sampled_rewards(buffer, 1) == {3, 4, 8}
+    data = {k: v[1] for k, v in buffer.tensors().items()}
+    past, _ = rows_around(data, torch.tensor([3]), -2, 0)
+    assert past.tolist() == [[2, 2, 3]]  # row 2 is the oldest that is left
     buffer.append(1, episode(9, 10))
-    assert seen(buffer, 1) == {3, 4, 8, 9, 10}
+    assert sampled_rewards(buffer, 1) == {3, 4, 8, 9, 10}
 
 
 def test_a_buffer_refuses_columns_it_does_not_have_and_more_than_fits():
@@ -221,23 +224,23 @@ def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
     buffer.append(0, episode(1, 2, 3, 4))
     assert buffer.sizes.tolist() == [0]
     buffer.release(0, {"mc_returns": np.array([10.0, 9, 7, 4])})
-    assert seen(buffer, 0) == {1, 2, 3, 4}
+    assert sampled_rewards(buffer, 0) == {1, 2, 3, 4}
     for t in (5, 6):
         append(buffer, t)
-    assert seen(buffer, 0) == {2, 3, 4}
+    assert sampled_rewards(buffer, 0) == {2, 3, 4}
     found, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
     assert found["rewards"].tolist() == [4]  # what is hidden belongs to no return
     again = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
     again.load(0, buffer.filled(0))
     for one in (buffer, again):
         one.release(0, {"mc_returns": np.array([11.0, 6.0])})
-        assert seen(one, 0) == {2, 3, 4, 5, 6}
+        assert sampled_rewards(one, 0) == {2, 3, 4, 5, 6}
         batch = one.sample(stream(one), random(), 50, GAMMA)
         told = dict(zip(batch.rewards.tolist(), batch.mc_returns.tolist(), strict=True))
         assert told == {2: 9, 3: 7, 4: 4, 5: 11, 6: 6}
     append(buffer, 7)
     buffer.drop(0, 1)
-    assert seen(buffer, 0) == {3, 4, 5, 6}
+    assert sampled_rewards(buffer, 0) == {3, 4, 5, 6}
 
 
 def test_a_mixture_in_proportion_draws_as_from_one_buffer_of_all_rows():
@@ -280,7 +283,7 @@ def test_rows_of_a_ring_bootstrap_at_a_time_out_and_not_at_a_termination():
         1: {102: GAMMA, 103: 0, 104: GAMMA, 105: GAMMA, 106: GAMMA},
         2: {102: 0, 103: 0, 104: GAMMA**2, 105: GAMMA, 106: GAMMA},
     }.items():
-        batch = draw(ring.after(n))
+        batch = draw(ring.with_n_step(n))
         found = dict(zip(batch.observations[:, 0].tolist(), batch.discount.tolist(), strict=True))
         assert found == pytest.approx(expected)
         rows, after = batch.observations[:, 0], batch.next_observations[:, 0]
@@ -308,9 +311,9 @@ def test_sequences_in_a_ring_stop_at_its_newest_and_oldest_row():
     for t in range(7):  # places 0..4 hold 5 6 2 3 4
         append(buffer, t)
     data = stream(buffer)
-    found, _, _ = n_step(data, torch.tensor([0, 1, 4]), 3, 1.0)
-    assert found["rewards"].tolist() == [5 + 6, 6, 4 + 5 + 6]
-    past, _, _ = windows(data, torch.tensor([2, 3]), 3, 1)
+    columns, _, _ = n_step(data, torch.tensor([0, 1, 4]), 3, 1.0)
+    assert columns["rewards"].tolist() == [5 + 6, 6, 4 + 5 + 6]
+    past, _ = rows_around(data, torch.tensor([2, 3]), -2, 0)
     assert past.tolist() == [[2, 2, 2], [2, 2, 3]]
 
 

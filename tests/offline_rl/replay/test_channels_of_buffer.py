@@ -8,9 +8,8 @@ import torch
 
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.chunks import Chunks
+from offline_rl.replay.chunks import Chunks, Sequences
 from offline_rl.replay.mixtures import Mixture
-from offline_rl.replay.sequences import Windows
 from offline_rl.replay.streaming import Stream
 from offline_rl.utils.random import Random
 
@@ -77,9 +76,9 @@ def test_a_mixture_keeps_the_channels_of_a_row_together(ratio: float | None) -> 
 
 def test_windows_and_chunks_have_every_step_in_every_channel() -> None:
     buffer = ReplayBuffer.from_dataset(data())
-    windows = draw(Windows(buffer, 3))
-    assert windows.observations["picture"].shape == (64, 3, 2, 2, 3)
-    check(windows)
+    sequences = draw(Sequences(buffer, 3))
+    assert sequences.observations["picture"].shape == (64, 3, 2, 2, 3)
+    check(sequences)
     chunks = draw(Chunks(buffer, n_obs_steps=2, horizon=4, n_action_steps=2))
     assert chunks.observations["picture"].shape == (64, 2, 2, 2, 3)
     check(chunks)

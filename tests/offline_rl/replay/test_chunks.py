@@ -1,19 +1,19 @@
-"""Chunks of the replay buffer: what lies beside what, and that nothing crosses an episode."""
+"""Tests of action chunks: how observations, actions and rewards align within an episode."""
 
 import numpy as np
 import pytest
 import torch
 
 from offline_rl.data import Dataset
-from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.chunks import Chunks, around
+from offline_rl.replay.buffer import ReplayBuffer, rows_around
+from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.random import Random
 
 GAMMA = 0.5
 
 
 def episodes() -> Dataset:
-    """Rows 0-3 terminate, rows 4-9 are cut by time; observation = row, action = row / 10."""
+    """Return rows 0-3, terminated, and 4-9, truncated; observation = row, action = row / 10."""
     rows = np.arange(10)
     following = rows[:, None] + 1.0
     following[3], following[9] = 50, 60
@@ -27,11 +27,11 @@ def episodes() -> Dataset:
     )
 
 
-def batch_of(beside: str = "oldest", columns: dict | None = None, **sizes):
-    """500 chunks, by their present row."""
+def batch_of(chunk_start: str = "oldest", columns: dict | None = None, **sizes):
+    """Return a batch of 500 chunks, and the index in it of each current row."""
     sizes = {"n_obs_steps": 3, "horizon": 5, "n_action_steps": 2} | sizes
     buffer = ReplayBuffer.from_dataset(episodes(), columns=columns)
-    source = Chunks(buffer, beside=beside, **sizes)
+    source = Chunks(buffer, chunk_start=chunk_start, **sizes)
     data = {k: v[0] for k, v in source.tensors().items()}
     batch = source.sample(data, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
     present = batch.observations[:, -1, 0].int().tolist()
@@ -43,38 +43,38 @@ def first_and_last(row: int) -> tuple[int, int]:
     return (0, 3) if row < 4 else (4, 9)
 
 
-@pytest.mark.parametrize("beside", ["oldest", "present"])
-def test_history_and_window_are_the_episodes_own_rows_and_its_edges_repeated(beside: str):
-    batch, places = batch_of(beside)
-    start = -2 if beside == "oldest" else 0
+@pytest.mark.parametrize("chunk_start", ["oldest", "present"])
+def test_observations_and_actions_are_the_episodes_rows_with_its_edges_repeated(chunk_start: str):
+    batch, places = batch_of(chunk_start)
+    start = -2 if chunk_start == "oldest" else 0
     for row, place in places.items():
         first, last = first_and_last(row)
-        seen = [max(row + k, first) for k in (-2, -1, 0)]
-        taken = [row + start + k for k in range(5)]
-        inside = [min(max(k, first), last) for k in taken]
-        assert batch.observations[place, :, 0].tolist() == seen
-        assert (10 * batch.actions[place, :, 0]).round().tolist() == inside
-        assert batch.real[place].tolist() == [first <= k <= last for k in taken]
+        observed = [max(row + k, first) for k in (-2, -1, 0)]
+        chunk = [row + start + k for k in range(5)]
+        clamped = [min(max(k, first), last) for k in chunk]
+        assert batch.observations[place, :, 0].tolist() == observed
+        assert (10 * batch.actions[place, :, 0]).round().tolist() == clamped
+        assert batch.real[place].tolist() == [first <= k <= last for k in chunk]
 
 
-def test_a_chunk_is_paid_its_executed_steps_and_bootstraps_behind_them_unless_terminated():
+def test_a_chunk_sums_the_rewards_of_its_executed_steps_and_bootstraps_unless_terminated():
     batch, places = batch_of(n_action_steps=3)
     for row, place in places.items():
         _, last = first_and_last(row)
-        done = range(row, min(row + 2, last) + 1)
-        paid = sum(GAMMA**k * 2.0**r for k, r in enumerate(done))
-        assert batch.rewards[place].item() == pytest.approx(paid)
-        ends = done[-1] == 3
-        assert batch.discount[place].item() == pytest.approx(0 if ends else GAMMA ** len(done))
-        after = {3: 50, 9: 60}.get(done[-1], done[-1] + 1)
+        executed = range(row, min(row + 2, last) + 1)
+        rewards = sum(GAMMA**k * 2.0**r for k, r in enumerate(executed))
+        assert batch.rewards[place].item() == pytest.approx(rewards)
+        discount = 0 if executed[-1] == 3 else GAMMA ** len(executed)
+        assert batch.discount[place].item() == pytest.approx(discount)
+        after = {3: 50, 9: 60}.get(executed[-1], executed[-1] + 1)
         assert batch.next_observations[place, -1, 0].item() == after
         first, _ = first_and_last(row)
-        before = [max(done[-1] + k, first) for k in (-1, 0)]
-        assert batch.next_observations[place, :-1, 0].tolist() == before
+        previous = [max(executed[-1] + k, first) for k in (-1, 0)]
+        assert batch.next_observations[place, :-1, 0].tolist() == previous
 
 
-def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
-    """Costs 1, 2, 4, 8, … discounted by a half: as much for each executed step as for the first."""
+def test_a_chunk_sums_the_discounted_costs_of_its_executed_steps():
+    """Costs 1, 2, 4, 8, … discounted by a half: every executed step adds the same amount."""
     rows = np.arange(10)
     columns = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
     columns |= {"mc_returns": 10 * rows}
@@ -86,16 +86,16 @@ def test_a_chunk_costs_what_its_executed_steps_cost_discounted():
         assert batch.next_actions[place] == last + 1
 
 
-def test_one_step_without_history_is_a_transition():
+def test_a_chunk_of_one_step_with_one_observation_is_a_transition():
     batch, places = batch_of(n_obs_steps=1, horizon=1, n_action_steps=1)
     assert batch.next_observations.shape == (500, 1, 1)
     assert batch.rewards[places[5]].item() == 2.0**5
     assert batch.discount[places[9]].item() == GAMMA
 
 
-def test_a_ring_that_came_round_has_no_history_before_its_oldest_row():
+def test_observations_in_a_full_ring_do_not_go_back_before_its_oldest_row():
     buffer = ReplayBuffer((1,), 1, 4)
-    for row in range(6):  # of one endless episode, of which rows 2 to 5 are left
+    for row in range(6):  # one endless episode; the ring keeps rows 2 to 5
         buffer.append(
             0,
             {
@@ -108,7 +108,7 @@ def test_a_ring_that_came_round_has_no_history_before_its_oldest_row():
             },
         )
     data = {k: v[0] for k, v in buffer.tensors().items()}
-    rows, real = around(data, torch.tensor([2, 3, 0, 1]), -2, 2)  # of the steps 2, 3, 4, 5
+    rows, real = rows_around(data, torch.tensor([2, 3, 0, 1]), -2, 2)  # around steps 2, 3, 4, 5
     steps = data["observations"][rows][..., 0].int().tolist()
     assert steps == [[2, 2, 2, 3, 4], [2, 2, 3, 4, 5], [2, 3, 4, 5, 5], [3, 4, 5, 5, 5]]
     assert real.sum(1).tolist() == [3, 4, 4, 3]

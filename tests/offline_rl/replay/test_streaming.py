@@ -48,7 +48,7 @@ def test_batches_are_the_replay_buffers(period: int):
     resident, streamed = ReplayBuffer.from_dataset(data, columns=columns), stream(data)
     streamed = stream(data, period=period)
     for update in (0, 1, 62, 63, 64, 200, 12):  # on, over the edge of a window, and back
-        streamed.ready(update)
+        streamed.prefetch(update)
         for s, seed in enumerate(SEEDS):
             now = [Random(torch.tensor(seed), torch.tensor(update)) for _ in range(2)]
             own = {k: v[0] for k, v in resident.tensors().items()}
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
     with pytest.raises(UserError, match=r"rows need .* rows would fit"):
         train(**options(tmp_path, stream="never", out=str(tmp_path / "a")))
     made: list[Stream] = []
-    monkeypatch.setattr(Stream, "ready", lambda self, update: made.append(self))
+    monkeypatch.setattr(Stream, "prefetch", lambda self, update: made.append(self))
     train(**options(tmp_path, out=str(tmp_path / "b")))
     assert made
     windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from offline_rl.training.run_folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import locked, read_json, read_yaml, write_atomically, write_json
-from offline_rl.utils.trees import plain
+from offline_rl.utils.files import lock_folder, read_json, read_yaml, write_atomically, write_json
+from offline_rl.utils.trees import to_json_values
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch):
@@ -73,7 +73,7 @@ def test_numbers_that_json_does_not_know_are_refused_or_become_null(tmp_path: Pa
         write_json(tmp_path / "x.json", {"score": float("nan")})
     assert not list(tmp_path.iterdir())
     values = {"a": np.float32(1.5), "b": float("inf"), "c": (1, np.array([np.nan, 2]))}
-    assert plain(values) == {"a": 1.5, "b": None, "c": [1, [None, 2]]}
+    assert to_json_values(values) == {"a": 1.5, "b": None, "c": [1, [None, 2]]}
 
 
 def test_a_damaged_json_file_is_named(tmp_path: Path):
@@ -94,19 +94,19 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path):
 
 
 def test_a_folder_cannot_be_held_twice(tmp_path: Path):
-    with locked(tmp_path), pytest.raises(UserError, match="in use by another process"):
-        locked(tmp_path).__enter__()
-    with locked(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(UserError, match="in use by another process"):
+        lock_folder(tmp_path).__enter__()
+    with lock_folder(tmp_path):
         pass
 
 
 def test_a_folder_into_which_nothing_was_written_is_gone_again(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(UserError, match="no"), locked(there / "a" / "b"):
+    with pytest.raises(UserError, match="no"), lock_folder(there / "a" / "b"):
         raise UserError("no")
     assert not list(there.iterdir())
-    with locked(there / "a" / "b"):
+    with lock_folder(there / "a" / "b"):
         (there / "a" / "b" / "result.json").touch()
     assert (there / "a" / "b" / "result.json").is_file()
 

@@ -17,8 +17,8 @@ def test_ranges_are_disjoint_and_fit_in_31_bits() -> None:
 def test_no_training_seed_meets_another_nor_any_other_use() -> None:
     """Seed 499 once began where rolled-out sets begin, 500,000,000."""
     assert seeds.TRAINING_SEEDS == 901
-    firsts = [seeds.training(seed, 0) for seed in range(seeds.TRAINING_SEEDS)]
-    lasts = [seeds.training(seed, 999_999) for seed in range(seeds.TRAINING_SEEDS)]
+    firsts = [seeds.training_episode_seed(seed, 0) for seed in range(seeds.TRAINING_SEEDS)]
+    lasts = [seeds.training_episode_seed(seed, 999_999) for seed in range(seeds.TRAINING_SEEDS)]
     spans = sorted(zip(firsts, lasts, strict=True))
     assert all(last < first for (_, last), (first, _) in zip(spans, spans[1:], strict=False))
     made = range(500_000_000, 1_000_000_000)  # sets, rolled out and scripted
@@ -30,16 +30,16 @@ def test_no_training_seed_meets_another_nor_any_other_use() -> None:
 
 def test_seeds_on_which_results_depend_are_where_they_were() -> None:
     assert seeds.EVALUATION_SEED == 1_000_000_000
-    assert [seeds.training(seed, 7) for seed in (0, 42, 498)] == [
+    assert [seeds.training_episode_seed(seed, 7) for seed in (0, 42, 498)] == [
         1_000_007,
         43_000_007,
         499_000_007,
     ]
-    assert [seeds.place("rolled-out sets", k) for k in (0, 5)] == [500_000_000, 505_000_000]
-    assert [seeds.place("scripted sets", k) for k in (0, 3)] == [600_000_000, 603_000_000]
+    assert [seeds.episode_seed("rolled-out sets", k) for k in (0, 5)] == [500_000_000, 505_000_000]
+    assert [seeds.episode_seed("scripted sets", k) for k in (0, 3)] == [600_000_000, 603_000_000]
 
 
 @pytest.mark.parametrize(("seed", "episode"), [(0, 1_000_000), (498, 1_000_000), (901, 0)])
 def test_what_would_touch_another_range_is_refused(seed: int, episode: int) -> None:
     with pytest.raises(UserError, match="no seed is left"):
-        seeds.training(seed, episode)
+        seeds.training_episode_seed(seed, episode)

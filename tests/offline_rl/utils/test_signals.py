@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from offline_rl.utils.signals import Abandoned, postponed, stop_compilers
+from offline_rl.utils.signals import Abandoned, postpone_signals, stop_compilers
 
 
 def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: None) -> None:
     said = list[str]()
-    with pytest.raises(KeyboardInterrupt), postponed(said.append) as asked:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), postpone_signals(said.append) as asked:  # noqa: PT012
         assert not asked()
         signal.raise_signal(signal.SIGINT)
         assert asked()
@@ -24,7 +24,7 @@ def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: Non
 
 def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
     said, reached = list[str](), list[int]()
-    with postponed(said.append) as asked:
+    with postpone_signals(said.append) as asked:
         with pytest.raises(Abandoned), asked.abandons():
             signal.raise_signal(signal.SIGINT)
         assert asked()
@@ -36,7 +36,7 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
 
 
 def test_a_signal_after_a_compilation_lets_the_block_go_on(ctrl_c: None) -> None:
-    with postponed(lambda _: None) as asked:
+    with postpone_signals(lambda _: None) as asked:
         with asked.abandons():
             pass
         signal.raise_signal(signal.SIGINT)
@@ -50,9 +50,9 @@ def test_a_compiler_that_fails_since_the_signal_ended_it_too_is_no_mistake(ctrl_
         except KeyboardInterrupt:
             raise RuntimeError("g++ was ended by signal 2") from None
 
-    with postponed(lambda _: None) as asked, pytest.raises(Abandoned), asked.abandons():
+    with postpone_signals(lambda _: None) as asked, pytest.raises(Abandoned), asked.abandons():
         fails()
-    with postponed(lambda _: None) as asked, pytest.raises(RuntimeError), asked.abandons():
+    with postpone_signals(lambda _: None) as asked, pytest.raises(RuntimeError), asked.abandons():
         raise RuntimeError("g++: no such file")
 
 
