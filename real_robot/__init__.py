@@ -1,4 +1,4 @@
-"""Policy -> motion, safely: robots, the control loop, the check that every command passes.
+"""Safe execution of policies on robots: adapters, the control loop and the safety check.
 
 real_robot.run("policy.bundle", "desk")
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import offline_rl.utils  # noqa: F401  (imports the packages beside it, not the script's)
+import offline_rl.utils  # noqa: F401  (checks that the packages next to it are imported)
 
 if TYPE_CHECKING:
     from real_robot.recording.files import Recording, read
@@ -28,7 +28,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Parts are imported when they are first asked for."""
+    """Import a part when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'real_robot' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

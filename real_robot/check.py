@@ -153,8 +153,8 @@ def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
         if low < low_limit - room or high > high_limit + room:
             raise UserError(
                 f"joint {joint}: the policy's actions reach from {low:g} to {high:g} {unit}, the "
-                f"robot's limits are {low_limit:g} to {high_limit:g}: the bundle is for another robot, or "
-                "for other limits"
+                f"robot's limits are {low_limit:g} to {high_limit:g}: the bundle is for another "
+                "robot, or for other limits"
             )
 
 

@@ -189,4 +189,4 @@ class Robot(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection; torque stays as it is. Allowed in any state, any number of times."""
+        """Close the connection, in any state, any number of times. Torque stays as it is."""

@@ -11,7 +11,7 @@ from benchmarks.figures import status
 from benchmarks.robot import RESULTS, page
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json
-from offline_rl.utils.options import build, parse, unknown
+from offline_rl.utils.options import build, parse_options, unknown
 
 MEASURED = ("first", "task", "faults", "alarms", "soak", "timing", "bus")
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(unknown("measurement", what, (*MEASURED, "page")))
     if what in MEASURED:
         module = import_module(f"benchmarks.robot.{what}")
-        options = build(module.Options, parse(arguments[1:]))
+        options = build(module.Options, parse_options(arguments[1:]))
         make_folder(RESULTS)
         write_json(RESULTS / f"{what}.json", module.measure(options))
     print(page.write())

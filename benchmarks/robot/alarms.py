@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.robot.logic import Bench
 from benchmarks.robot.stepped import RATE_HZ
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
@@ -66,7 +66,7 @@ def measure(options: Options) -> dict[str, Any]:
         "running_s": round(running / RATE_HZ),
         "contact_s": round(contacts / RATE_HZ, 1),
         "stops": dict(stops.most_common()),
-        "machine": description(),
+        "machine": describe_machine(),
     }
 
 

@@ -23,7 +23,7 @@ from benchmarks.robot.simulated_bus import arm
 from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from benchmarks.robot.simulated_bus.line import Faults
 from benchmarks.robot.simulated_bus.port import SteppedPort
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from real_robot.robot import Code, Command, Reading, Status
 from real_robot.robots.config import describe
 from real_robot.robots.dynamixel import table as registers
@@ -264,5 +264,5 @@ def measure(options: Options) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),  # of the last minute, while it was timed
         "matrix": matrix(options.repeats),
         "loss": loss(options.repeats),
-        "machine": description(),
+        "machine": describe_machine(),
     }

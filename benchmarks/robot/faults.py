@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from benchmarks.robot import RESULTS, bundles, logic, processes
 from offline_rl.utils.files import write_json
-from offline_rl.utils.hardware import commit, description
+from offline_rl.utils.hardware import current_commit, describe_machine
 from real_robot.control.session import MEMORY
 
 
@@ -47,10 +47,10 @@ def measure(options: Options) -> dict[str, Any]:
             ):
                 with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
                     before[row.fault] = run(row, options.repeats, Path(folder))
-                before[row.fault]["commit"] = commit()
+                before[row.fault]["commit"] = current_commit()
                 print(before[row.fault], file=sys.stderr, flush=True)
                 # at once: a row of processes takes minutes
                 found[where] = [before[each.fault] for each in rows if each.fault in before]
-                write_json(file, old | found | {"machine": description()})
+                write_json(file, old | found | {"machine": describe_machine()})
         found[where] = [before[each.fault] for each in rows if each.fault in before]
-    return found | {"bundles": bundles.refused(options.repeats), "machine": description()}
+    return found | {"bundles": bundles.refused(options.repeats), "machine": describe_machine()}

@@ -22,7 +22,7 @@ from benchmarks.robot import task
 from benchmarks.robot.stepped import RATE_HZ, Stepped
 from benchmarks.robot.task import TASK, offline_rl, starts
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 
@@ -70,7 +70,7 @@ def measure(options: Options) -> dict[str, Any]:
     return {
         "succeeded": sum(each["success"] for each in episodes),
         "episodes": episodes,
-        "machine": description(),
+        "machine": describe_machine(),
     }
 
 

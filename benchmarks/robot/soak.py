@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Inputs, Loop, Request
 from real_robot.control.rings import Ring
@@ -328,4 +328,4 @@ class Options:
 def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         outcome = soak(options.ticks, seed=options.seed, folder=Path(folder))
-    return {"seed": options.seed, **asdict(outcome), "machine": description()}
+    return {"seed": options.seed, **asdict(outcome), "machine": describe_machine()}

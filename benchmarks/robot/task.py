@@ -31,7 +31,7 @@ from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.evaluation.evaluate import play
 from offline_rl.reporting.statistics import wilson
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from offline_rl.utils.seeds import EVALUATION_SEED
 from real_robot.recording.files import Recording, read
 from real_robot.rows import Mode
@@ -263,7 +263,7 @@ def measure(options: Options) -> dict[str, Any]:
         }
         print(name, found[name], file=sys.stderr, flush=True)
     known = {name: found[name] for name in (*POLICIES, *TAUGHT) if name in found}
-    return {"episodes": options.episodes, "policies": known, "machine": description()}
+    return {"episodes": options.episodes, "policies": known, "machine": describe_machine()}
 
 
 def _told(side: dict[str, Any]) -> dict[str, Any]:

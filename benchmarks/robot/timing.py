@@ -29,7 +29,7 @@ import policies
 from benchmarks.latency import RUNTIMES, decisions
 from benchmarks.robot.person import command
 from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
-from offline_rl.utils.hardware import description
+from offline_rl.utils.hardware import describe_machine
 from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
 from policies.golden import seal
@@ -295,5 +295,5 @@ def measure(options: Options) -> dict[str, Any]:
         "latency": times,
         "inferring": beside,
         "load": round(os.getloadavg()[0], 1),
-        "machine": description(),
+        "machine": describe_machine(),
     }

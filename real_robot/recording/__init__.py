@@ -1,1 +1,1 @@
-"""Every tick, to a ring and from there to disk, without the loop waiting; and back."""
+"""Recording of every tick to disk, without delaying the control loop, and reading it back."""

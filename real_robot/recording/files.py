@@ -1,12 +1,12 @@
-"""A recording on disk: rows in pieces of at most a second, each with its checksum.
+"""File format of a recording: rows in pieces of at most a second, each with a checksum.
 
-    8 bytes RRTICKS\\n, uint32 length, uint32 CRC-32 of what follows; JSON: format, fields, about
-    then pieces: 8 bytes PIECE\\r\\n\\0, uint32 CRC-32 of all that follows of the piece,
-    uint32 rows, uint64 first, uint64 lost; the rows
+    8 bytes RRTICKS\\n, uint32 length, uint32 CRC-32 of the JSON that follows: format, fields, about
+    then pieces: 8 bytes PIECE\\r\\n\\0, uint32 CRC-32 of the rest of the piece,
+    uint32 number of rows, uint64 first, uint64 lost; the rows
 
-All little endian. `first` counts rows of the ring from 0; `lost` are those before it that were
-overwritten there before they could be written here. A file that was cut anywhere is read up to its
-last whole piece.
+All numbers are little endian. `first` is the number of the first row in the ring, from 0. `lost` is
+the number of rows before it that were overwritten in the ring before they were written to the file.
+A truncated file is read up to its last complete piece.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAGIC, PIECE = b"RRTICKS\n", b"PIECE\r\n\0"
 FORMAT = 1
 HEAD = struct.Struct("<8sII")
 FRAME = struct.Struct("<8sIIQQ")
-SUMMED_FROM = 12  # bytes of a piece before what its checksum is of
+SUMMED_FROM = 12  # offset in a piece at which its checksum starts
 
 
 class RecordingWriter:
-    """Appends pieces; each is on the disk when `append` returns."""
+    """Writer of a recording file. A piece is on disk when `append` returns."""
 
     def __init__(self, path: Path, dtype: np.dtype, about: dict[str, Any]) -> None:
-        """Raises OSError. about: what a reader should know, such as robot, joints, units, rate."""
+        """Create the file. Raises OSError. about: metadata, such as robot, joints, units, rate."""
         text = json.dumps({"format": FORMAT, "fields": describe(dtype), "about": about}).encode()
         self._file = path.open("xb", buffering=0)
         try:
@@ -47,16 +47,16 @@ class RecordingWriter:
             raise
 
     def append(self, rows: bytes, count: int, first: int, lost: int) -> None:
-        """Raises OSError where the disk is full: what was written before stays readable."""
+        """Append a piece. Raises OSError if the disk is full; earlier pieces stay readable."""
         frame = FRAME.pack(PIECE, 0, count, first, lost)[SUMMED_FROM:]
         total = crc32(rows, crc32(frame))
         self._write(PIECE + struct.pack("<I", total) + frame + rows)
 
     def _write(self, data: bytes) -> None:
-        """All of it, or, with an OSError, nothing."""
+        """Write all of `data`. After an OSError the file is as before."""
         start, rest = self._file.tell(), memoryview(data)
         try:
-            while rest:  # a disk that is nearly full takes a part
+            while rest:  # a write may be partial if the disk is nearly full
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError:
@@ -81,26 +81,26 @@ class RecordingWriter:
 
 @dataclass(frozen=True)
 class Recording:
-    """What is whole of a recording."""
+    """Contents of a recording, up to its last complete piece."""
 
     about: dict[str, Any]
-    rows: np.ndarray  # [N], `rows.row_type`
-    lost: int  # rows that were never written, the loop being faster than the disk
-    cut_at: int | None  # byte from which on the file is damaged or unfinished; None: nowhere
+    rows: np.ndarray  # [N], of type `rows.row_type`
+    lost: int  # number of rows that were never written because the disk was too slow
+    cut_at: int | None  # byte at which the file is damaged or truncated; None: it is complete
 
 
 def read(path: str | Path) -> Recording:
-    """Reads up to the last whole piece. Raises UserError where not even the beginning is whole."""
+    """Read a recording up to its last complete piece. Raises UserError if the header is damaged."""
     try:
         data = memoryview(Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     if len(data) < HEAD.size or bytes(data[:8]) != MAGIC:
-        raise UserError(f"{path} is not a recording of a robot")
+        raise UserError(f"{path} is not a robot recording")
     _, size, total = HEAD.unpack_from(data)
     text = data[HEAD.size : HEAD.size + size]
     if not text or len(text) != size or crc32(text) != total:
-        raise UserError(f"{path}: the recording is damaged at its very beginning")
+        raise UserError(f"{path}: the recording's header is damaged")
     header = json.loads(bytes(text))
     if header["format"] != FORMAT:
         raise UserError(f"{path}: recording format {header['format']}, this version reads {FORMAT}")
@@ -112,8 +112,8 @@ def read(path: str | Path) -> Recording:
             break
         _, total, count, _, before = FRAME.unpack(frame)
         rows = data[at + FRAME.size : at + FRAME.size + count * dtype.itemsize]
-        whole = len(rows) == count * dtype.itemsize
-        if not whole or crc32(rows, crc32(frame[SUMMED_FROM:])) != total:
+        complete = len(rows) == count * dtype.itemsize
+        if not complete or crc32(rows, crc32(frame[SUMMED_FROM:])) != total:
             break
         pieces.append(np.frombuffer(rows, dtype))
         lost += before

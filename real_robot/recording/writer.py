@@ -1,4 +1,4 @@
-"""The writer: takes rows from the loop's ring to the disk, in a process of its own."""
+"""Writer process: write the rows from the loop's ring to disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from real_robot.control.session import Session, load_session, report_errors
 from real_robot.recording.files import RecordingWriter
 from real_robot.robot import RobotSpec
 
-FLUSH_S = 0.5  # a killed machine loses no more than this
+FLUSH_S = 0.5  # maximum loss if the computer fails
 POLL_S = 0.02
 
 
 class Writer:
-    """Gathers rows and appends them as pieces."""
+    """Collector of rows that writes them as pieces."""
 
     def __init__(self, ring: Ring, path: Path, about: dict[str, Any]) -> None:
         self._reader = Reader(ring, from_start=True)
@@ -28,7 +28,7 @@ class Writer:
         self._count, self._first, self._lost = 0, 0, 0
 
     def take(self) -> int:
-        """Takes what is in the ring; returns how many rows wait to be written."""
+        """Take all rows from the ring. Return how many wait to be written."""
         while self._reader.following():
             if self._count == 0:
                 self._first = self._reader.next - 1
@@ -37,7 +37,7 @@ class Writer:
         return self._count
 
     def flush(self) -> None:
-        """Raises OSError where the disk is full."""
+        """Write the collected rows as a piece. Raises OSError if the disk is full."""
         if self._count == 0:
             return
         lost = self._reader.lost - self._lost
@@ -51,14 +51,16 @@ class Writer:
         self._file.close()
 
 
-def about_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
-    """What a reader of the rows should know.
+def metadata_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
+    """Return the metadata of a recording.
 
-    measured: field -> [name, unit] of each of its numbers. position: the joints' limits, low and
-    high.
+    measured: field -> [name, unit] of each of its numbers. position: low and high position limits
+    of the joints.
     """
     measured = dict[str, dict[int, list[str]]]()
-    for name, (field, place) in places(spec).items():  # the last name is the most telling
+    for name, (field, place) in places(
+        spec
+    ).items():  # the last name of a number is the most specific
         measured.setdefault(field, {})[place] = [name, unit_of(spec, field, place)]
     limits = spec.limits
     return {
@@ -72,7 +74,7 @@ def about_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
 
 
 def write(session: Session) -> None:
-    """The writer process, until everyone is told to end. Raises UserError: such as a full disk."""
+    """Run the writer process until the run ends. Raises UserError, for example for a full disk."""
     assert session.recording is not None
     words = Words(session.path / "words")
     while not words["control_beat"]:
@@ -80,7 +82,7 @@ def write(session: Session) -> None:
             return
         time.sleep(POLL_S)
     spec = session.make_robot().spec
-    about = about_of(spec, session.rate_hz) | {"bundle": session.bundle}
+    about = metadata_of(spec, session.rate_hz) | {"bundle": session.bundle}
     try:
         writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
         flushed = time.monotonic()
@@ -91,15 +93,15 @@ def write(session: Session) -> None:
                 flushed = time.monotonic()
             words["writer_beat"] += 1
             time.sleep(POLL_S)
-        _wait_for_the_last(words)
+        _wait_for_rest(words)
         writer.close()
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"{session.recording} could not be written: {why}") from None
 
 
-def _wait_for_the_last(words: Words) -> None:
-    """Control takes some time to bring the robot to rest, which belongs to the recording."""
+def _wait_for_rest(words: Words) -> None:
+    """Wait until the robot is at rest, so that the recording includes its stop."""
     end = time.monotonic() + 5.0
     while words["armed"] and not words["watchdog_fired"] and time.monotonic() < end:
         time.sleep(POLL_S)
@@ -111,8 +113,12 @@ def main(arguments: list[str]) -> None:
         try:
             write(session)
         except UserError as error:
-            if not session.recorder_needed:  # else the console says it, and ends the run
-                print(f"\nwriter: {error}; the run goes on unrecorded", file=sys.stderr, flush=True)
+            if not session.recorder_needed:  # otherwise the console prints it and ends the run
+                print(
+                    f"\nwriter: {error}; the run continues without recording",
+                    file=sys.stderr,
+                    flush=True,
+                )
             raise
 
 

@@ -1,7 +1,6 @@
-"""Robots by name: configs/robot/<name>.yaml, or a file of the user's, to a `Robot`.
+"""Configuration of robots: read and check configs/robot/<name>.yaml or a user's file.
 
-The file's numbers are SI units and radians; its MJCF lies beside it. An adapter is imported when it
-is asked for.
+The file's numbers are in SI units and radians. Its MJCF is in the same folder.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from real_robot.robot import Channel, Grip, Limits, RobotSpec, Workspace
 from real_robot.safety.limits import FURTHEST_M, SMALLEST
 
 ADAPTERS = ("dynamixel", "simulated")
-LIMITS = (  # of a joint, as a robot's file calls them
+LIMITS = (  # limits of a joint, by their names in a robot's file
     *("position", "velocity", "acceleration", "jerk", "stop_acceleration", "stop_jerk"),
     *("tracking_error", "current"),
 )
@@ -39,9 +38,9 @@ TIMES = {  # plausible range and the likely mistake
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """A row of `joints`. What is left out is NaN, and refused by `robot check`."""
+    """Entry of `joints` in a robot's file. `robot check` refuses missing limits (NaN)."""
 
-    id: int | None = None  # the servo's, 0 to 252
+    id: int | None = None  # id of the servo, 0 to 252
     unit: Literal["rad", "m"] = "rad"
     position: list[float] = field(default_factory=lambda: [math.nan, math.nan])  # lowest, highest
     velocity: float = math.nan
@@ -50,76 +49,80 @@ class Joint:
     stop_acceleration: float = math.nan
     stop_jerk: float = math.nan
     tracking_error: float = math.nan
-    current: float = math.nan  # A; .inf where the joint measures none, which is then not checked
-    m_per_rad: float | None = None  # travel of a joint in m for each rad that its servo turns
-    unusual: list[str] = field(default_factory=list)  # limits outside the plausible range
-    grip: dict | None = None  # the joint is a gripper: see `GripOptions`
+    current: float = math.nan  # A; .inf: the joint measures no current, so there is no check
+    m_per_rad: float | None = None  # sliding joint: travel in m per rad of the servo
+    unusual: list[str] = field(
+        default_factory=list
+    )  # limits that may be outside the plausible range
+    grip: dict | None = None  # for a gripper: see `GripOptions`
 
 
 @dataclass(frozen=True, kw_only=True)
 class GripOptions:
-    """The table `grip` of a joint."""
+    """The `grip:` table of a joint."""
 
-    current: float  # A that it holds with at most, below the joint's own limit
-    squeeze: float  # rad or m that its goal goes beyond where it is measured, at most
+    current: float  # A, maximum current for holding, below the joint's limit
+    squeeze: float  # rad or m, maximum distance of the goal beyond the measured position
     closes: Literal["low", "high"]  # the end of `position` at which it is closed
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceOptions:
-    """Of `workspace`."""
+    """The `workspace:` table of a robot's file."""
 
-    sites: list[str]  # of the model
-    low: list[float]  # m
-    high: list[float]
+    sites: list[str]  # sites of the model that must stay inside
+    low: list[float]  # lowest x, y, z in m
+    high: list[float]  # highest x, y, z in m
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamixelOptions(Checked):
-    """Of `dynamixel`."""
+    """The `dynamixel:` table of a robot's file."""
 
-    port: str
+    port: str  # serial port of the servos
     baud: int = 1_000_000
-    # the servos' own: they stop if nothing is sent for so long. 0.02 to 2.54; 0: off; default: 0.2,
-    # for servos whose firmware has one
+    # bus watchdog of the servos: they stop after this time without a request. 0.02 to 2.54; 0: off;
+    # default: 0.2, for servos whose firmware has one
     watchdog_s: float | None = None
-    calibration: str | None = None  # a file; default: see `calibration_file`
-    tracker: str | None = None  # a ring that another process writes `channels` into
-    # of the adapter, at most 0.1; default: what the system says of it
+    calibration: str | None = None  # calibration file; default: in the user's settings folder
+    tracker: str | None = None  # ring that a tracker process writes `channels` to
+    # latency of the USB adapter, at most 0.1; default: as the system reports it
     latency_s: Annotated[float, Range(0, 0.1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions(Checked):
-    """Of `simulated`."""
+    """The `simulated:` table of a robot's file."""
 
     rate_hz: Annotated[float, Range(1, 10_000)] = (
-        250.0  # at which it takes goals and publishes; the physics run at 1 kHz
+        250.0  # rate of goals and measurements; the physics run at 1 kHz
     )
-    folder: str | None = None  # of the shared memory; default: a temporary one
-    place: dict = field(default_factory=dict)  # body of the model -> where it is at first, m
+    folder: str | None = None  # folder of the shared memory; default: a temporary one
+    place: dict = field(default_factory=dict)  # body of the model -> initial position, m
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A robot's file."""
+    """Contents of a robot's file."""
 
-    adapter: str  # dynamixel, simulated, or a class of yours: mine.py:Arm, beside the file
+    adapter: str  # dynamixel, simulated, or your own class: mine.py:Arm, in the same folder
     joints: dict
     rate_hz: float
     timeout_s: float
     max_reading_age_s: float
-    model: str | None = None  # MJCF, beside the file
+    model: str | None = None  # MJCF in the same folder
     workspace: dict | None = None
     channels: dict = field(default_factory=dict)
     dynamixel: dict = field(default_factory=dict)
     simulated: dict = field(default_factory=dict)
-    options: dict = field(default_factory=dict)  # of an adapter of yours
-    unusual: list[str] = field(default_factory=list)  # of the times: outside the plausible range
+    options: dict = field(default_factory=dict)  # options of your own adapter
+    unusual: list[str] = field(
+        default_factory=list
+    )  # times that may be outside the plausible range
 
     def __post_init__(self) -> None:
         if self.adapter not in ADAPTERS and ":" not in self.adapter:
-            expected = f"{', '.join(ADAPTERS)}, or a class of yours, such as mine.py:Arm"
+            expected = f"{', '.join(ADAPTERS)}, or your own class, such as mine.py:Arm"
             raise ValueError(f"adapter is {self.adapter!r}; expected {expected}")
         for name in ("rate_hz", "timeout_s", "max_reading_age_s"):
             if not SMALLEST <= getattr(self, name) < math.inf:
@@ -136,12 +139,12 @@ class Config:
                     f"add unusual: [{name}]"
                 )
         if not self.joints:
-            raise ValueError("joints is empty; a robot has at least one")
+            raise ValueError("joints is empty: add at least one")
 
 
 @dataclass(frozen=True)
 class RobotDescription:
-    """A robot's file, read and checked."""
+    """Checked contents of a robot's file, with the robot's specification."""
 
     path: Path
     config: Config
@@ -150,37 +153,40 @@ class RobotDescription:
 
     @property
     def model(self) -> Path:
-        """Raises UserError where the file names none, or one that is not there."""
+        """Path of the MJCF. Raises UserError if the file names none, or it does not exist."""
         if self.config.model is None:
-            raise UserError(f"{self.path}: this needs the robot's MJCF; name it as model=…")
+            raise UserError(f"{self.path}: the robot's MJCF is needed: add model: <file>")
         model = self.path.parent / self.config.model
         if not model.is_file():
             raise UserError(f"{self.path}: model {model} does not exist")
         return model
 
 
-def names() -> list[str]:
+def robot_names() -> list[str]:
+    """Return the names of the robots in configs/robot."""
     return sorted(path.stem for path in (share("configs") / "robot").glob("*.yaml"))
 
 
 def find(name: str | Path) -> Path:
-    """The file of a robot by its name, or the file itself. Raises UserError."""
+    """Return the path of a robot's file, by name or path. Raises UserError."""
     if Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
             raise UserError(f"robot file {name} does not exist")
         return Path(name)
-    if name not in names():
-        raise UserError(f"{unknown('robot', str(name), names())}; a file of your own ends in .yaml")
+    if name not in robot_names():
+        raise UserError(
+            f"{unknown('robot', str(name), robot_names())}; your own file must end in .yaml"
+        )
     return share("configs") / "robot" / f"{name}.yaml"
 
 
 def describe(name: str | Path, **changes: Any) -> RobotDescription:
-    """The robot `name` with some of its file's values replaced. Raises UserError."""
+    """Read and check a robot's file, with some values replaced. Raises UserError."""
     path = find(name)
     values = read_yaml(path)
     config = build(Config, values | changes, f"{path.name}: ")
     joints = {
-        joint: build(Joint, _table(row, f"{path.name}: joints.{joint}"), f"joints.{joint}.")
+        joint: build(Joint, _as_table(row, f"{path.name}: joints.{joint}"), f"joints.{joint}.")
         for joint, row in config.joints.items()
     }
     for joint, row in joints.items():
@@ -193,13 +199,13 @@ def describe(name: str | Path, **changes: Any) -> RobotDescription:
     if twice := [id_ for id_ in ids if ids.count(id_) > 1]:
         which = ", ".join(joint for joint, row in joints.items() if row.id == twice[0])
         raise UserError(
-            f"{path.name}: joints {which} have the same id {twice[0]}: give each servo its own"
+            f"{path.name}: joints {which} have the same id {twice[0]}: give each a different id"
         )
     return RobotDescription(path, config, joints, _spec(path, config, joints))
 
 
 def _check_units(where: str, row: Joint) -> None:
-    """Raise UserError for an unknown limit in `unusual` and for travel of a joint that turns."""
+    """Raise UserError for an unknown limit in `unusual`, or m_per_rad of a joint that turns."""
     try:
         _refuse_unknown(row.unusual, LIMITS)
     except ValueError as error:
@@ -209,35 +215,36 @@ def _check_units(where: str, row: Joint) -> None:
     if row.unit != "m" or not 0 < row.m_per_rad < math.inf:
         raise UserError(
             f"{where}.m_per_rad={row.m_per_rad:g}: expected a positive number, and unit: m; it is "
-            "the joint's travel in m for each rad that its servo turns"
+            "the joint's travel in m per rad of its servo"
         )
 
 
-def _refuse_unknown(names: Sequence[str], known: Iterable[str]) -> None:
-    if wrong := [name for name in names if name not in known]:
-        raise ValueError(unknown("unusual", wrong[0], known))
+def _refuse_unknown(names: Sequence[str], allowed: Iterable[str]) -> None:
+    if wrong := [name for name in names if name not in allowed]:
+        raise ValueError(unknown("unusual", wrong[0], allowed))
 
 
 def unconfirmed_file(
     name: str | Path, *, adapter: str | None = None, **changes: Any
 ) -> Path | None:
-    """The file of joints that are to be confirmed, see `control.unconfirmed`; None if simulated.
+    """Return the path of the file of unconfirmed joints; None: the robot is simulated.
 
-    Arguments: those of `make`.
+    The arguments are those of `make.make`. The file: see `control.unconfirmed`.
     """
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     if described.config.adapter == "simulated":
         return None
     if described.config.adapter not in ADAPTERS:
-        return settings() / f"{described.spec.name}.unconfirmed.json"
+        return settings_folder() / f"{described.spec.name}.unconfirmed.json"
     line = build(DynamixelOptions, described.config.dynamixel | changes, "dynamixel.")
     return calibration_file(described, line).with_suffix(".unconfirmed.json")
 
 
 def arm_identity(name: str | Path, *, adapter: str | None = None, **changes: Any) -> str:
-    """What tells the arm that `make` would connect to from any other; arguments: those of `make`.
+    """Return a text that identifies the arm that `make.make` would connect to.
 
-    The port of servos, the folder of a simulation, else the robot's file and the adapter's options.
+    It is the port of servos, the folder of a simulation, or else the robot's file and the adapter's
+    options. The arguments are those of `make.make`.
     """
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     config = described.config
@@ -251,22 +258,22 @@ def arm_identity(name: str | Path, *, adapter: str | None = None, **changes: Any
     return f"{described.path.resolve()} {config.adapter} {options}"
 
 
-def calibration_file(described: RobotDescription, line: DynamixelOptions) -> Path:
-    """The line's own, or one in the user's folder for settings."""
-    if line.calibration:
-        return Path(line.calibration)
-    return settings() / f"{described.spec.name}.calibration.json"
+def calibration_file(described: RobotDescription, options: DynamixelOptions) -> Path:
+    """Return the calibration file's path: as configured, or in the settings folder."""
+    if options.calibration:
+        return Path(options.calibration)
+    return settings_folder() / f"{described.spec.name}.calibration.json"
 
 
-def settings() -> Path:
-    """The user's folder for settings."""
+def settings_folder() -> Path:
+    """Return the user's settings folder."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "offline_rl"
 
 
-def _table(value: Any, where: str) -> dict[str, Any]:
+def _as_table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: expected keys and values, found {value!r}")
+        raise UserError(f"{where}: expected keys and values, got {value!r}")
     return value
 
 
@@ -283,7 +290,9 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
     if config.workspace is not None:
         box = build(WorkspaceOptions, config.workspace, f"{path.name}: workspace.")
         if config.model is None or len(box.low) != 3 or len(box.high) != 3:
-            raise UserError(f"{path.name}: workspace needs a model, and low and high of 3 numbers")
+            raise UserError(
+                f"{path.name}: workspace needs model, and 3 numbers each in low and high"
+            )
         if (furthest := max(map(abs, (*box.low, *box.high)))) > FURTHEST_M:
             raise UserError(
                 f"{path.name}: workspace reaches to {furthest:g} m, expected at most "
@@ -295,7 +304,7 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
     channels = {
         name: Channel(tuple(row["shape"]), row["unit"])
         for name, row in config.channels.items()
-        if _channel(row, f"{path.name}: channels.{name}")
+        if _check_channel(row, f"{path.name}: channels.{name}")
     }
     return RobotSpec(
         name=path.stem,
@@ -318,12 +327,12 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
 
 
 def _grip(where: str, row: Joint) -> Grip:
-    """Raises UserError if the grip is not inside the joint's own limits."""
-    table = build(GripOptions, _table(row.grip, f"{where}.grip"), f"{where}.grip.")
+    """Return the grip of a joint. Raises UserError if it is not inside the joint's limits."""
+    table = build(GripOptions, _as_table(row.grip, f"{where}.grip"), f"{where}.grip.")
     if not 0 < table.squeeze < row.tracking_error:
         raise UserError(
             f"{where}.grip.squeeze={table.squeeze:g}: expected above 0 and below tracking_error, "
-            f"{row.tracking_error:g}, or every grip would be a tracking error"
+            f"{row.tracking_error:g}: otherwise every grip would be a tracking error"
         )
     if not 0 < table.current < row.current:
         raise UserError(
@@ -333,11 +342,12 @@ def _grip(where: str, row: Joint) -> Grip:
     return Grip(table.current, table.squeeze, 1 if table.closes == "high" else -1)
 
 
-def _channel(row: Any, where: str) -> bool:
-    if _table(row, where).keys() != {"shape", "unit"}:
-        raise UserError(f"{where}: expected shape and unit, found {', '.join(map(str, row))}")
+def _check_channel(row: Any, where: str) -> bool:
+    """Return True for a valid entry of `channels`. Raises UserError."""
+    if _as_table(row, where).keys() != {"shape", "unit"}:
+        raise UserError(f"{where}: expected shape and unit, got {', '.join(map(str, row))}")
     shape, unit = row["shape"], row["unit"]
     sized = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
     if not sized or not isinstance(unit, str):
-        raise UserError(f"{where}: expected shape: [sizes] and unit: text, found {row}")
+        raise UserError(f"{where}: expected shape: [sizes] and unit: text, got {row}")
     return True

@@ -1,4 +1,4 @@
-"""An arm of position servos in MuJoCo, advanced to any given time: what simulators move."""
+"""MuJoCo simulation of an arm with position servos, used by the simulators."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,12 +8,14 @@ import numpy as np
 
 
 class Physics:
-    """joints: hinges of the MJCF `model`, each with a position actuator of the same name.
+    """Simulation of an arm.
 
-    Time is in integer nanoseconds and starts at the first `advance`. A servo without torque gives
-    way: only its gears' friction is left.
+    Time is in integer nanoseconds and starts at the first `advance`. A servo without torque yields,
+    except for the friction of its gears.
 
-    stand: something carries the arm as long as no servo has torque.
+    Args:
+        joints: hinges of the MJCF `model`, each with a position actuator of the same name.
+        stand: a stand carries the arm while no servo has torque.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class Physics:
 
     @property
     def q(self) -> np.ndarray:
-        """[J] rad."""
+        """Joint positions, [J] rad."""
         return self._qpos[self._q]
 
     @property
     def dq(self) -> np.ndarray:
-        """[J] rad/s."""
+        """Joint velocities, [J] rad/s."""
         return self._qvel[self._dq]
 
     @property
     def torque(self) -> np.ndarray:
-        """[J] N m of the servos."""
+        """Torques of the servos, [J] N m."""
         return self._force[self._servo]
 
     def set_goal(self, index: int, angle_rad: float) -> None:
@@ -92,37 +94,37 @@ class Physics:
         for index, (at_rad, closes, stiffness) in self._objects.items():
             q, dq = self._qpos[self._q[index]], self._qvel[self._dq[index]]
             deep = max(0.0, (q - at_rad) * closes)
-            # with some damping, as foam has; an object never pulls
+            # some damping, like foam; an object never pulls
             force = max(0.0, stiffness * (deep + 0.02 * dq * closes)) if deep else 0.0
             self.data.qfrc_applied[self._dq[index]] = -closes * force
 
     def pose(self, q: np.ndarray) -> None:
-        """Puts the arm there, at rest; [J] rad."""
+        """Set the arm to `q`, at rest; [J] rad."""
         self._qpos[self._q] = q
         self._qvel[self._dq] = 0
         self._mujoco.mj_forward(self.model, self.data)
 
     def place(self, body: str, at_m: Sequence[float]) -> None:
-        """Puts a mocap body, or one that slides, at x, y (and z). Raises KeyError."""
-        found = self.model.body(body)
-        if found.mocapid[0] >= 0:
-            self.data.mocap_pos[found.mocapid[0], : len(at_m)] = at_m
+        """Move a mocap body, or one with slide joints, to x, y (and z). Raises KeyError."""
+        body_model = self.model.body(body)
+        if body_model.mocapid[0] >= 0:
+            self.data.mocap_pos[body_model.mocapid[0], : len(at_m)] = at_m
         else:
-            joint = found.jntadr[0]
+            joint = body_model.jntadr[0]
             start, speed = self.model.jnt_qposadr[joint], self.model.jnt_dofadr[joint]
             self._qpos[start : start + 2] = at_m[:2]
             self._qvel[speed : speed + 2] = 0
         self._mujoco.mj_forward(self.model, self.data)
 
-    def where(self, name: str) -> np.ndarray:
-        """[3] m: of a site or else of a body; a view that moves with it. Raises KeyError."""
+    def position_of(self, name: str) -> np.ndarray:
+        """Return a view of a site's or body's position, [3] m, that is updated. Raises KeyError."""
         try:
             return self.data.site(name).xpos
         except KeyError:
             return self.data.body(name).xpos
 
     def advance(self, to_ns: int) -> None:
-        """Whole steps, until the next one would pass `to_ns`."""
+        """Simulate complete steps, up to `to_ns`."""
         if self.now_ns is None:
             self.now_ns = to_ns
         while self.now_ns + self.period_ns <= to_ns:

@@ -1,7 +1,8 @@
-"""A simulated arm in a process of its own, at wall-clock rate, over shared memory: no bus between.
+"""Simulated arm: MuJoCo in a separate process at wall-clock rate, connected by shared memory.
 
-The process wakes at absolute deadlines, takes the goals it was given, brings the physics up to now
-and publishes what is. Where it cannot keep up, simulated time is lost, and it says how much of it.
+The process wakes at absolute deadlines, applies the new goals, advances the physics to the present,
+and publishes the state. If it cannot keep up, it skips simulated time and publishes its real-time
+factor.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 SLOTS = 256
 START_S = 30.0
 LINGER_S = 10.0
-CATCH_UP_NS = 50_000_000  # at a time; what it is late beyond that is lost
-# channel -> body of the model; where a task pushes, the target shows the goal
+CATCH_UP_NS = 50_000_000  # maximum simulated time per cycle; more delay is skipped
+# channel -> body of the model; in pushing tasks, the target marks the goal
 CHANNELS = {"target": "target", "puck": "puck", "goal": "target"}
-KINDS = {"goal": 0, "torque": 1, "place": 2}  # of an order
+KINDS = {"goal": 0, "torque": 1, "place": 2}  # kinds of orders
 
 
-def state(described: RobotDescription) -> np.dtype:
-    """What the simulation publishes."""
+def state_type(described: RobotDescription) -> np.dtype:
+    """Return the type of the published state."""
     spec, joints = described.spec, len(described.spec.joints)
     return np.dtype(
         [
             ("time_ns", "<i8"),
             ("simulated_ns", "<i8"),
-            ("real_time_factor", "<f8"),  # over the last second; 1: nothing was lost
+            ("real_time_factor", "<f8"),  # over the last second; 1: no time was skipped
             *((name, "<f8", (joints,)) for name in ("q", "dq", "torque")),
             ("on", "<i8", (joints,)),
             ("tip", "<f8", (3,)),
@@ -54,8 +55,8 @@ def state(described: RobotDescription) -> np.dtype:
     )
 
 
-def order(described: RobotDescription) -> np.dtype:
-    """What it is told."""
+def order_type(described: RobotDescription) -> np.dtype:
+    """Return the type of the orders to the simulation."""
     joints = len(described.spec.joints)
     return np.dtype(
         [("kind", "<i8"), ("on", "<i8"), ("q", "<f8", (joints,)), ("body", "S32"), ("at", "<f8", 3)]
@@ -63,13 +64,16 @@ def order(described: RobotDescription) -> np.dtype:
 
 
 class SimulatedRobot:
-    """how.folder: of the shared memory, by default one for each user and robot. The first to
-    `connect` starts the simulation and ends it with `close`; who connects later joins it."""
+    """Robot in a simulation.
 
-    def __init__(self, described: RobotDescription, how: SimulationOptions) -> None:
-        self._described, self._how = described, how
+    The first instance that connects starts the simulation and ends it with `close`. Later ones join
+    it. options.folder: its shared memory; by default one per user and robot.
+    """
+
+    def __init__(self, described: RobotDescription, options: SimulationOptions) -> None:
+        self._described, self._options = described, options
         default = Path(tempfile.gettempdir()) / f"simulated-{described.spec.name}-{os.getuid()}"
-        self._folder = Path(how.folder) if how.folder else default
+        self._folder = Path(options.folder) if options.folder else default
         self._process: subprocess.Popen[str] | None = None
         self._state: Reader | None = None
         self._orders: Ring | None = None
@@ -89,11 +93,11 @@ class SimulatedRobot:
             self._until(self._join, "did not start")
 
     def _join(self) -> bool:
-        """Whether a simulation lives in the folder."""
+        """Join the simulation in the folder. Return False if there is none."""
         if not (self._folder / "orders").exists():
             return False
         self._state = Reader(Ring.open(self._folder / "state"), from_start=True)
-        if self._look() is Code.OK:
+        if self._read_state() is Code.OK:
             self._orders = Ring.open(self._folder / "orders")
             return True
         self._state.ring.close()
@@ -101,11 +105,13 @@ class SimulatedRobot:
         return False
 
     def _start(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # a dead one's
+        shutil.rmtree(self._folder, ignore_errors=True)  # left over from an earlier run
         self._folder.mkdir(parents=True)
         command = [sys.executable, "-m", "real_robot.robots.simulated", str(self._described.path)]
         self._process = subprocess.Popen(
-            [*command, str(self._folder), str(self._how.rate_hz)], stderr=subprocess.PIPE, text=True
+            [*command, str(self._folder), str(self._options.rate_hz)],
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def _until(self, done: Any, otherwise: str) -> None:
@@ -113,15 +119,15 @@ class SimulatedRobot:
         while not done():
             ended = self._process is not None and self._process.poll() is not None
             if ended or time.monotonic() > end:
-                said = ""
+                output = ""
                 if self._process is not None:
                     self._process.kill()
-                    said = self._process.communicate()[1].strip()[-500:]
-                raise UserError(f"the simulation of {self.spec.name} {otherwise}: {said}")
+                    output = self._process.communicate()[1].strip()[-500:]
+                raise UserError(f"the simulation of {self.spec.name} {otherwise}: {output}")
             time.sleep(0.002)
 
-    def _look(self) -> Code:
-        """Whether there is a state, and a recent one."""
+    def _read_state(self) -> Code:
+        """Read the newest state. Return TIMEOUT if it is missing or old."""
         assert self._state is not None
         if self._state.newest():
             self._seq += 1
@@ -131,7 +137,7 @@ class SimulatedRobot:
 
     @property
     def state(self) -> np.ndarray:
-        """The newest record: what really is, for whoever judges."""
+        """Newest state of the simulation, for tests and benchmarks."""
         assert self._state is not None
         self._state.newest()
         return self._state.record
@@ -142,7 +148,9 @@ class SimulatedRobot:
             raise UserError(f"the simulation of {self.spec.name} does not answer")
         self._order("goal", q=reading.q)
         self._order("torque", on=1)
-        self._until(lambda: self._look() is Code.OK and self.state["on"].all(), "does not arm")
+        self._until(
+            lambda: self._read_state() is Code.OK and self.state["on"].all(), "does not arm"
+        )
         self._armed = True
         return self.read()
 
@@ -152,7 +160,7 @@ class SimulatedRobot:
             code, row = Code.LOST, None
         else:
             ended = self._process is not None and self._process.poll() is not None
-            code, row = (Code.LOST if ended else self._look()), self._state.record
+            code, row = (Code.LOST if ended else self._read_state()), self._state.record
         status = np.zeros(len(self.spec.joints), np.int64)
         if row is None:
             return Reading(
@@ -187,7 +195,7 @@ class SimulatedRobot:
         return Sent(Code.OK, now, command.q.copy())
 
     def hold(self, reason: str) -> Sequence[str]:
-        if self._state is None or self._look() is not Code.OK:
+        if self._state is None or self._read_state() is not Code.OK:
             return self.spec.joints
         self._order("goal", q=self._state.record["q"])
         return ()
@@ -197,7 +205,7 @@ class SimulatedRobot:
         self._armed = False
 
     def place(self, body: str, at_m: np.ndarray) -> None:
-        """Puts target, puck or wall there."""
+        """Move target, puck or wall."""
         self._order("place", body=body, at=np.resize(np.append(at_m, 0.0), 3))
 
     def close(self) -> None:
@@ -222,7 +230,7 @@ class SimulatedRobot:
 
 
 def tracker_values(physics: Physics, channels: Mapping[str, Channel]) -> dict[str, np.ndarray]:
-    """What a tracker would say, m; it moves with the bodies. NaN where there is nothing to see."""
+    """Return a tracker's measurements, m, as views of the bodies' positions. NaN: no such body."""
     return {
         name: physics.position_of(CHANNELS[name])[: channel.shape[0]]
         if name in CHANNELS
@@ -232,8 +240,10 @@ def tracker_values(physics: Physics, channels: Mapping[str, Channel]) -> dict[st
 
 
 def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
-    """Simulates until SIGTERM; where its starter ends without a word, for LINGER_S longer, so that
-    a watchdog has something to hold."""
+    """Simulate until SIGTERM. If the parent process dies, continue for LINGER_S.
+
+    In this time a watchdog can still hold the robot.
+    """
     from real_robot.robots.physics import Physics
 
     period_ns = round(1e9 / rate_hz)
@@ -246,19 +256,19 @@ def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
             physics.place(body, np.array(at_m, np.float64).reshape(3).tolist())
         except (KeyError, TypeError, ValueError) as error:
             sys.exit(f"{described.path.name}: simulated.place.{body}={at_m}: {error}")
-    published = Ring.create(folder / "state", state(described), SLOTS)
-    seen = tracker_values(physics, channels)
+    published = Ring.create(folder / "state", state_type(described), SLOTS)
+    positions = tracker_values(physics, channels)
     tip, row = physics.position_of("tip"), published.record
     starting = folder / "starting"
-    reader = Reader(Ring.create(starting, order(described), SLOTS), from_start=True)
+    reader = Reader(Ring.create(starting, order_type(described), SLOTS), from_start=True)
     on = np.zeros(len(joints), np.int64)
-    begin = heard = second = time.monotonic_ns()
+    begin = parent_seen_ns = second = time.monotonic_ns()
     parent, lost_ns, factor, lost_before = os.getppid(), 0, 1.0, 0
     physics.advance(0)
-    while (now := time.monotonic_ns()) - heard < LINGER_S * 1e9:
-        heard = now if os.getppid() == parent else heard
+    while (now := time.monotonic_ns()) - parent_seen_ns < LINGER_S * 1e9:
+        parent_seen_ns = now if os.getppid() == parent else parent_seen_ns
         while reader.following():
-            _obey(physics, reader.record, on)
+            _apply_order(physics, reader.record, on)
         behind_ns = now - begin - lost_ns - (physics.now_ns or 0)
         lost_ns += max(behind_ns - CATCH_UP_NS, 0)
         physics.advance(now - begin - lost_ns)
@@ -269,7 +279,7 @@ def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
         row["real_time_factor"] = factor
         row["q"], row["dq"], row["torque"], row["on"] = physics.q, physics.dq, physics.torque, on
         row["tip"] = tip
-        for name, at in seen.items():
+        for name, at in positions.items():
             row[name] = at
         published.push()
         if starting.exists():
@@ -278,17 +288,17 @@ def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
         time.sleep(max(next_ns - time.monotonic_ns(), 0) * 1e-9)
 
 
-def _obey(physics: Any, told: np.ndarray, on: np.ndarray) -> None:
-    if told["kind"] == KINDS["goal"]:
-        for index, angle in enumerate(told["q"]):
+def _apply_order(physics: Any, order: np.ndarray, on: np.ndarray) -> None:
+    if order["kind"] == KINDS["goal"]:
+        for index, angle in enumerate(order["q"]):
             physics.set_goal(index, float(angle))
-    elif told["kind"] == KINDS["torque"]:
-        on[:] = told["on"]
+    elif order["kind"] == KINDS["torque"]:
+        on[:] = order["on"]
         for index in range(len(on)):
-            physics.set_torque(index, bool(told["on"]))
+            physics.set_torque(index, bool(order["on"]))
     else:
-        with contextlib.suppress(KeyError):  # another model's body
-            physics.place(told["body"].item().decode(), told["at"])
+        with contextlib.suppress(KeyError):  # the model has no such body
+            physics.place(order["body"].item().decode(), order["at"])
 
 
 def main() -> int:

@@ -75,7 +75,7 @@ def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
     assert [line.name for line in lines] == [
         *("limits", "workspace", "names", "units", "rates", "answer", "readings", "current")
     ]
-    assert lines[-1].found == "measured and limited at every joint"
+    assert lines[-1].text == "measured and limited at every joint"
     assert machine.calls == ["connect", "close"]
     assert machine.arrived == []
 
@@ -83,13 +83,13 @@ def test_a_fitting_bundle_passes_and_nothing_is_sent(tmp_path):
 def test_a_joint_whose_current_is_limited_and_not_measured_is_named():
     machine = robot()
     machine.current = np.array([np.nan, 0.1])
-    assert check(machine, None)[-1].found == (
+    assert check(machine, None)[-1].text == (
         "UNCHECKED: shoulder: not measured, so its limit is not checked"
     )
     limits = replace(machine.spec.limits, current_a=np.full(2, np.inf))
     machine.spec = replace(machine.spec, limits=limits)
-    assert check(machine, None)[-1].found == (
-        "UNCHECKED: elbow: measured, and no limit declared (.inf); "
+    assert check(machine, None)[-1].text == (
+        "UNCHECKED: elbow: measured, but no limit is declared (.inf); "
         "shoulder: neither measured nor limited"
     )
 
@@ -107,7 +107,8 @@ def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_reward
 
 
 @pytest.mark.parametrize(
-    ("offset", "says"), [(None, "not said"), (1.0, "due 1 steps after"), (0.0, "due 0 steps after")]
+    ("offset", "says"),
+    [(None, "no offset given"), (1.0, "due 1 steps after"), (0.0, "due 0 steps after")],
 )
 def test_when_a_chunk_begins_is_said(offset: float | None, says: str):
     found = module._offset(replace(FITTING, chunk_size=4, action_offset=offset))
@@ -122,18 +123,18 @@ DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
     [
         ({"action_names": ("elbow", "hip")}, "another robot's"),
         ({"action_names": ()}, "does not name its actions"),
-        ({"action_units": ()}, "does not say the units of its actions"),
+        ({"action_units": ()}, "does not name the units of its actions"),
         (seeing(units=()), r"in which unit it observes elbow\.q"),
         (seeing(names=()), "does not name its observations"),
         (seeing(names=(*NAMES[:5], "torque")), "does not measure"),
         (seeing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
         (seeing(units=(*UNITS[:3], "mm", *UNITS[4:])), r"puck\.x in mm, .* measures it in m"),
-        ({"action_units": ("deg", "rad")}, "joint elbow .* in deg, .* told it in rad"),
-        ({"action_mode": "delta"}, "changes of what was commanded"),
+        ({"action_units": ("deg", "rad")}, "joint elbow in deg, .* takes rad"),
+        ({"action_mode": "delta"}, "changes of the last command"),
         (DEGREES, "degrees"),
         ({"action_low": (-1.5, -2.6)}, "joint shoulder: .* reach from -2.6"),
-        ({"action_low": (), "action_high": ()}, "-1 and 1 stand for"),
-        ({"rate_hz": None}, "how many actions a second"),
+        ({"action_low": (), "action_high": ()}, "which positions its actions -1 and 1 mean"),
+        ({"rate_hz": None}, "how many actions per second"),
         ({"rate_hz": 4000.0}, "faster than the control loop"),
     ],
 )
@@ -149,7 +150,7 @@ def test_a_bundle_that_does_not_fit_is_refused_before_anything_is_connected(
 @pytest.mark.parametrize(
     ("rate_hz", "sentence"),
     [
-        (999.0, "rate_hz is 999, two links is made for 2000 and may be run at 1000 to 4000"),
+        (999.0, "rate_hz is 999, expected 1000 to 4000: two links is made for 2000"),
         (4001.0, "rate_hz is 4001"),
         (0.0, "rate_hz is 0,"),
         (np.nan, "rate_hz is nan"),
@@ -213,10 +214,10 @@ def test_a_robots_own_file_in_degrees_is_refused(tmp_path, limit: str, value: fl
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ({"q": np.array([2.5, 0.0])}, r"shoulder stands at 2\.500 rad"),
+        ({"q": np.array([2.5, 0.0])}, r"shoulder is at 2\.500 rad"),
         ({"status": np.array([0, 4])}, "elbow reports OVER_TEMPERATURE"),
         ({"code": Code.LOST}, "does not answer"),
-        ({"code": Code.TIMEOUT}, "answers late"),
+        ({"code": Code.TIMEOUT}, "answers too late"),
     ],
 )
 def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sentence: str):
@@ -265,7 +266,7 @@ def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
         ({"velocity": {"elbow": "fast"}}, "expected a number"),
         ({"position_low": {"elbow": -2.1}}, "position_low of joint elbow is -2.1, looser"),
         ({"position_high": {"elbow": 2.1}}, "looser"),
-        ({"stop_jerk": {"elbow": 1.0}}, "stop_jerk of joint elbow: how a robot stops"),
+        ({"stop_jerk": {"elbow": 1.0}}, "stop_jerk of joint elbow can be set in the robot"),
     ],
 )
 def test_a_users_limit_that_would_loosen_the_robots_or_is_none_is_refused_by_name(own, sentence):

@@ -402,9 +402,7 @@ def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
 def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_path, text: str):
     path = tmp_path / "two links.unconfirmed.json"
     path.write_text(text)
-    with pytest.raises(
-        UserError, match="expected the joints of two links that are to be confirmed"
-    ):
+    with pytest.raises(UserError, match="expected joints of two links, each with a position"):
         Unconfirmed(path, Bench(tmp_path).guard)
 
 
@@ -414,7 +412,7 @@ def test_joints_to_be_confirmed_are_written_again_at_the_end_if_that_failed(tmp_
     kept = Unconfirmed(place / "two links.unconfirmed.json", guard)
     guard.unconfirmed["elbow"] = 0.5
     kept.keep()
-    with pytest.raises(UserError, match="next run will not know that elbow"):
+    with pytest.raises(UserError, match="next run will not ask to confirm elbow"):
         kept.close()
     place.unlink()
     kept.close()
@@ -431,7 +429,7 @@ def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
     first.mkdir()
     link.symlink_to(first)
     lock = of(**{place: str(first)}).claim()
-    with pytest.raises(UserError, match=r"another run commands desk .*first\): end that one first"):
+    with pytest.raises(UserError, match=r"another run commands desk .*first\): end that run first"):
         of(**{place: str(first)}).claim()
     of(**{place: str(tmp_path / "second")}).claim().close()
     with pytest.raises(UserError, match="another run commands desk"):  # by another name

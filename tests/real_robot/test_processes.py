@@ -22,7 +22,7 @@ from robots_in_memory import Bench, spec
 
 from offline_rl.utils.errors import UserError
 from real_robot import read, run, running
-from real_robot.console import Console, keys, show
+from real_robot.console import Console, keys, show_line
 from real_robot.control import session as session_module
 from real_robot.control import watchdog
 from real_robot.control.clock import MonotonicClock
@@ -104,7 +104,7 @@ def test_words_become_wishes_and_others_are_answered(console: Console):
     console.feed("start\nstrat\nfinisj\x7fh\n")
     assert requests(console) == [Request(start=True), Request(finish=True)]
     console.feed("strat\n")
-    assert "'strat' is no word here" in console.message
+    assert "unknown command 'strat'" in console.message
     console.feed("confirm=waist\n")
     assert requests(console)[-1] == Request(confirm="waist")
     assert not console._words.pressed
@@ -260,7 +260,7 @@ def test_a_terminal_that_takes_no_output_is_not_waited_for(how: str):
     else:
         os.close(master)
     with open(slave, "w") as stream:
-        shows = threading.Thread(target=show, args=("a line", stream), daemon=True)
+        shows = threading.Thread(target=show_line, args=("a line", stream), daemon=True)
         shows.start()
         shows.join(5.0)
         hangs = shows.is_alive()
@@ -379,7 +379,7 @@ def test_who_did_not_hear_the_watchdog_is_told_again_and_named(tmp_path, owner):
     while said[-1] is None:
         said[-1] = dog.step(words["control_ns"])
     said += [dog.step(words["control_ns"]) for _ in range(4)]
-    why, seen = "the control process died", "did not answer: see whether it stands"
+    why, seen = "the control process died", "did not answer: check that it stands still"
     assert said == [f"{why}; elbow, wrist {seen}", f"{why}; wrist {seen}", why, None, None]
 
 
@@ -475,10 +475,10 @@ def test_what_the_watchdog_did_about_a_dead_control_process_is_said(
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
     processes.children["control"] = SimpleNamespace(poll=lambda: -9, returncode=-9)
     processes.words["armed"] = 1
-    sentence = "has not told the robot to hold"
+    sentence = "did not command the robot to hold"
     if answers:
         (tmp_path / "watchdog.fired").write_text("it stands still")
-        sentence = "has told the robot to hold: it stands still"
+        sentence = "commanded the robot to hold: it stands still"
     with pytest.raises(UserError, match=f"control: it ended with -9; the watchdog {sentence}"):
         processes.raise_errors()
 
@@ -509,7 +509,7 @@ def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, mon
     def nobody(sentence: str) -> None:
         raise EOFError
 
-    with pytest.raises(UserError, match="nobody is at the terminal"):
+    with pytest.raises(UserError, match="there is no operator at the terminal"):
         running.record("desk", tmp_path / "x.rec", ask=nobody, **how)
     assert len(told) == 4
 
@@ -517,7 +517,7 @@ def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, mon
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rate_hz": 49.0}, "rate_hz is 49, desk is made for 100 and may be run at 50 to 200"),
+        ({"rate_hz": 49.0}, "rate_hz is 49, expected 50 to 200: desk is made for 100"),
         ({"rate_hz": 0.0}, "rate_hz is 0"),
         ({"command_latency_s": -0.01}, "command_latency_s is -0.01, expected 0 to 0.5 s"),
         ({"command_latency_s": 20.0}, "command_latency_s is 20,"),
@@ -574,7 +574,7 @@ def test_a_start_that_no_key_could_stop_is_refused_unless_something_else_can(tmp
 def test_without_a_terminal_it_is_said_what_stops_the_robot():
     said = running.without_terminal(True, 5.0)
     assert "no key stops the robot" in said
-    assert f"kill -INT {os.getpid()} stops it at once" in said
+    assert f"kill -INT {os.getpid()} stops it immediately" in said
     assert "ends after 5 s" in said
     assert "only a terminal can start it" in running.without_terminal(False, None)
 
@@ -583,7 +583,7 @@ def test_a_state_that_nobody_confirms_any_more_is_shown_as_stale(tmp_path, conso
     made = Bench(tmp_path)
     made.run(100)
     line = console.line(made.ring.record, 100.0, silent_s=0.7)
-    assert line == "STALE: no word from control for 0.7 s; it was RUNNING"
+    assert line == "STALE: control has been silent for 0.7 s; it was RUNNING"
 
 
 def test_it_is_said_why_a_plan_ran_out(tmp_path):
@@ -597,7 +597,7 @@ def test_it_is_said_why_a_plan_ran_out(tmp_path):
     assert said.startswith("inference has taken 900 ms, the plan leaves it 200 ms")
     (tmp_path / "lacks").write_text("target.x")
     said = session_module.explain_missing_plan(session, words, 10**9)
-    assert said == "target.x is not measured: see whether its tracker runs"
+    assert said == "target.x is not measured: check that its tracker runs"
 
 
 def test_the_outcome_says_in_which_state_a_run_ended():
@@ -685,7 +685,7 @@ def test_of_two_runs_on_one_simulated_arm_the_second_is_refused(tmp_path, patien
             assert first.poll() is None, "it ended by itself"
             assert time.monotonic() < deadline, "it did not begin"
             time.sleep(0.05)
-        with pytest.raises(UserError, match=r"another run commands .*: end that one first"):
+        with pytest.raises(UserError, match=r"another run commands .*: end that run first"):
             run(bundle, patient_desk, **how)
         os.kill(first.pid, signal.SIGTERM)
         first.wait(60)

@@ -121,7 +121,7 @@ def test_a_recording_that_ends_while_the_run_goes_on_is_told(tmp_path, capfd, ne
     with pytest.raises(SystemExit):
         main(["writer", session.folder])
     said = capfd.readouterr().err
-    assert ("the run goes on unrecorded" in said) == (not needed)
+    assert ("the run continues without recording" in said) == (not needed)
     assert "could not be written" in (tmp_path / "writer.error").read_text()
 
 

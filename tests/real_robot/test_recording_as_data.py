@@ -16,7 +16,7 @@ from offline_rl.replay.buffer import ReplayBuffer, rows_around
 from offline_rl.training.sources import rows_for
 from offline_rl.utils.errors import UserError
 from real_robot.control.rings import Ring
-from real_robot.recording.writer import Writer, about_of
+from real_robot.recording.writer import Writer, metadata_of
 from real_robot.robot import Channel, RobotSpec
 from real_robot.rows import Mode, row_type
 
@@ -32,7 +32,7 @@ def recorded(path: Path, episodes: list[int], change: Any = lambda row, k: None)
         np.random.default_rng(0),
         [],
     )
-    writer = Writer(ring, path, about_of(ROBOT, 50.0))
+    writer = Writer(ring, path, metadata_of(ROBOT, 50.0))
     for k, episode in enumerate(episodes):
         row = ring.record
         row["tick"], row["episode"], row["mode"] = k, episode, Mode.POLICY if episode else 0

@@ -617,7 +617,7 @@ def _stretched(robot: MemoryRobot) -> None:
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (_outside, r"elbow stands at 2\.500 rad"),
+        (_outside, r"elbow is at 2\.500 rad"),
         (_ill, "elbow reports OVERLOAD"),
         (_stretched, "outside its workspace"),
     ],
@@ -713,7 +713,7 @@ def test_a_servo_that_rebooted_is_re_armed_and_one_that_is_hot_is_not(mended: St
     robot.status[0] = mended | Status.OVER_TEMPERATURE
     go(guard, clock, None, 20)
     assert guard.machine.latched is Reason.SERVO_ERROR
-    with pytest.raises(Refused, match=f"^{Reason.SERVO_ERROR.text}: still so"):
+    with pytest.raises(Refused, match=f"^still present: {Reason.SERVO_ERROR.text}"):
         guard.re_arm("re-arm", clock.now)
     robot.status[0] = mended
     go(guard, clock, None, 20)
@@ -731,7 +731,7 @@ def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
     for _ in range(30):  # before it has come to rest: then it would give way
         robot.q[0] += 0.01
         go(guard, clock, None)
-    with pytest.raises(Refused, match=f"^{Reason.TRACKING_ERROR.text}: still so"):
+    with pytest.raises(Refused, match=f"^still present: {Reason.TRACKING_ERROR.text}"):
         guard.re_arm("re-arm", clock.now)
 
 
@@ -757,7 +757,7 @@ def test_an_emergency_stop_is_latched_until_a_person_re_arms(state: State):
     go(guard, clock, [0.0, 0.0], 5)
     go(guard, clock, [0.0, 0.0], 1, others=1 << Reason.ESTOP_PRESSED)
     assert guard.state is State.ESTOP
-    with pytest.raises(Refused, match="still so"):
+    with pytest.raises(Refused, match="still present"):
         guard.re_arm("re-arm", clock.now)
     go(guard, clock, [0.0, 0.0], 200)
     assert guard.state is State.ESTOP

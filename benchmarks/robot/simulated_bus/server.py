@@ -26,7 +26,7 @@ from benchmarks.robot.simulated_bus import arm
 from benchmarks.robot.simulated_bus.hardware import CHANNELS, Options, truth
 from benchmarks.robot.simulated_bus.line import Faults
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, parse
+from offline_rl.utils.options import build, parse_options
 from real_robot.control.rings import Ring
 from real_robot.robots import tracker
 from real_robot.robots.config import RobotDescription, describe
@@ -189,7 +189,7 @@ def urgent() -> str:
 
 def main() -> int:
     try:
-        options = build(Options, parse(sys.argv[1:]))
+        options = build(Options, parse_options(sys.argv[1:]))
         described = describe(options.robot)
         server = Server(described, options)
     except UserError as error:

@@ -1,10 +1,10 @@
-"""One half-duplex line of servos: requests out, answers in, every wait bounded by counted bytes.
+"""Half-duplex bus of servos: requests and answers. Timeouts follow from the number of bytes.
 
-The protocol has no sequence numbers, so a late answer may be taken for the next request's. Three
-things stand against it: what waits in the input is dropped before each request; after a time-out
-the line must have been silent before the next one; and where the caller can date an answer
-(`fresh`), one from before the request is dropped and the right one awaited. A time-out is a
-returned code, and so is a port that is gone.
+The protocol has no sequence numbers, so a late answer may look like the answer to the next request.
+Three measures prevent this. The input is dropped before each request. After a timeout the line must
+be silent before the next request. If the caller can date an answer (`fresh`), one from before the
+request is dropped, and the bus waits for the right one. A timeout and a lost port are returned as
+codes.
 """
 
 import contextlib
@@ -31,53 +31,54 @@ from real_robot.robots.dynamixel.packets import (
     encode,
 )
 
-LATENCY_S = 1e-3  # of a USB adapter with its timer set to 1 ms
-SLACK_S = 2e-3  # that the host may be late by, beyond what is counted
-PATIENCE_S = 0.03  # more, where nothing hurries: for all but sync reads, unless told otherwise
-SETTLE_S = 5e-3  # of silence, before the first request of all
+LATENCY_S = 1e-3  # latency of a USB adapter with its timer set to 1 ms
+SLACK_S = 2e-3  # allowance for delays of the host
+PATIENCE_S = 0.03  # additional timeout of requests that are not time-critical: all but sync reads
+SETTLE_S = 5e-3  # silence before the first request
 
 
 class PortLost(Exception):
-    """The port is no more."""
+    """Raised if the port is gone."""
 
 
 class Port(Protocol):
-    """Bytes and a clock; `SerialPort`, or a simulated line with a clock of its own."""
+    """Byte port with a clock: `SerialPort`, or a simulated line with its own clock."""
 
     def now_ns(self) -> int: ...
 
     def write(self, data: bytes) -> None:
-        """Raises PortLost."""
+        """Send `data`. Raises PortLost."""
 
     def read(self, until_ns: int) -> bytes:
-        """What has come; waits for the first byte until then. Looks at least once. Raises PortLost."""
+        """Return the received bytes; wait for the first one until `until_ns`. Raises PortLost."""
 
     def drain(self) -> int:
-        """Drops what has come; how many bytes. Raises PortLost."""
+        """Drop the received bytes. Return their number. Raises PortLost."""
 
     def owner(self) -> int | None:
-        """The process that has claimed the port, if another one has."""
+        """Return the id of another process that has claimed the port; None: there is none."""
 
     def claim(self) -> bool:
-        """Marks the port as this process's until it closes it or ends; False if another has."""
+        """Claim the port until this process closes it or ends. False: another process has it."""
 
     def close(self) -> None: ...
 
 
 class SerialPort:
-    """A serial device, raw, 8N1. Raises UserError where it cannot be opened."""
+    """Serial port, raw, 8N1."""
 
     def __init__(self, path: str, baud: int) -> None:
+        """Open the port. Raises UserError if this fails."""
         self.path = path
         speed = getattr(termios, f"B{baud}", None)
         if speed is None:
-            raise UserError(f"baud={baud}: this system's serial ports have no such speed.")
+            raise UserError(f"baud={baud}: this system's serial ports do not support this rate.")
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError as error:
             raise UserError(
-                f"port {path}: {error.strerror}; is the robot plugged in and switched on, and may "
-                "you use the port (on Linux: group dialout)?"
+                f"port {path}: {error.strerror}. Check that the robot is plugged in and switched "
+                "on, and that you may use the port (on Linux: group dialout)"
             ) from None
         try:
             tty.setraw(self._fd)
@@ -87,7 +88,7 @@ class SerialPort:
             termios.tcsetattr(self._fd, termios.TCSANOW, flags)
         except termios.error as error:
             os.close(self._fd)
-            raise UserError(f"port {path} is no serial port ({error.args[-1]}).") from None
+            raise UserError(f"port {path} is not a serial port ({error.args[-1]}).") from None
 
     def owner(self) -> int | None:
         request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -95,7 +96,7 @@ class SerialPort:
         return None if kind == fcntl.F_UNLCK else pid
 
     def claim(self) -> bool:
-        """An advisory lock: a watchdog still gets at the port."""
+        """Lock the port. The lock is advisory: the watchdog can still write to the port."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -111,7 +112,7 @@ class SerialPort:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:
                 if not select.select([], [self._fd], [], SLACK_S)[1]:
-                    raise PortLost("the port takes no bytes") from None
+                    raise PortLost("the port accepts no bytes") from None
             except OSError as error:
                 raise PortLost(error.strerror) from None
 
@@ -142,7 +143,7 @@ class SerialPort:
 
 
 def adapter_latency_s(path: str) -> float:
-    """Of a USB adapter with a latency timer (FTDI): how long it may keep what it has received."""
+    """Return the latency of a USB adapter, as set in its latency timer (FTDI)."""
     name = os.path.basename(os.path.realpath(path))
     try:
         with open(f"/sys/bus/usb-serial/devices/{name}/latency_timer") as file:
@@ -152,7 +153,7 @@ def adapter_latency_s(path: str) -> float:
 
 
 class Answer(NamedTuple):
-    """What one servo said. `error`: its error byte, ALERT included."""
+    """Answer of one servo. `error`: its error byte, including ALERT."""
 
     code: Code
     error: int = 0
@@ -162,14 +163,17 @@ class Answer(NamedTuple):
 @dataclass
 class Counters:
     requests: int = 0
-    timeouts: int = 0  # requests that not every servo answered
+    timeouts: int = 0  # requests that were not answered by all servos
     corrupt: int = 0  # packets without a valid checksum
-    strays: int = 0  # whole packets that were no answer to the request
-    dropped: int = 0  # bytes that came when nobody had asked
+    strays: int = 0  # valid packets that did not answer the request
+    dropped: int = 0  # bytes received without a request
 
 
 class Bus:
-    """return_delay_s: the servos' own before an answer; latency_s: of the adapter."""
+    """Bus of servos on a port.
+
+    return_delay_s: delay of the servos before an answer. latency_s: latency of the adapter.
+    """
 
     def __init__(
         self,
@@ -185,11 +189,11 @@ class Bus:
         self._byte_ns = 10 * 1e9 / baud
         self._delay_ns = return_delay_s * 1e9
         self._slack_ns = (latency_s + slack_s) * 1e9
-        self._line_free_ns = 0  # when what was written has left
+        self._line_free_ns = 0  # time at which the written bytes have left
         self._decoder = Decoder()
 
     def duration_s(self, request_bytes: int, answer_bytes: int, answers: int) -> float:
-        """The longest that a request may take before it counts as timed out."""
+        """Return the timeout of a request."""
         return (
             (request_bytes + answer_bytes) * self._byte_ns
             + answers * self._delay_ns
@@ -197,19 +201,19 @@ class Bus:
         ) * 1e-9
 
     def ping(self, id_: int) -> Answer:
-        """data: model number, 2, and firmware version, 1."""
-        return self._single(encode(id_, Instruction.PING), id_, 3)
+        """Ping a servo. data: model number (2 bytes) and firmware version (1 byte)."""
+        return self._transact_one(encode(id_, Instruction.PING), id_, 3)
 
     def read(self, id_: int, address: int, size: int, patience_s: float = PATIENCE_S) -> Answer:
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
-        return self._single(encode(id_, Instruction.READ, where), id_, size, patience_s)
+        return self._transact_one(encode(id_, Instruction.READ, where), id_, size, patience_s)
 
     def write(self, id_: int, address: int, data: bytes, patience_s: float = PATIENCE_S) -> Answer:
         where = address.to_bytes(2, "little")
-        return self._single(encode(id_, Instruction.WRITE, where + data), id_, 0, patience_s)
+        return self._transact_one(encode(id_, Instruction.WRITE, where + data), id_, 0, patience_s)
 
     def reboot(self, id_: int) -> Answer:
-        return self._single(encode(id_, Instruction.REBOOT), id_, 0)
+        return self._transact_one(encode(id_, Instruction.REBOOT), id_, 0)
 
     def sync_read(
         self,
@@ -219,17 +223,17 @@ class Bus:
         fresh: Callable[[int, bytes], bool] | None = None,
         until_ns: int = 0,
     ) -> list[Answer]:
-        """One answer for each id; those that came are kept where others did not.
+        """Read from several servos. Return an answer for each id, also if others are missing.
 
-        fresh(id, data): whether an answer may be to this request. until_ns: where not one has come
-        in time, it is not the line but the host that is late: they are waited for until then.
+        fresh(id, data): True if an answer may belong to this request. until_ns: if no answer at all
+        came in time, the host is late rather than the line, and the bus waits until this time.
         """
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
         request = encode(BROADCAST, Instruction.SYNC_READ, where + bytes(ids))
-        return self._ask(request, ids, size, self._slack_ns, fresh, until_ns)
+        return self._transact(request, ids, size, self._slack_ns, fresh, until_ns)
 
     def sync_write(self, ids: Sequence[int], address: int, values: Sequence[bytes]) -> Code:
-        """Nobody answers: OK says that it has left the host."""
+        """Write to several servos. They do not answer: OK means that the request was sent."""
         where = address.to_bytes(2, "little") + len(values[0]).to_bytes(2, "little")
         rows = b"".join(bytes([id_]) + value for id_, value in zip(ids, values, strict=True))
         try:
@@ -239,7 +243,7 @@ class Bus:
         return Code.OK
 
     def settle(self, silence_s: float) -> None:
-        """Waits until the line has been silent for so long, at most twice as long. Raises PortLost."""
+        """Wait for `silence_s` of silence, at most twice as long. Raises PortLost."""
         port = self.port
         end = port.now_ns() + int(2 * silence_s * 1e9)
         while (now := port.now_ns()) < end:
@@ -256,12 +260,12 @@ class Bus:
         start = max(self.port.now_ns(), self._line_free_ns)
         self._line_free_ns = start + int(len(request) * self._byte_ns)
 
-    def _single(
+    def _transact_one(
         self, request: bytes, id_: int, size: int, patience_s: float = PATIENCE_S
     ) -> Answer:
-        return self._ask(request, (id_,), size, self._slack_ns + patience_s * 1e9)[0]
+        return self._transact(request, (id_,), size, self._slack_ns + patience_s * 1e9)[0]
 
-    def _ask(
+    def _transact(
         self,
         request: bytes,
         ids: Sequence[int],
@@ -270,7 +274,10 @@ class Bus:
         fresh: Callable[[int, bytes], bool] | None = None,
         until_ns: int = 0,
     ) -> list[Answer]:
-        """Servos answer in the order of `ids`: once one has, those before it will not."""
+        """Send a request and collect the answers.
+
+        Servos answer in the order of `ids`: after an answer, earlier ones can no longer come.
+        """
         answers = [Answer(Code.TIMEOUT)] * len(ids)
         counters, decoder = self.counters, self._decoder
         rejected, next_ = decoder.rejected, 0
@@ -287,25 +294,25 @@ class Bus:
                     break
                 for packet in decoder.feed(data):
                     answer = _answer(packet, size)
-                    rest = ids[next_:]
+                    remaining = ids[next_:]
                     if (
                         answer is None
-                        or packet.id not in rest
+                        or packet.id not in remaining
                         or (answer.data and fresh is not None and not fresh(packet.id, answer.data))
                     ):
                         counters.strays += 1
                     else:
-                        next_ += rest.index(packet.id)
+                        next_ += remaining.index(packet.id)
                         answers[next_] = answer
                         next_ += 1
             if any(answer.code is Code.TIMEOUT for answer in answers):
                 counters.timeouts += 1
-                if next_ < len(ids):  # an answer may still be under way
+                if next_ < len(ids):  # an answer may still be on its way
                     self.settle(2 * packet_ns * 1e-9)
         except PortLost:
             return [Answer(Code.LOST)] * len(ids)
-        if (bad := decoder.rejected - rejected) > 0:
-            counters.corrupt += bad
+        if (num_rejected := decoder.rejected - rejected) > 0:
+            counters.corrupt += num_rejected
             answers = [
                 Answer(Code.CORRUPT) if answer.code is Code.TIMEOUT else answer
                 for answer in answers
@@ -314,7 +321,7 @@ class Bus:
 
 
 def _answer(packet: Packet, size: int) -> Answer | None:
-    """A status packet with `size` bytes of data, or with an error and none."""
+    """Return the answer in a status packet. None: it has neither `size` bytes nor an error."""
     if packet.instruction != Instruction.STATUS or not packet.parameters:
         return None
     error, data = packet.parameters[0], packet.parameters[1:]

@@ -1,10 +1,10 @@
-"""The calibration file: what is written in each servo, so that ticks mean angles.
+"""Calibration file: the settings in each servo that map ticks to angles.
 
     {"waist": {"id": 1, "drive_mode": 0, "homing_offset": -37, "range_min": 512, "range_max": 3584}}
 
-A joint is at 0 rad where its servo shows 2048: the homing offset, in the servo, sees to that, and
-bit 0 of the drive mode turns the direction round. The file must say what the servos say; it is how
-an exchanged servo, or another arm's file, is noticed. Ranges are in ticks, ends included.
+A joint is at 0 rad where its servo shows 2048. The homing offset in the servo ensures this. Bit 0
+of the drive mode reverses the direction. The file must match the servos: this detects an exchanged
+servo, or the file of another arm. Ranges are in ticks and include both ends.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from real_robot.robots.dynamixel import table
 from real_robot.robots.dynamixel.bus import Bus
 from real_robot.robots.dynamixel.packets import MAX_ID
 
-FAR = 1 << 32  # ticks, beyond what a servo shows
-SILENT = -FAR  # in place of ticks, which are negative past tick 0
-MAX_HOMING = 1024  # beyond it a servo in position mode ignores the offset
+FAR = 1 << 32  # ticks; more than a servo can show
+SILENT = -FAR  # marks a missing position; valid ticks may be negative, too
+MAX_HOMING = 1024  # a servo in position mode ignores a larger offset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Servo:
     id: int
     drive_mode: int
-    homing_offset: int  # ticks that the servo adds to what its encoder says
+    homing_offset: int  # ticks that the servo adds to its encoder's value
     range_min: int  # ticks
     range_max: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.id <= MAX_ID:
-            raise ValueError(f"id is {self.id}; ids are 0 to {MAX_ID}")
+            raise ValueError(f"id is {self.id}, expected 0 to {MAX_ID}")
         if not 0 <= self.range_min < self.range_max < table.TICKS:
-            found = f"range_min {self.range_min}, range_max {self.range_max}"
-            raise ValueError(f"{found}; expected 0 <= range_min < range_max <= {table.TICKS - 1}")
+            values = f"range_min {self.range_min}, range_max {self.range_max}"
+            raise ValueError(f"{values}; expected 0 <= range_min < range_max <= {table.TICKS - 1}")
 
     @property
     def range_rad(self) -> tuple[float, float]:
@@ -48,27 +48,27 @@ class Servo:
 
 
 def angle(ticks: int) -> float:
-    """rad"""
+    """Return the angle of a position, rad."""
     return (ticks - table.CENTER) * table.RAD
 
 
 def ticks(angle_rad: float) -> int:
-    """The nearest tick. Raises ValueError where the angle is no number."""
+    """Return the nearest tick. Raises ValueError if the angle is not a number."""
     return table.CENTER + round(angle_rad / table.RAD)
 
 
 def load(path: Path, joints: Sequence[str]) -> dict[str, Servo]:
-    """In the joints' order. Raises UserError where the file is of another arm."""
+    """Load the servos, in the order of the joints. Raises UserError for another arm's file."""
     if not path.is_file():
         raise UserError(
-            f"no calibration {path}; make it with `offline-rl robot calibrate robot=<name>`, "
-            "or go without an arm: adapter=simulated"
+            f"calibration {path} does not exist: create it with `offline-rl robot calibrate "
+            "robot=<name>`, or simulate the arm with adapter=simulated"
         )
     values = read_json(path)
     if not isinstance(values, dict) or set(values) != set(joints):
-        found = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+        names = ", ".join(values) if isinstance(values, dict) else type(values).__name__
         expected = ", ".join(joints)
-        raise UserError(f"{path} is of another arm: its joints are {found}, expected {expected}")
+        raise UserError(f"{path} is for another arm: its joints are {names}, expected {expected}")
     servos = {joint: build(Servo, values[joint], f"{path.name}: {joint}.") for joint in joints}
     if len({servo.id for servo in servos.values()}) < len(servos):
         raise UserError(f"{path}: two joints have the same id")
@@ -80,95 +80,96 @@ def save(path: Path, servos: Mapping[str, Servo]) -> None:
 
 
 def set_zero(bus: Bus, id_: int) -> int:
-    """Makes where the joint is now its 0 rad; the homing offset that is now in the servo.
+    """Set the joint's zero to its present position. Return the servo's new homing offset.
 
-    Torque must be off. Raises UserError where the servo does not do it, or is screwed on so far
-    from its center that no offset helps.
+    Torque must be off. Raises UserError if the servo refuses, or if the zero is too far from the
+    servo's center for an offset.
     """
-    offset = _get(bus, id_, table.HOMING_OFFSET)
-    present = _get(bus, id_, table.PRESENT_POSITION)
+    offset = _read(bus, id_, table.HOMING_OFFSET)
+    present = _read(bus, id_, table.PRESENT_POSITION)
     if not 0 <= present - offset < table.TICKS:
         raise UserError(
             f"servo {id_} shows tick {present} at the joint's zero, outside its turn: it was "
-            "turned past its tick 0. Switch its power off and on and begin again; if it says so "
-            "again, turn its horn by a quarter"
+            "turned past its tick 0. Switch its power off and on and start again. If this message "
+            "comes again, turn its horn by a quarter turn"
         )
-    wanted = offset + table.CENTER - present
-    if abs(wanted) > MAX_HOMING:
+    homing_offset = offset + table.CENTER - present
+    if abs(homing_offset) > MAX_HOMING:
         raise UserError(
-            f"servo {id_} stands {wanted} ticks from its center; at most {MAX_HOMING} can be "
-            "corrected: turn its horn by a quarter and begin again"
+            f"servo {id_} is {homing_offset} ticks from its center; at most {MAX_HOMING} can be "
+            "corrected: turn its horn by a quarter turn and start again"
         )
-    _put(bus, id_, table.HOMING_OFFSET, wanted)
-    return wanted
+    _write_verified(bus, id_, table.HOMING_OFFSET, homing_offset)
+    return homing_offset
 
 
 def set_position_mode(bus: Bus, id_: int) -> None:
-    """Set the operating mode that runs use; another program may have left another one.
+    """Set position mode, which runs use. Another program may have set another mode.
 
     Torque must be off. Raises UserError.
     """
-    if _get(bus, id_, table.OPERATING_MODE) != table.POSITION_MODE:
-        _put(bus, id_, table.OPERATING_MODE, table.POSITION_MODE)
+    if _read(bus, id_, table.OPERATING_MODE) != table.POSITION_MODE:
+        _write_verified(bus, id_, table.OPERATING_MODE, table.POSITION_MODE)
 
 
 def set_direction(bus: Bus, id_: int, moved: int) -> None:
-    """Lets the servo count up in the joint's positive direction, in which it saw `moved` ticks.
+    """Set the servo's direction so that it counts up in the joint's positive direction.
 
-    Torque must be off, and the zero is set afterward. Raises UserError.
+    moved: ticks that the servo counted in that direction. Torque must be off. Set the zero after
+    this. Raises UserError.
     """
-    mode = _get(bus, id_, table.DRIVE_MODE) & table.REVERSE
-    _put(bus, id_, table.DRIVE_MODE, mode if moved > 0 else mode ^ table.REVERSE)
+    mode = _read(bus, id_, table.DRIVE_MODE) & table.REVERSE
+    _write_verified(bus, id_, table.DRIVE_MODE, mode if moved > 0 else mode ^ table.REVERSE)
 
 
 class Ranges:
-    """How far each joint is moved by hand."""
+    """Ranges over which the joints are moved by hand."""
 
     def __init__(self, bus: Bus, ids: Sequence[int]) -> None:
         self._bus, self.ids = bus, tuple(ids)
         self.low = np.full(len(self.ids), FAR)
         self.high = np.full(len(self.ids), -FAR)
 
-    def look(self) -> np.ndarray:
-        """The positions now, [J] ticks, `SILENT` where a servo did not answer."""
+    def update(self) -> np.ndarray:
+        """Read the positions, [J] ticks, and extend the ranges. `SILENT`: no answer."""
         position = table.PRESENT_POSITION
-        # one by one, with patience: new servos answer late
+        # one by one, with a long timeout: servos with factory settings answer late
         answers = [self._bus.read(id_, position.address, position.size) for id_ in self.ids]
-        here = np.array([SILENT if a.code else position.unpack(a.data) for a in answers])
-        known = here != SILENT
-        self.low[known] = np.minimum(self.low, here)[known]
-        self.high[known] = np.maximum(self.high, here)[known]
-        return here
+        positions = np.array([SILENT if a.code else position.unpack(a.data) for a in answers])
+        answered = positions != SILENT
+        self.low[answered] = np.minimum(self.low, positions)[answered]
+        self.high[answered] = np.maximum(self.high, positions)[answered]
+        return positions
 
 
 def read_back(bus: Bus, id_: int, low: int, high: int) -> Servo:
-    """What the servo says of itself, with a range. Raises UserError."""
+    """Read the settings of a servo, for a given range. Raises UserError."""
     return Servo(
         id=id_,
-        drive_mode=_get(bus, id_, table.DRIVE_MODE),
-        homing_offset=_get(bus, id_, table.HOMING_OFFSET),
+        drive_mode=_read(bus, id_, table.DRIVE_MODE),
+        homing_offset=_read(bus, id_, table.HOMING_OFFSET),
         range_min=max(low, 0),
         range_max=min(high, table.TICKS - 1),
     )
 
 
-def finish(bus: Bus, servo: Servo) -> None:
-    """Writes the servo's own limits, its range, and lets it answer without delay."""
-    _put(bus, servo.id, table.MIN_POSITION, servo.range_min)
-    _put(bus, servo.id, table.MAX_POSITION, servo.range_max)
-    _put(bus, servo.id, table.RETURN_DELAY, 0)
+def write_limits(bus: Bus, servo: Servo) -> None:
+    """Write a servo's range to its position limits, and set its return delay to 0."""
+    _write_verified(bus, servo.id, table.MIN_POSITION, servo.range_min)
+    _write_verified(bus, servo.id, table.MAX_POSITION, servo.range_max)
+    _write_verified(bus, servo.id, table.RETURN_DELAY, 0)
 
 
-def _put(bus: Bus, id_: int, item: table.Item, value: int) -> None:
+def _write_verified(bus: Bus, id_: int, item: table.Item, value: int) -> None:
     answer = bus.write(id_, item.address, item.pack(value))
-    if answer.code or _get(bus, id_, item) != value:
+    if answer.code or _read(bus, id_, item) != value:
         raise UserError(
-            f"servo {id_} did not take {value} for register {item.address} (error {answer.error}): "
-            "is its torque off?"
+            f"servo {id_} did not accept {value} for register {item.address} (error "
+            f"{answer.error}). Check that its torque is off"
         )
 
 
-def _get(bus: Bus, id_: int, item: table.Item) -> int:
+def _read(bus: Bus, id_: int, item: table.Item) -> int:
     answer = bus.read(id_, item.address, item.size)
     if answer.code:
         raise UserError(f"servo {id_} does not answer ({answer.code.name.lower()})")

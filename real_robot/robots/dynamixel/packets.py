@@ -1,8 +1,8 @@
-"""Dynamixel protocol 2 on the wire: packets, checksum, stuffing.
+"""Packets of Dynamixel protocol 2: encoding, decoding, checksum and byte stuffing.
 
-FF FF FD 00 | id | length, 2 | instruction | parameters | CRC-16, 2; little endian; the length
-counts what follows it. A status packet has the instruction 0x55, and an error byte before its
-parameters. Between length and CRC, FF FF FD becomes FF FF FD FD: no header stands in a packet.
+FF FF FD 00 | id | length, 2 bytes | instruction | parameters | CRC-16, 2 bytes; little endian. The
+length counts the bytes after it. A status packet has the instruction 0x55, and an error byte before
+its parameters. Between length and CRC, FF FF FD becomes FF FF FD FD, so that no header appears.
 
 Format: emanual.robotis.com/docs/en/dxl/protocol2.
 """
@@ -33,7 +33,7 @@ class Instruction(IntEnum):
 
 
 class Error(IntEnum):
-    """What a status packet's error byte says beside ALERT."""
+    """Error codes of a status packet, without ALERT."""
 
     NONE = 0
     FAILED = 1
@@ -48,7 +48,7 @@ class Error(IntEnum):
 class Packet(NamedTuple):
     id: int
     instruction: int
-    parameters: bytes  # without stuffing; of a status packet: the error byte, then the data
+    parameters: bytes  # without stuffing; in a status packet: the error byte, then the data
 
 
 def _crc_table() -> tuple[int, ...]:
@@ -65,7 +65,7 @@ _CRC = _crc_table()
 
 
 def crc16(data: bytes | bytearray | memoryview) -> int:
-    """CRC-16 of polynomial 0x8005, from 0, nothing reflected, nothing inverted."""
+    """Return the CRC-16: polynomial 0x8005, initial value 0, no reflection, no inversion."""
     crc = 0
     for byte in data:
         crc = (crc << 8 & 0xFF00) ^ _CRC[crc >> 8 ^ byte]
@@ -73,35 +73,35 @@ def crc16(data: bytes | bytearray | memoryview) -> int:
 
 
 def encode(id_: int, instruction: int, parameters: bytes = b"") -> bytes:
-    """The packet's bytes."""
+    """Return the bytes of a packet."""
     body = (bytes([instruction]) + parameters).replace(MARK, STUFFED)
     head = HEADER + bytes([id_]) + (len(body) + 2).to_bytes(2, "little") + body
     return head + crc16(head).to_bytes(2, "little")
 
 
 def status(id_: int, error: int, data: bytes = b"") -> bytes:
-    """The bytes of a servo's answer."""
+    """Return the bytes of a status packet, a servo's answer."""
     return encode(id_, Instruction.STATUS, bytes([error]) + data)
 
 
 class Decoder:
-    """Bytes in, whole packets out. What is no packet, or has a wrong checksum, is skipped.
+    """Decoder from bytes to packets. Noise and packets with a wrong checksum are skipped.
 
-    max_length: of the length field; a larger one is taken for noise, so that a broken length does
-    not make the decoder wait for bytes that never come.
+    max_length: maximum of the length field. A larger value counts as noise, so that the decoder
+    does not wait for bytes that never come.
     """
 
     def __init__(self, max_length: int = 1024) -> None:
         self.max_length = max_length
-        self.rejected = 0  # headers that no valid packet followed
+        self.rejected = 0  # number of headers without a valid packet
         self._buffer = bytearray()
 
     def clear(self) -> None:
-        """Forgets what is left of an unfinished packet."""
+        """Drop an incomplete packet."""
         self._buffer.clear()
 
     def feed(self, data: bytes) -> Iterator[Packet]:
-        """The packets that `data` completes."""
+        """Yield the packets that `data` completes."""
         buffer = self._buffer
         buffer += data
         while True:
@@ -129,4 +129,4 @@ class Decoder:
 
     def _reject(self) -> None:
         self.rejected += 1
-        del self._buffer[0]  # look for the next header, which may lie inside
+        del self._buffer[0]  # the next header may be inside this packet

@@ -1,7 +1,7 @@
-"""The X series' control table: where a quantity lies in a servo and what one count of it means.
+"""Control table of the X series: addresses and units of a servo's registers.
 
-Addresses from 64 on are RAM, lost at power-off; those below are EEPROM, written with torque off
-only. Source: emanual.robotis.com/docs/en/dxl/x (XM430-W350 and its sisters).
+Addresses from 64 on are RAM, lost at power-off. Lower ones are EEPROM, which can be written only
+with torque off. Source: emanual.robotis.com/docs/en/dxl/x (XM430-W350 and related models).
 """
 
 import math
@@ -15,7 +15,7 @@ class Item(NamedTuple):
     signed: bool = False
 
     def pack(self, value: int) -> bytes:
-        """Little endian, two's complement. Raises OverflowError where it does not fit."""
+        """Return `value` as little endian, two's complement. Raises OverflowError if too large."""
         return value.to_bytes(self.size, "little", signed=self.signed)
 
     def unpack(self, data: bytes) -> int:
@@ -51,19 +51,19 @@ PROFILE_VELOCITY = Item(112, 4)
 GOAL_POSITION = Item(116, 4, signed=True)
 REALTIME_TICK = Item(120, 2)  # ms, 0 to 32767
 MOVING = Item(122, 1)
-PRESENT_CURRENT = Item(126, 2, signed=True)  # of an XL430 and XC430: load, 0.1 %
+PRESENT_CURRENT = Item(126, 2, signed=True)  # XL430 and XC430: load, 0.1 %
 PRESENT_VELOCITY = Item(128, 4, signed=True)
 PRESENT_POSITION = Item(132, 4, signed=True)
 PRESENT_VOLTAGE = Item(144, 2)  # 0.1 V
 PRESENT_TEMPERATURE = Item(146, 1)  # degrees Celsius
 
 RAM = 64  # the first address that is not EEPROM
-TICKS = 4096  # of a revolution
+TICKS = 4096  # ticks per revolution
 CENTER = 2048
-RAD = 2 * math.pi / TICKS  # of a position
-RAD_S = 0.229 * 2 * math.pi / 60  # of a velocity
-RAD_S2 = 214.577 * 2 * math.pi / 3600  # of a profile acceleration
-TICK_PERIOD = 32768  # ms, after which the realtime tick is 0 again
+RAD = 2 * math.pi / TICKS  # rad per count of a position
+RAD_S = 0.229 * 2 * math.pi / 60  # rad/s per count of a velocity
+RAD_S2 = 214.577 * 2 * math.pi / 3600  # rad/s² per count of a profile acceleration
+TICK_PERIOD = 32768  # ms; period of the realtime tick
 WATCHDOG_S = 0.02
 WATCHDOG_TRIPPED = 255
 POSITION_MODE = 3
@@ -75,21 +75,21 @@ MODES = {  # names of the operating modes
     5: "current-based position",
     16: "PWM",
 }
-REVERSE = 0x01  # in the drive mode
+REVERSE = 0x01  # bits of the drive mode
 TORQUE_BY_GOAL = 0x08
 
 
 @dataclass(frozen=True)
 class Model:
-    """What differs between the servos of the series."""
+    """Model of the series, with the values in which models differ."""
 
     name: str
     number: int
-    current_a: float | None  # one count of current; None: register 126 is load
+    current_a: float | None  # A per count of current; None: register 126 is load
     torque_per_a: float = 0.0  # N m, from the stall torque and current at the nominal voltage
     indirect_address: int = 168
     indirect_data: int = 224
-    watchdog_firmware: int = 38  # the first with a bus watchdog
+    watchdog_firmware: int = 38  # first firmware with a bus watchdog
 
 
 MODELS = {

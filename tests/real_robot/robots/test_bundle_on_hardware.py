@@ -76,7 +76,7 @@ def test_what_train_writes_says_all_that_a_robot_asks(tmp_path, rig: Any, task: 
     path = cloned(task, tmp_path, 2, episodes=2, steps=3)
     lines = check(rig.robot, path, connect=False, runtime="numpy")
     assert [line.name for line in lines][2:] == ["names", "units", "rates", "answer"]
-    assert "golden answer comes out" in lines[-1].found
+    assert "golden answer matches" in lines[-1].text
     spec = policies.load(path).spec
     assert (spec.rate_hz, spec.action_names[0]) == (25.0, "waist")
     assert (spec.each_action_unit[0], spec.action_low[0], spec.action_high[0]) == ("rad", -2.4, 2.4)

@@ -61,7 +61,10 @@ def test_an_arm_moves_as_its_model_once_it_is_calibrated(
 
 @pytest.mark.parametrize(
     ("lazy", "sentence"),
-    [("positive", "not turned to its positive side"), ("ends", "not moved to its ends")],
+    [
+        ("positive", "not turned in its positive direction"),
+        ("ends", "not moved to both ends of its range"),
+    ],
 )
 def test_who_does_not_move_the_arm_is_told_so_and_no_file_is_written(
     tmp_path: Any, new_arm: Any, lazy: str, sentence: str

@@ -185,8 +185,8 @@ def test_a_claimed_port_is_known_to_other_processes(terminal: tuple[int, str]) -
     ("path", "baud", "says"),
     [
         ("/dev/no-such-port", 1_000_000, "No such file"),
-        ("/dev/null", 1_000_000, "no serial port"),
-        ("/dev/null", 123, "no such speed"),
+        ("/dev/null", 1_000_000, "not a serial port"),
+        ("/dev/null", 123, "do not support this rate"),
     ],
 )
 def test_what_is_no_port_is_said_in_a_sentence(path: str, baud: int, says: str) -> None:

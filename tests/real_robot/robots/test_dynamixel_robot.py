@@ -180,7 +180,7 @@ def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
     rig.robot.disarm()
     lost = 100
     rig.line.servos[2].write(table.TORQUE_ENABLE.address, b"\0")
-    with pytest.raises(UserError, match="elbow: servo 3 did not take"):
+    with pytest.raises(UserError, match="elbow: servo 3 did not accept"):
         rig.robot.arm()
     assert not any(servo.torque_on for servo in rig.line.servos if servo.id != 3)
 
@@ -188,7 +188,7 @@ def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
 def test_a_servo_in_another_mode_since_it_was_connected_is_not_armed(rig: Any) -> None:
     rig.robot.connect()
     rig.line.servos[3].write(table.OPERATING_MODE.address, b"\x04")
-    with pytest.raises(UserError, match=r"wrist: servo 4 is in operating mode 4 .*calibrate do so"):
+    with pytest.raises(UserError, match=r"wrist: servo 4 is in operating mode 4 .*calibrate"):
         rig.robot.arm()
     assert not any(servo.torque_on for servo in rig.line.servos)
 
@@ -258,7 +258,7 @@ def test_a_hardware_error_is_no_state_to_arm_in(rig: Any) -> None:
 def test_a_joint_outside_its_servos_limits_is_not_armed(rig: Any) -> None:
     rig.line.physics.pose(np.array([0.0, 0.2, 2.0, 1.97, 0.0]))
     rig.robot.connect()
-    with pytest.raises(UserError, match="wrist: servo 4 did not take"):
+    with pytest.raises(UserError, match="wrist: servo 4 did not accept"):
         rig.robot.arm()
     assert not any(servo.torque_on for servo in rig.line.servos)
 
@@ -267,7 +267,7 @@ def test_servos_that_would_ignore_goals_are_refused(rig: Any) -> None:
     """A sync write has no answer: a goal beyond the servo's own limits would vanish silently."""
     servo = rig.line.servo(3)
     servo.write(table.MAX_POSITION.address, table.MAX_POSITION.pack(3000))
-    with pytest.raises(UserError, match=r"elbow: servo 3 goes from tick .* to 3000 only"):
+    with pytest.raises(UserError, match=r"elbow: servo 3 is limited to ticks .* to 3000"):
         rig.robot.connect()
 
 
@@ -297,7 +297,7 @@ def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
         ranges.update()
     servo = calibration.read_back(bus, 2, int(ranges.low[0]), int(ranges.high[0]))
     assert servo.range_max - servo.range_min == pytest.approx(0.9 / TICK, abs=2)
-    calibration.finish(bus, servo)
+    calibration.write_limits(bus, servo)
     shown = rig.line.servo(2)
     assert (shown.get(table.MIN_POSITION), shown.get(table.RETURN_DELAY)) == (servo.range_min, 0)
     shown.mounting_ticks += 3000

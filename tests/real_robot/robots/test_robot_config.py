@@ -169,7 +169,7 @@ def test_a_servo_that_moves_a_slide_needs_its_travel_and_answers_in_m(tmp_path: 
     servo = calibration.Servo(id=1, drive_mode=0, homing_offset=0, range_min=0, range_max=4095)
     calibration.save(path, {"a": servo})
     joint = {"id": 1, "position": [-0.02, 0.02], "unit": "m"}
-    with pytest.raises(UserError, match=r"joints\.a is in m and its servo turns: write m_per_rad"):
+    with pytest.raises(UserError, match=r"joints\.a is in m, but its servo turns: add m_per_rad"):
         make(written(tmp_path, joints={"a": joint}), calibration=str(path))
     robot = make(
         written(tmp_path, joints={"a": joint | {"m_per_rad": 0.01}}), calibration=str(path)
@@ -233,7 +233,7 @@ def test_an_adapter_of_yours_is_a_class_in_a_file(tmp_path: Path) -> None:
         "arms.py:PortLost": "there is no PortLost in",
         "nowhere.py:Arm": "nowhere.py",
         "nowhere:Arm": "No module named 'nowhere'",
-        "servo": "expected dynamixel, simulated, or a class of yours, such as mine.py:Arm",
+        "servo": "expected dynamixel, simulated, or your own class, such as mine.py:Arm",
     }.items():
         with pytest.raises(UserError, match=sentence):
             make(written(tmp_path, adapter=name))

@@ -58,7 +58,7 @@ def test_a_start_is_forgotten_when_no_plan_comes_within_two_seconds(tmp_path):
     tell(made, start=True)
     asked_ns = made.clock.now
     tell(made, start=True)
-    assert made.loop.refused == "start is asked for already: it begins with the first plan"
+    assert made.loop.refused == "start was already requested: motion begins with the first plan"
     made.loop.refused = None
     made.until(lambda: not made.loop.starting)
     assert 2.0 < (made.clock.now - asked_ns) * 1e-9 < 2.02
