@@ -1,4 +1,4 @@
-"""The policies of all stacked seeds as one call."""
+"""Policies of all stacked seeds, evaluated in a single call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from offline_rl.algorithms.common.base import Network
-from offline_rl.engine.trace import traced
+from offline_rl.engine.trace import trace
 from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
@@ -20,19 +20,20 @@ from policies.chunks import Queue
 from policies.heads.schedules import sample
 from policies.networks.precision import in_float32
 
-REWARDS = "last_rewards"  # beside a head's own memory
-EXPLORATION = 1 << 33  # keeps the noise of acting apart from the updates'
+REWARDS = "last_rewards"  # saved together with a head's memory
+EXPLORATION = 1 << 33  # separates the random numbers of exploration from those of updates
 
 
 class StackedPolicy:
-    """(observations [S, batch, O], step) -> actions [S, batch, A].
+    """The policies of S seeds, which act in `batch` episodes each.
 
-    Float32 whatever the engine's precision. Of a policy with memory (`heads.head.Recurrent`) this
-    keeps the memory on the device: `reset` begins `batch` new episodes of each seed, `observe`
-    tells the raw rewards of the last actions. One that answers with chunks (`heads.head.Planner`)
-    is told the episodes' seeds by `reset`. Others need neither.
+    Called with observations [S, batch, O] and a step, it returns actions [S, batch, A], in float32
+    whatever the engine's precision. A policy with memory (`heads.head.Recurrent`) has its memory
+    here, on the device: `reset` starts `batch` new episodes of each seed, and `observe` takes the
+    raw rewards of the last actions. A policy that predicts chunks (`heads.head.Planner`) takes the
+    episodes' seeds by `reset`. Other policies need neither.
 
-    It acts as the policies are at the moment, or, after `snapshot`, as they were then.
+    It uses the current parameters or, after `snapshot`, those of that time.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class StackedPolicy:
         explore: bool,
         device: torch.device,
     ) -> None:
-        """params: of `module`, [S, …] each. seeds: [S]. The rest is `Engine.stacked_policy`'s.
+        """Trace the graphs for acting.
 
-        observation_shape: or one for each channel by name.
+        params: parameters of `module`, [S, …] each. seeds: [S]. observation_shape: a shape, or a
+        shape for each channel by name. Other arguments: see `Engine.stacked_policy`.
         """
         self.module, self.device, self.batch = module, device, batch
         self.remembers = hasattr(module, "step")
@@ -69,73 +71,77 @@ class StackedPolicy:
                 temporal_ensemble_coeff=getattr(head, "temporal_ensemble_coeff", None),
             )
         self.reset()
-        seed_of, now = seeds.to(device), torch.tensor(0, device=device)
+        seed_of, first_step = seeds.to(device), torch.tensor(0, device=device)
 
-        def graph(one: Callable[..., Any], *own: Any) -> Callable[..., Any]:
-            """`one(step, params, seed, *own)` of every seed, for arguments [S, …] such as `own`."""
+        def graph(one: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
+            """Return the graph of `one(step, params, seed, *inputs)` for all seeds.
 
-            def of_all(leaves: list[Tensor], step: Tensor, *own: Any) -> Any:
-                arguments = (tree_unflatten(leaves, form), seed_of, *own)
+            inputs: examples of the arguments, [S, …] each.
+            """
+
+            def of_all(leaves: list[Tensor], step: Tensor, *inputs: Any) -> Any:
+                arguments = (tree_unflatten(leaves, form), seed_of, *inputs)
                 if len(seed_of) == 1:
-                    alone = one(step, *tree_map(lambda x: x[0], arguments))
-                    return tree_map(lambda x: x[None], alone)
+                    result = one(step, *tree_map(lambda x: x[0], arguments))
+                    return tree_map(lambda x: x[None], result)
                 return vmap(one, in_dims=(None, *(0 for _ in arguments)))(step, *arguments)
 
             with in_float32(module), torch.no_grad():
-                return traced(of_all, self.leaves, now, *own)
+                return trace(of_all, self.leaves, first_step, *inputs)
 
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(*self.shape, *sizes, device=device)
 
-        def act(step: Tensor, params: Any, seed: Tensor, seen: Tensor, *more: Any) -> Any:
+        def act(step: Tensor, params: Any, seed: Tensor, obs: Tensor, *more: Any) -> Any:
             network, (rewards, context) = Network(module, params), more
             if self.remembers:
-                return network.step(seen, rewards, context)
+                return network.step(obs, rewards, context)
             if explore:
-                return network.explore(seen, Random(seed + EXPLORATION, step)), context
-            return network.act(seen), context
+                return network.explore(obs, Random(seed + EXPLORATION, step)), context
+            return network.act(obs), context
 
-        def plan(step: Tensor, params: Any, seed: Tensor, seen: Tensor, noise: Tensor) -> Tensor:
-            return Network(module, params).plan(seen, noise)
+        def plan(step: Tensor, params: Any, seed: Tensor, obs: Tensor, noise: Tensor) -> Tensor:
+            return Network(module, params).plan(obs, noise)
 
-        def seen(*before: int) -> Any:
+        def example_observations(*before: int) -> Any:
             def one(shape: tuple[int, ...]) -> Tensor:
-                dtype = torch.uint8 if channels.is_picture(shape) else torch.float32
+                dtype = torch.uint8 if channels.is_image(shape) else torch.float32
                 return zeros(*before, *shape).to(dtype)
 
-            return channels.each(one, observation_shape)
+            return channels.map_channels(one, observation_shape)
 
-        def encode(step: Tensor, params: Any, seed: Tensor, seen: Tensor) -> Tensor:
-            return Network(module, params).encode(seen)
+        def encode(step: Tensor, params: Any, seed: Tensor, obs: Tensor) -> Tensor:
+            return Network(module, params).encode(obs)
 
-        def predict(step: Tensor, params: Any, seed: Tensor, *own: Tensor) -> Tensor:
-            return Network(module, params).predict(*own)
+        def predict(step: Tensor, params: Any, seed: Tensor, *inputs: Tensor) -> Tensor:
+            return Network(module, params).predict(*inputs)
 
         self.graphs: dict[str, Callable[..., Any]] = {}
         if self.queue is None:
-            example = seen()
+            example = example_observations()
             self.graphs["act"] = graph(act, example, self.rewards, self.context)
-        elif hasattr(module, "table"):  # a graph of one round, however many there are
-            example = seen(head.n_obs_steps)
+        elif hasattr(module, "table"):  # one graph for all denoising steps
+            example = example_observations(head.n_obs_steps)
             self.graphs["encode"] = graph(encode, example)
-            own = self.graphs["encode"](self.leaves, now, example), zeros(*head.noise_shape[1:])
-            self.graphs["predict"] = graph(predict, *own, zeros())
+            encoded = self.graphs["encode"](self.leaves, first_step, example)
+            self.graphs["predict"] = graph(predict, encoded, zeros(*head.noise_shape[1:]), zeros())
         else:
-            example = seen(head.n_obs_steps)
+            example = example_observations(head.n_obs_steps)
             self.graphs["plan"] = graph(plan, example, zeros(*(head.noise_shape or (0,))))
 
     def snapshot(self) -> None:
-        """Keeps the policies as they are now, for calls while they go on learning."""
+        """Copy the current parameters, and act with them while training continues."""
         self.leaves = [x.detach().to(self.device, copy=True) for x in self.live]
 
     def reset(self, seeds: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
-        """New episodes; seeds: theirs, [S * batch], default: their places. Noise is made of them.
+        """Start new episodes.
 
-        rows: these alone begin, [R], from so many seeds; the others go on.
+        seeds: the episodes' seeds, [S * batch], which determine the sampling noise; default: their
+        indices. rows: indices of the episodes that restart, [R], with R seeds; default: all.
         """
         if self.queue is not None:
-            own = np.tile(np.arange(self.batch), self.shape[0]) if seeds is None else seeds
-            self.queue.reset(own, rows)
+            all_seeds = np.tile(np.arange(self.batch), self.shape[0]) if seeds is None else seeds
+            self.queue.reset(all_seeds, rows)
         start = self.module.reset(self.batch) if self.remembers else {}  # type: ignore[operator]
         fresh = {
             k: v.to(self.device).expand(self.shape[0], *v.shape).clone() for k, v in start.items()
@@ -152,15 +158,15 @@ class StackedPolicy:
             self.context[name] = torch.where(mask, value, self.context[name])
 
     def memory(self, s: int) -> dict[str, Tensor]:
-        """Return what the s-th seed's running episodes are continued from; empty if nothing is."""
+        """Return the memory of the s-th seed's running episodes; empty for policies without one."""
         if self.queue is not None:
             rows = slice(s * self.batch, (s + 1) * self.batch)
             return {name: torch.from_numpy(x) for name, x in self.queue.state(rows).items()}
         parts = self.context | {REWARDS: self.rewards} if self.remembers else {}
         return {name: x[s].cpu().contiguous().clone() for name, x in parts.items()}
 
-    def recall(self, s: int, memory: Mapping[str, Tensor]) -> None:
-        """Put back what `memory` gave, after `reset`."""
+    def restore_memory(self, s: int, memory: Mapping[str, Tensor]) -> None:
+        """Restore the result of `memory`, after `reset`."""
         if self.queue is not None:
             rows = slice(s * self.batch, (s + 1) * self.batch)
             self.queue.load(rows, {name: x.numpy() for name, x in memory.items()})
@@ -170,7 +176,7 @@ class StackedPolicy:
                 value[s] = memory[name].to(self.device)
 
     def observe(self, rewards: Tensor) -> None:
-        """rewards: [S, batch], raw, of the last actions; any number where an episode is over."""
+        """Take the raw rewards of the last actions, [S, batch]; those of ended episodes are ignored."""
         self.rewards = rewards
 
     def __call__(self, observations: Observations, step: int = 0) -> Tensor:
@@ -179,33 +185,36 @@ class StackedPolicy:
                 "act", observations, self.rewards, self.context, step=step
             )
             return actions
-        rows = channels.each(lambda x: x.flatten(0, 1).cpu().numpy(), observations)
-        taken = self.queue.step(rows)
-        return torch.from_numpy(taken).unflatten(0, self.shape).to(self.device)
+        rows = channels.map_channels(lambda x: x.flatten(0, 1).cpu().numpy(), observations)
+        actions = self.queue.step(rows)
+        return torch.from_numpy(actions).unflatten(0, self.shape).to(self.device)
 
-    def _run(self, name: str, *own: Any, step: int = 0) -> Any:
+    def _run(self, name: str, *inputs: Any, step: int = 0) -> Any:
         with torch.no_grad():
-            return self.graphs[name](self.leaves, torch.tensor(step, device=self.device), *own)
+            return self.graphs[name](self.leaves, torch.tensor(step, device=self.device), *inputs)
 
     def _plan(self, observations: Observations, noise: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """See `policies.chunks.Plan`. Graphs are of all rows: those not asked for are zeros."""
+        """Predict chunks for some rows; see `policies.chunks.Plan`.
 
-        def whole(values: np.ndarray) -> Tensor:
+        Graphs compute all rows. The inputs of other rows are zeros.
+        """
+
+        def all_rows(values: np.ndarray) -> Tensor:
             kind = np.uint8 if values.dtype == np.uint8 else np.float32
-            everywhere = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), kind)
-            everywhere[rows] = values
-            return torch.from_numpy(everywhere).unflatten(0, self.shape).to(self.device)
+            array = np.zeros((self.shape[0] * self.batch, *values.shape[1:]), kind)
+            array[rows] = values
+            return torch.from_numpy(array).unflatten(0, self.shape).to(self.device)
 
         head: Any = self.module
-        everything = channels.each(whole, observations)
+        batch = channels.map_channels(all_rows, observations)
         if "plan" in self.graphs:
-            chunks = self._run("plan", everything, whole(noise)).flatten(0, 1)
+            chunks = self._run("plan", batch, all_rows(noise)).flatten(0, 1)
             return chunks.cpu().numpy()[rows]
-        seen = self._run("encode", everything)
+        encoded = self._run("encode", batch)
 
         def network(x: Tensor, time: float) -> Tensor:
             times = torch.full(self.shape, time, device=self.device)
-            return self._run("predict", seen, x.unflatten(0, self.shape), times).flatten(0, 1)
+            return self._run("predict", encoded, x.unflatten(0, self.shape), times).flatten(0, 1)
 
-        chunks = head.finished(sample(head.table, network, whole(noise).flatten(0, 1)))
+        chunks = head.finish(sample(head.table, network, all_rows(noise).flatten(0, 1)))
         return chunks.cpu().numpy()[rows]

@@ -1,4 +1,4 @@
-"""A graph of tensor operations, compiled or captured: what runs in place of the traced update."""
+"""Compilation of graphs by Inductor, and their capture as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten
 
-Code = Literal["default", "avx2"]  # instructions of the generated code
+Code = Literal["default", "avx2"]  # instruction set of the generated code
 
-# GCC 12 drops stores that are needed. With generic tuning (which -march=native means for a
-# processor that GCC does not know) it copies a local array by `rep movsq`, and dead-store
-# elimination does not see that this reads the array. Inductor's AVX-512 transpose of 16-bit tiles
-# is such code: compiled bf16 updates then give NaN or wrong numbers. The flag has no cost that
-# could be measured. PyTorch 2.11 to 2.13 have no other option that ends up among the compiler's
-# flags on all of them.
+# GCC 12 deletes stores that are needed. With generic tuning, which -march=native selects for a
+# processor that GCC does not know, it copies a local array by `rep movsq`. Dead-store elimination
+# does not see that this reads the array. Inductor's AVX-512 transpose of 16-bit tiles is such code,
+# so compiled bf16 updates give NaN or wrong numbers. The flag has no measurable cost. No other
+# option of PyTorch 2.11 to 2.13 reaches the compiler's flags in all of these versions.
 WITHOUT_DEAD_STORE_ELIMINATION = "-fno-dse"
-AVX2_BITS = 256  # the width of its registers
+AVX2_BITS = 256  # register width
 
 
 def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
-    """Return the Inductor options of one compilation. code: used on a processor alone."""
-    options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # calls kernels from C++
-    options["deterministic"] = not on_cpu  # else a GPU's block sizes are chosen by stopwatch
+    """Return the Inductor options of one compilation. code: only used on a CPU."""
+    options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # kernels are called from C++
+    options["deterministic"] = not on_cpu  # otherwise a GPU's block sizes are chosen by timing
     if not on_cpu:
         return options
     flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
@@ -41,14 +40,15 @@ def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
     return options
 
 
-def compiled(
+def compile_graph(
     graph: GraphModule, counts: set[int], seeds: int, code: Code = "default"
 ) -> Callable[..., Tensor]:
-    """`graph` compiled in three parts: keys, random numbers and the rest.
+    """Compile `graph` in three parts: keys, random numbers and the rest.
 
-    Keys and numbers depend on the inputs in `counts` alone (seeds, updates, optimizers' steps,
-    sizes); keys have one element per seed: random keys, bias corrections, learning rates. Compiled
-    as one, all of these would be inlined, and computed again, at every element that uses them.
+    Keys and random numbers depend only on the inputs with indices in `counts`: seeds, update
+    counts, optimizer steps, sizes. Keys have one element per seed: random keys, bias corrections,
+    learning rates. In a single part, Inductor would inline all of these and recompute them for
+    every element that uses them.
     """
     keys, numbers, rest = range(3)
     part: dict[Node, int] = {}
@@ -60,20 +60,20 @@ def compiled(
             value = node.meta.get("val")
             if part[node] == keys and isinstance(value, Tensor) and value.numel() > seeds:
                 part[node] = numbers
-            if node.target is torch.ops.aten.copy_.default:  # what changes an input comes last
+            if node.target is torch.ops.aten.copy_.default:  # inputs are modified last
                 part[node] = rest
     split = split_module(graph, graph, lambda node: part[node])
     for name, module in list(split.named_children()):
         assert isinstance(module, GraphModule)
-        setattr(split, name, Compiled(module, code))
+        setattr(split, name, CompiledGraph(module, code))
     return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
 
 
-class Compiled(nn.Module):
-    """A graph of tensor operations alone, compiled at its first call for the shapes found there.
+class CompiledGraph(nn.Module):
+    """A graph of tensor operations that is compiled at its first call, for the shapes of that call.
 
-    By Inductor without Dynamo in front: there is no Python left to trace, and Dynamo's checks of
-    every argument would cost a tenth of a small update.
+    Inductor compiles it without Dynamo. There is no Python code left to trace, and Dynamo's checks
+    of every argument would cost a tenth of a small update.
     """
 
     def __init__(self, graph: GraphModule, code: Code = "default") -> None:
@@ -93,8 +93,11 @@ class Compiled(nn.Module):
         return self.program(*arguments)
 
 
-def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
-    """`run(*arguments)` as a CUDA graph of the current device; returns the same tensor always."""
+def capture_graph(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
+    """Capture `run(*arguments)` as a CUDA graph of the current device.
+
+    The function that is returned ignores its arguments and always returns the same tensor.
+    """
     stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # warm-up: libraries allocate their workspaces
@@ -102,7 +105,7 @@ def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tenso
             run(*arguments)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # other threads may allocate pinned memory meanwhile: the next batches of streamed data
+    # meanwhile other threads may allocate pinned memory for the next batches of streamed data
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run(*arguments)
 
@@ -115,8 +118,8 @@ def captured(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tenso
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream on which all graphs of the current device `device` are captured.
+    """Return the stream for captures on `device`, which is the current device.
 
-    cuBLAS keeps a workspace of up to 32 MiB for each stream that it is called on.
+    There is one per device, because cuBLAS keeps a workspace of up to 32 MiB for each stream.
     """
     return torch.cuda.Stream(device)

@@ -1,9 +1,9 @@
-"""The engine: runs an algorithm's update many times, fast, for several seeds at once.
+"""The engine: runs an algorithm's updates for several seeds at the same time.
 
-The update of one seed is traced into a graph of tensor operations: sampling, losses, gradients,
-optimizers and targets of one whole period, with a leading axis for S stacked seeds
-(`torch.func.vmap`) and the new state copied into the old one's storage. That graph is run as it is
-(eager) or compiled; on a GPU it is replayed as a CUDA graph. Nothing in it waits for the host.
+The updates of one period are traced into a graph of tensor operations: sampling, losses, gradients,
+optimizers and targets. `torch.func.vmap` adds a leading axis for S stacked seeds, and the new state
+is copied into the old state's storage. The graph runs as it is or compiled; on a GPU it is replayed
+as a CUDA graph. Nothing in it waits for the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from offline_rl.algorithms.common.config import check_stackable
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.engine import verify
 from offline_rl.engine.acting import StackedPolicy
-from offline_rl.engine.compile import Code, captured, compiled
-from offline_rl.engine.trace import traced
-from offline_rl.engine.work import Work, count
+from offline_rl.engine.compile import Code, capture_graph, compile_graph
+from offline_rl.engine.cost import UpdateCost, count_cost
+from offline_rl.engine.trace import trace
 from offline_rl.replay.batch import Source, Sources
 from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
@@ -36,16 +36,16 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-ELSEWHERE = "elsewhere"  # a counter that no checkpoint holds; see `Engine.done`
-COUNTS = ("steps", "update", ELSEWHERE)  # leaves that are the same for all stacked seeds
-UNROLLED = 4  # places of a period that one program has at most
-APART = 1 << 35  # keeps what `apply` draws apart from an update's numbers
-Places = tuple[int, ...]  # of a period
-Fallback = Literal["avx2", "uncompiled"]  # in place of a program that failed its check
+ELSEWHERE = "elsewhere"  # counter of updates in other phases, not saved; see `Engine.done`
+COUNTS = ("steps", "update", ELSEWHERE)  # leaves with equal values for all stacked seeds
+MAX_UNROLLED = 4  # longer periods are split into programs of one update each
+APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of updates
+Positions = tuple[int, ...]  # of updates within a period
+Fallback = Literal["avx2", "uncompiled"]  # replaces a program that failed its check
 
 
-class Drawn(NamedTuple):
-    """A batch of so many rows, from where a phase's batches come from."""
+class SampleRequest(NamedTuple):
+    """A request for a batch of `rows` rows from the source of a phase."""
 
     phase: str
     rows: int
@@ -53,11 +53,11 @@ class Drawn(NamedTuple):
 
 @dataclass
 class Program:
-    """One or more updates of all seeds as a call, and what its metrics came to."""
+    """One or more updates of all seeds in a single call, with accumulated metrics."""
 
     run: Callable[[], Tensor]  # -> the metrics' means [S, metrics]
     metrics: list[str]
-    total: Tensor  # of the calls since it was last asked for, [S, metrics]
+    total: Tensor  # sum over the calls since `Engine.metrics` was last called, [S, metrics]
     calls: int = 0
 
 
@@ -76,22 +76,23 @@ class Engine:
         compile: bool = False,
         values: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """make(s): the algorithm of the s-th seed; initialized by that seed alone.
+        """Create the state of all seeds.
 
-        sources: what the phases learn from; a lone one is the offline data.
-        values: float fields of the config with one value for each seed, trained side by side.
+        make(s) returns the algorithm of the s-th seed, and is called with torch's random generator
+        seeded by it. sources: the data that phases learn from; a single source is the offline data.
+        values: float fields of the config that differ between seeds, a value for each seed.
         """
-        torch.set_flush_denormal(True)  # dead units' moments decay to numbers 100 times slower
+        torch.set_flush_denormal(True)  # denormal moments of dead units are 100 times slower
         if torch.device(device).type == "cpu":
-            hardware.keep_memory()
+            hardware.keep_freed_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
-        self.capture = self.device.type == "cuda"  # in a CUDA graph; a profiler sees one call
-        self.brief: Collection[str] = ()  # phases that are not, whose updates are few
+        self.capture = self.device.type == "cuda"  # as CUDA graphs; a profiler sees one call
+        self.uncompiled_phases: Collection[str] = ()  # phases too short to be worth compiling
         self.compile_seconds = 0.0
-        self.fallbacks: dict[str, Fallback] = {}  # by program; filled in here, kept by a run
-        self.say: Callable[[str], object] = lambda _: None  # is told what is going to take long
-        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for it
+        self.fallbacks: dict[str, Fallback] = {}  # program -> its fallback; a run stores them
+        self.say: Callable[[str], object] = lambda _: None  # called before slow steps
+        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # around compiling
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
@@ -106,62 +107,65 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        # phase -> its updates so far; a checkpoint holds them beside the state. The state's counter
-        # "elsewhere" is how many of all updates were of other phases than the one entered last
+        # phase -> its updates so far, which checkpoints hold in addition to the state. The state's
+        # counter "elsewhere" is the number of updates in other phases than the last one entered
         self.done: dict[str, int] = {}
         self._entered: str | None = None
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
-        self._traced: dict[tuple[str, Places], GraphModule] = {}
-        self._programs: dict[tuple[str, Places], Program] = {}
+        self._traced: dict[tuple[str, Positions], GraphModule] = {}
+        self._programs: dict[tuple[str, Positions], Program] = {}
         self._applied: dict[tuple[str, str], GraphModule] = {}
 
     @property
     def updates(self) -> int:
-        """Updates done so far, all phases together. Raises ValueError where seeds differ in it."""
+        """Updates so far, in all phases together. Raises ValueError if seeds differ in it."""
         done = self.state["counters"]["update"].tolist()
         if len(set(done)) > 1:
-            raise ValueError(f"seeds {self.seeds} have done {done} updates: not to be stacked")
+            raise ValueError(
+                f"seeds {self.seeds} have done {done} updates and cannot be trained together"
+            )
         return done[0]
 
-    def at(self, phase: str) -> tuple[Algorithm, Source]:
-        """The algorithm as it is in a phase, and what it learns from then."""
+    def for_phase(self, phase: str) -> tuple[Algorithm, Source]:
+        """Return the algorithm as configured in a phase, and the source that it learns from."""
         if phase not in self._phases:
-            algorithm = self.algorithm.at(phase)
+            algorithm = self.algorithm.for_phase(phase)
             self._phases[phase] = algorithm, algorithm.source(phase, self.sources)
         return self._phases[phase]
 
     def period(self, phase: str = "update") -> int:
-        """Updates after which a phase's sequence of work repeats."""
-        return self.at(phase)[0].period
+        """Return the number of updates after which a phase's sequence of updates repeats."""
+        return self.for_phase(phase)[0].period
 
     def run(self, num_updates: int, phase: str = "update") -> None:
-        """num_updates more updates of every seed; a multiple of the phase's period."""
+        """Run `num_updates` more updates of every seed, a multiple of the phase's period."""
         period = self.period(phase)
         if num_updates % period:
-            raise ValueError(f"{num_updates} updates do not divide into periods of {period}")
-        cycle, ready = self.programs(phase), getattr(self.at(phase)[1], "ready", None)
+            raise ValueError(f"{num_updates} updates are not a multiple of the period {period}")
+        programs, source = self.programs(phase), self.for_phase(phase)[1]
+        prefetch = getattr(source, "prefetch", None)
         self._enter(phase)
-        first = self.updates if ready else 0
+        first = self.updates if prefetch else 0
         for done in range(0, num_updates, period):
-            if ready:
-                ready(first + done)
-            for program in cycle:
+            if prefetch:
+                prefetch(first + done)
+            for program in programs:
                 program.total += program.run()
                 program.calls += 1
             self.done[phase] = self.done.get(phase, 0) + period
 
     def _enter(self, phase: str) -> None:
-        """Let `State.done` count the updates of `phase`. Waits for the device if it is another."""
+        """Make `State.done` count the updates of `phase`. Waits for the device if it changes."""
         if phase != self._entered:
             others = self.updates - self.done.get(phase, 0)
             self.state["counters"][ELSEWHERE].fill_(others)
             self._entered = phase
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
-        """The mean of each metric since it was last asked for, per seed. Waits for the device."""
+        """Return the mean of each metric since the last call, per seed. Waits for the device."""
         sums: dict[str, list[Any]] = {}
-        for (own, _), program in self._programs.items():
-            if own != phase or not program.calls:
+        for (program_phase, _), program in self._programs.items():
+            if program_phase != phase or not program.calls:
                 continue
             total = program.total.cpu().numpy().copy()  # [S, metrics]
             for j, name in enumerate(program.metrics):
@@ -170,64 +174,73 @@ class Engine:
             program.calls = 0
         return {name: sum(t for t, _ in x) / sum(n for _, n in x) for name, x in sums.items()}
 
-    def finite(self) -> np.ndarray:
-        """Whether all of a seed's parameters are numbers, [S]. Waits for the device."""
+    def finite_seeds(self) -> np.ndarray:
+        """Return for each seed whether all its parameters are finite, [S]. Waits for the device."""
         leaves = flatten(self.state["params"]).values()
-        sound = torch.stack([x.reshape(len(x), -1).isfinite().all(1) for x in leaves])
-        return sound.all(0).cpu().numpy()
+        finite = torch.stack([x.reshape(len(x), -1).isfinite().all(1) for x in leaves])
+        return finite.all(0).cpu().numpy()
 
     def programs(self, phase: str = "update") -> list[Program]:
-        """What makes one period: a program of all its places, or one a place where it is long.
+        """Return the programs of one period: a single one, or one per update if it is long.
 
-        Places with the same work, as the algorithm says by `alike`, share a program.
+        Updates that the algorithm declares equal (`equivalent_step`) share a program.
         """
-        algorithm, _ = self.at(phase)
-        places = [tuple(range(algorithm.period))]
-        if algorithm.period > UNROLLED:
-            places = [(algorithm.alike(i),) for i in range(algorithm.period)]
-        for own in places:
-            if (phase, own) not in self._programs:
+        algorithm, _ = self.for_phase(phase)
+        parts = [tuple(range(algorithm.period))]
+        if algorithm.period > MAX_UNROLLED:
+            parts = [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+        compile = self.compiled and phase not in self.uncompiled_phases
+        for positions in parts:
+            if (phase, positions) not in self._programs:
                 started = time.perf_counter()
-                run = self._build(phase, own, self.compiled and phase not in self.brief)
-                names: list[str] = self._traced[phase, own].meta["metrics"]
+                run = self._build(phase, positions, compile)
+                names: list[str] = self._traced[phase, positions].meta["metrics"]
                 total = torch.zeros(len(self.seeds), len(names), device=self.device)
-                self._programs[phase, own] = Program(run, names, total)
+                self._programs[phase, positions] = Program(run, names, total)
                 self.compile_seconds += time.perf_counter() - started
-        return [self._programs[phase, own] for own in places]
+        return [self._programs[phase, positions] for positions in parts]
 
     def _one_seed(
-        self, phase: str, places: Places, names: list[str]
+        self, phase: str, positions: Positions, names: list[str]
     ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
-        """Updates of one seed at `places`: (state, values, data) -> (state, metrics by `names`)."""
-        now, source = self.at(phase)
+        """Return a function (state, values, data) -> (state, metrics) that updates one seed.
+
+        It runs the updates at `positions` of the period, and writes the metrics' names to `names`.
+        """
+        configured, source = self.for_phase(phase)
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
-            algorithm = now.with_values(values)
-            work = getattr(algorithm, "update" if phase == ONLINE else phase)
+            algorithm = configured.with_values(values)
+            run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
             first = update - counters[ELSEWHERE]
-            for done, i in enumerate(places):
+            for done, i in enumerate(positions):
                 random = Random(counters["seed"], update + done)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
                 state = State(algorithm, params, optimizer, random, first + done)
-                state, metrics = work(state, batch, i)
+                state, metrics = run_update(state, batch, i)
                 params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)
             names[:] = sorted(sums)
             means = [torch.stack(sums[name]).mean() for name in names]
-            counters = {**counters, "update": update + len(places)}
+            counters = {**counters, "update": update + len(positions)}
             tree = {"params": params, "optimizer": optimizer, "counters": counters}
             return tree, torch.stack(means)
 
         return program
 
-    def _trace(self, phase: str, places: Places) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
-        """The places' graph and what it is called with: the state's leaves, values and data."""
+    def _trace(
+        self, phase: str, positions: Positions
+    ) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
+        """Return the graph of the updates at `positions`, and its arguments.
+
+        The arguments are the leaves of the state, and those of the values and the data.
+        """
         names: list[str] = []
-        one, leaves, form = self._one_seed(phase, places, names), *tree_flatten(self.state)
-        inputs, inputs_form = tree_flatten((self.values, self.at(phase)[1].tensors()))
+        one, leaves, form = self._one_seed(phase, positions, names), *tree_flatten(self.state)
+        inputs, inputs_form = tree_flatten((self.values, self.for_phase(phase)[1].tensors()))
 
         def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
             tree = tree_unflatten(leaves, form)
@@ -235,8 +248,8 @@ class Engine:
             if len(self.seeds) == 1:
                 tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
                 new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
-            else:  # shared data has a leading axis of 1; counts are equal, so that what is made of
-                # them is one number for all seeds, and an optimizer one pass over their memory
+            else:  # Shared data has a leading axis of 1. Counts are equal, so values derived from
+                # them are one number for all seeds, and an optimizer step is one pass over memory.
                 axes = (
                     tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
                     tree_map(lambda _: 0, values),
@@ -251,35 +264,37 @@ class Engine:
                     old.copy_(value)
             return metrics
 
-        if (phase, places) not in self._traced:
+        if (phase, positions) not in self._traced:
             self.say(f"tracing: {phase}")
-            with self._untaught(), torch.no_grad():
-                graph = traced(stacked, leaves, inputs)
+            with self._state_preserved(), torch.no_grad():
+                graph = trace(stacked, leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
             graph.meta["metrics"] = names
-            self._traced[phase, places] = graph
-        return self._traced[phase, places], leaves, inputs
+            self._traced[phase, positions] = graph
+        return self._traced[phase, positions], leaves, inputs
 
-    def _build(self, phase: str, places: Places, compile: bool) -> Callable[[], Tensor]:
-        graph, leaves, inputs = self._trace(phase, places)
+    def _build(self, phase: str, positions: Positions, compile: bool) -> Callable[[], Tensor]:
+        graph, leaves, inputs = self._trace(phase, positions)
         run: Callable[..., Tensor] = graph
         on_gpu = self.device.type == "cuda"  # Inductor and captures use the current device
         current = torch.cuda.device(self.device) if on_gpu else nullcontext()
-        with self._untaught(), torch.no_grad(), current:
+        with self._state_preserved(), torch.no_grad(), current:
             if compile:
                 self.say(f"compiling: {phase}, about a minute")
-                if ready := getattr(self.at(phase)[1], "ready", None):
-                    ready(self.updates)  # the check below needs a batch
-                whole = len(places) == self.period(phase)
-                name = phase if whole else f"{phase} {places[0]}"
-                begins, _ = self.at(phase)[0].policy_begins(phase)  # the check is of all networks
+                algorithm, source = self.for_phase(phase)
+                if prefetch := getattr(source, "prefetch", None):
+                    prefetch(self.updates)  # the check below needs a batch
+                complete = len(positions) == self.period(phase)
+                name = phase if complete else f"{phase} {positions[0]}"
+                # check an update that changes all networks, the policy included
+                first, _ = algorithm.updates_before_policy(phase)
                 counters = self.state["counters"]
-                counters[ELSEWHERE].copy_(counters["update"] - begins)
+                counters[ELSEWHERE].copy_(counters["update"] - first)
                 with self.compiling():
                     run = self._compile(name, graph, leaves, inputs)
             if self.capture:
-                run = captured(run, leaves, inputs)
+                run = capture_graph(run, leaves, inputs)
 
         def program() -> Tensor:
             with torch.no_grad():
@@ -290,10 +305,10 @@ class Engine:
     def _compile(
         self, name: str, graph: GraphModule, leaves: list[Tensor], inputs: list[Tensor]
     ) -> Callable[..., Tensor]:
-        """Return the fastest program of `graph` that computes the same, by one call of each.
+        """Return the first program of `graph` that passes the check: compiled, AVX2, uncompiled.
 
-        What it falls back to is kept in `fallbacks` under `name`, and used without a further try
-        where it is there from the start. Changes the state, which the caller puts back.
+        A fallback is stored in `fallbacks` under `name`. A fallback that is already there is used
+        without trying others. This changes the state, which the caller restores.
         """
         codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
         match self.fallbacks.get(name):
@@ -301,8 +316,8 @@ class Engine:
                 codes = ["avx2"]
             case "uncompiled":
                 return graph
-        both = enumerate([*leaves, *inputs])
-        counts = {k for k, x in both if x.dtype == torch.int64 and x.dim() == 1}
+        arguments = enumerate([*leaves, *inputs])
+        counts = {k for k, x in arguments if x.dtype == torch.int64 and x.dim() == 1}
         paths = list(flatten(self.state))
         parameters = [
             k
@@ -312,24 +327,24 @@ class Engine:
         verify.fill_zeros(leaves, parameters)
         expected = verify.call(graph, leaves, inputs)
         size = verify.ROUNDING[self.precision]
-        others = verify.rounded(graph, leaves, inputs, parameters, size)
+        others = verify.call_with_rounding_errors(graph, leaves, inputs, parameters, size)
         for code in codes:
-            run = compiled(graph, counts, len(self.seeds), code)
-            found = verify.call(run, leaves, inputs)
+            run = compile_graph(graph, counts, len(self.seeds), code)
+            actual = verify.call(run, leaves, inputs)
             outputs = [*paths, *graph.meta["metrics"]]
-            fault = verify.difference(expected, found, others, outputs)
+            fault = verify.difference(expected, actual, others, outputs)
             if fault is None:
                 if code != "default":
                     self.fallbacks[name] = code
                 return run
-            then = "Compiling again for AVX2" if code != codes[-1] else "Updates run uncompiled"
-            self.say(f"The compiled update is wrong on this machine: {name}, {fault}. {then}.")
+            remedy = "Compiling again for AVX2" if code != codes[-1] else "Updates run uncompiled"
+            self.say(f"The compiled update is wrong on this machine: {name}, {fault}. {remedy}.")
         self.fallbacks[name] = "uncompiled"
         return graph
 
     @contextmanager
-    def _untaught(self) -> Iterator[None]:
-        """Puts the state back as it was: what is learned inside is thrown away."""
+    def _state_preserved(self) -> Iterator[None]:
+        """Restore the training state afterward: tracing and compiling run real updates."""
         leaves = tree_flatten(self.state)[0]
         before = [x.clone() for x in leaves]
         try:
@@ -339,28 +354,28 @@ class Engine:
                 leaf.copy_(value)
 
     def apply(
-        self, method: str, inputs: Mapping[str, Tensor] | Drawn, phase: str = "update"
+        self, method: str, inputs: Mapping[str, Tensor] | SampleRequest, phase: str = "update"
     ) -> Any:
-        """What the algorithm's `method(state, inputs)` answers for each seed; nothing is learned.
+        """Return the algorithm's `method(state, inputs)` for each seed, without changing the state.
 
-        inputs, and what comes back: [S, …] each, of the same names and shapes in every call; or the
-        batch that is drawn.
+        inputs: tensors [S, …], with the same names and shapes in every call, or a request for a
+        sampled batch. The results are [S, …] too.
         """
-        now = self.at(phase)[0]
+        configured = self.for_phase(phase)[0]
         self._enter(phase)
-        source = self.at(inputs.phase)[1] if isinstance(inputs, Drawn) else None
-        given = source.tensors() if source is not None else inputs
-        leaves, form = tree_flatten((self.state, self.values, given))
+        source = self.for_phase(inputs.phase)[1] if isinstance(inputs, SampleRequest) else None
+        tensors = source.tensors() if source is not None else inputs
+        leaves, form = tree_flatten((self.state, self.values, tensors))
 
-        def one(tree: Any, values: Any, given: Any) -> Any:
-            algorithm, counters = now.with_values(values), tree["counters"]
-            random = Random(counters["seed"] + APART, counters["update"])
+        def one(tree: Any, values: Any, batch: Any) -> Any:
+            algorithm, counters = configured.with_values(values), tree["counters"]
+            random = Random(counters["seed"] + APPLY_STREAM, counters["update"])
             done = counters["update"] - counters[ELSEWHERE]
             state = State(algorithm, tree["params"], tree["optimizer"], random, done)
-            if isinstance(inputs, Drawn):
+            if isinstance(inputs, SampleRequest):
                 assert source is not None
-                given = source.sample(given, random, inputs.rows, algorithm.cfg.discount)
-            return getattr(algorithm, method)(state, given)
+                batch = source.sample(batch, random, inputs.rows, algorithm.cfg.discount)
+            return getattr(algorithm, method)(state, batch)
 
         def stacked(leaves: list[Tensor]) -> Any:
             arguments = tree_unflatten(leaves, form)
@@ -372,38 +387,38 @@ class Engine:
 
         with torch.no_grad():
             if (phase, method) not in self._applied:
-                graph = traced(stacked, leaves)
+                graph = trace(stacked, leaves)
                 graph.graph.eliminate_dead_code()
                 graph.recompile()
                 self._applied[phase, method] = graph
             return self._applied[phase, method](leaves)
 
-    def work(self, phase: str = "update") -> Work:
-        """What an update of a phase costs, all seeds together."""
-        places = tuple(range(min(self.period(phase), UNROLLED)))
-        return count(self._trace(phase, places)[0], len(places))
+    def update_cost(self, phase: str = "update") -> UpdateCost:
+        """Return the cost of an update of a phase, for all seeds together."""
+        positions = tuple(range(min(self.period(phase), MAX_UNROLLED)))
+        return count_cost(self._trace(phase, positions)[0], len(positions))
 
     def stacked_policy(
         self, batch: int, *, explore: bool = False, device: torch.device | None = None
     ) -> StackedPolicy:
-        """The policies of all seeds, for `batch` episodes of each.
+        """Return the policies of all seeds, for `batch` episodes of each.
 
-        explore: with the algorithm's own noise, which is a function of the seed and the step alone;
-        otherwise deterministic. device: where they act, if not where they learn.
+        explore: add the algorithm's exploration noise, which depends only on the seed and the step;
+        otherwise deterministic. device: where the policies act; default: the engine's device.
         """
         name = self.algorithm.policy
         return StackedPolicy(
             self.algorithm.modules[name],
             self.state["params"][name],
             self.state["counters"]["seed"],
-            self.algorithm.spec.seen,
+            self.algorithm.spec.observation_shapes,
             batch,
             explore=explore,
             device=device or self.device,
         )
 
     def seed_state(self, s: int) -> dict[str, Tensor]:
-        """The s-th seed's whole state, flat: `params/critic/net.weights.0` and so on."""
+        """Return the s-th seed's complete state, flat: `params/critic/net.weights.0` and so on."""
         return {name: x[s].detach().cpu().clone() for name, x in self._saved().items()}
 
     def seed_states(self) -> Iterator[dict[str, Tensor]]:
@@ -418,36 +433,37 @@ class Engine:
         return {name: x for name, x in tensors.items() if name != f"counters/{ELSEWHERE}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
-        """Puts a state of `seed_state` in the s-th place. Raises ValueError naming what differs.
+        """Load the result of `seed_state` into the s-th seed. Raises ValueError if it differs.
 
-        Every phase begins anew, unless `done` is set afterward.
+        The update counts of all phases restart at 0, unless `done` is set afterward.
         """
-        own = self._saved()
+        current = self._saved()
         self.done, self._entered = {}, None
-        if missing := own.keys() ^ flat.keys():
+        if missing := current.keys() ^ flat.keys():
             raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
         for name, value in flat.items():
-            if own[name][s].shape != value.shape or own[name].dtype != value.dtype:
+            tensor = current[name]
+            if tensor[s].shape != value.shape or tensor.dtype != value.dtype:
                 raise ValueError(
-                    f"{name} is {tuple(value.shape)} {value.dtype} in the checkpoint, "
-                    f"{tuple(own[name][s].shape)} {own[name].dtype} here"
+                    f"{name} is {tuple(value.shape)} {value.dtype} in the checkpoint, but "
+                    f"{tuple(tensor[s].shape)} {tensor.dtype} here"
                 )
-            own[name][s] = value.to(self.device)
+            tensor[s] = value.to(self.device)
 
 
 def set_gpu_precision(precision: Precision) -> None:
     """Set how GPUs compute float32 products and convolutions in this process.
 
-    TF32 only if `precision` is tf32, and always by deterministic algorithms.
+    TF32 is used only if `precision` is tf32. Algorithms are always deterministic.
     """
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # it chooses by stopwatch
+    torch.backends.cudnn.benchmark = False  # its choice of algorithms depends on timing
 
 
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
-    """Matrix products in `precision`; weights, optimizer and everything else stay float32."""
+    """Set the precision of matrix products; weights, optimizer and all else stay float32."""
     if device.type == "cuda":
         set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

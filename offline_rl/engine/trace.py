@@ -1,4 +1,4 @@
-"""From a Python function of tensors to the graph of its tensor operations."""
+"""Tracing of Python functions into graphs of tensor operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,33 +9,33 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from envs.faults import line
+from envs.faults import user_line
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 
 
-def traced(function: Callable[..., Any], *arguments: Any) -> GraphModule:
-    """What `function` does with tensors such as `arguments`, which it is run on.
+def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
+    """Run `function` on `arguments` and return the graph of its tensor operations.
 
-    Each operation's result is described by a tensor without memory. These share one mode here:
-    left alone, make_fx makes a mode for each, which takes longer than all the rest.
-    Raises UserError naming the user's line where a tensor's value is asked for, which there is not.
+    Fake tensors describe the results of operations. All of them share one FakeTensorMode, because
+    the modes that make_fx would create for each take longer than everything else. Raises UserError,
+    naming the line, if the user's code asks for the value of a tensor.
     """
     try:
         fake = FakeTensorMode(allow_fallback_kernels=True)
-        with hardware.giving_back(), tracing(TracingContext(fake)):
+        with hardware.release_freed_memory(), tracing(TracingContext(fake)):
             return make_fx(function)(*arguments)
     except (RuntimeError, DataDependentOutputException) as error:
-        said = str(error)
-        if not any(words in said for words in VALUES) or (where := line(error)) is None:
+        message = str(error)
+        if not any(words in message for words in VALUES) or (where := user_line(error)) is None:
             raise
         raise UserError(
-            f"{where}: a tensor's value (`if`, `while`, float(), .item()) is not known when an "
-            "update is traced: choose by it with torch.where(condition, this, that)"
+            f"{where}: a tensor's value (`if`, `while`, float(), .item()) is not known while an "
+            "update is traced. Use torch.where(condition, a, b) instead."
         ) from error
 
 
-VALUES = (  # what torch says where a value is asked for: of one seed, of several, of a scalar
+VALUES = (  # torch's messages if a value is asked for: one seed, several seeds, a scalar
     "get value out of a tracing tensor",
     "data-dependent control flow",
     ".item()",

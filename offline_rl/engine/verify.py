@@ -1,8 +1,7 @@
 """Check of a compiled update against the graph that it was compiled from.
 
-Compilers have faults, and a wrong update can go unnoticed: its numbers may be finite, and training
-goes on. One call on the same inputs is enough to see it, because every output depends on all that
-was compiled.
+Compilers have bugs, and a wrong update can go unnoticed if its numbers are finite. One call on the
+same inputs is enough to detect it, because the outputs depend on all of the compiled code.
 """
 
 from __future__ import annotations
@@ -13,23 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Two correct programs round differently. A small error of one gradient can turn the sign of one
-# step of Adam, so no fixed tolerance fits parameters. The graph itself, run with parameters that
-# differ by rounding errors, shows how far a correct result may lie from another one.
-ROUNDING = {"fp32": 2.0**-18, "tf32": 2.0**-10, "bf16": 2.0**-8}  # relative, of the parameters
-FREQUENCIES = (1.2e4, 3.4e4)  # one run with such rounding errors for each
+# Two correct programs round differently. A small error in a gradient can flip the sign of a step of
+# Adam, so no fixed tolerance fits all parameters. Instead the graph is run with parameters that
+# differ by rounding errors, which shows how much correct results can differ.
+ROUNDING = {"fp32": 2.0**-18, "tf32": 2.0**-10, "bf16": 2.0**-8}  # relative errors of parameters
+FREQUENCIES = (1.2e4, 3.4e4)  # each gives a run with other rounding errors
 FACTOR = 4.0  # allowed difference, in units of the largest difference between those runs
-FILLED = 0.02  # size of parameters in place of zeros
-TOLERANCE = 0.2  # allowed on top of it, relative to the output: a sample or a maximum may change
-
-
-CANCELLED = 1e-6  # allowed where all runs of the graph give 0: terms may cancel to a rounding error
+FILL_SIZE = 0.02  # magnitude of the numbers that replace zero parameters
+TOLERANCE = 0.2  # allowed in addition, relative to the output: a sample or a maximum may change
+CANCELED = 1e-6  # allowed if all runs of the graph give 0: terms may cancel to a rounding error
 
 
 class Outputs(NamedTuple):
     """Results of one call of an update."""
 
-    changes: list[Tensor]  # of the state's leaves, [S, ...]; integers: their new values
+    changes: list[Tensor]  # change of each leaf of the state, [S, ...]; new values of integers
     metrics: Tensor  # [S, metrics]
 
 
@@ -38,7 +35,7 @@ def call(
     leaves: list[Tensor],
     inputs: list[Tensor],
 ) -> Outputs:
-    """Return what `run` computes from the state `leaves`, which is put back afterward."""
+    """Return the results of `run` from the state `leaves`, which is restored afterward."""
     before = [x.clone() for x in leaves]
     try:
         metrics = run(leaves, inputs).clone()
@@ -55,70 +52,71 @@ def call(
 def fill_zeros(leaves: list[Tensor], parameters: Sequence[int]) -> None:
     """Replace parameters that are all zero by small numbers, in place.
 
-    Behind an output layer that starts at zero all gradients are zero, and a wrong program for them
-    would go unnoticed. The numbers depend on the place alone, so equal parameters stay equal.
+    If an output layer is zero, the gradients of the layers before it are zero, and wrong code for
+    them would go unnoticed. The numbers depend only on the position, so equal parameters stay
+    equal.
     """
     for x in (leaves[k] for k in parameters):
         if not x.any():
-            places = torch.arange(1, x[0].numel() + 1, device=x.device, dtype=x.dtype)
-            x.copy_(FILLED * places.sin().view_as(x[0]))
+            positions = torch.arange(1, x[0].numel() + 1, device=x.device, dtype=x.dtype)
+            x.copy_(FILL_SIZE * positions.sin().view_as(x[0]))
 
 
-def rounded(
+def call_with_rounding_errors(
     run: Callable[[list[Tensor], list[Tensor]], Tensor],
     leaves: list[Tensor],
     inputs: list[Tensor],
     parameters: Sequence[int],
     size: float,
 ) -> list[Outputs]:
-    """Return what `run` computes from parameters with errors of `size`, relative.
+    """Return the results of `run` for parameters with relative errors of `size`.
 
-    The errors are a function of the value alone: equal parameters, as those of a new target
-    network, stay equal. No random numbers are drawn.
+    The errors depend only on the value, so equal parameters, such as those of a new target network,
+    stay equal. No random numbers are used.
     """
-    found = []
+    results = []
     before = [leaves[k].clone() for k in parameters]
     try:
         for frequency in FREQUENCIES:
             for k, x in zip(parameters, before, strict=True):
                 leaves[k].copy_(x * (1 + size * (frequency * x).sin()))
-            found.append(call(run, leaves, inputs))
+            results.append(call(run, leaves, inputs))
     finally:
         for k, x in zip(parameters, before, strict=True):
             leaves[k].copy_(x)
-    return found
+    return results
 
 
 def difference(
-    expected: Outputs, found: Outputs, others: Sequence[Outputs], names: Sequence[str]
+    expected: Outputs, actual: Outputs, others: Sequence[Outputs], names: Sequence[str]
 ) -> str | None:
     """Return a phrase about the first output that is wrong; None if all are right.
 
-    others: results that would be right too. names: of the leaves, then of the metrics.
+    others: results that are also correct. names: of the leaves, then of the metrics.
     """
 
     def columns(outputs: Outputs) -> list[Tensor]:
         return [*outputs.changes, *outputs.metrics.unbind(1)]
 
-    rows = zip(columns(expected), columns(found), *map(columns, others), strict=True)
-    for name, (right, own, *more) in zip(names, rows, strict=True):
+    rows = zip(columns(expected), columns(actual), *map(columns, others), strict=True)
+    for name, (right, value, *more) in zip(names, rows, strict=True):
         if not right.is_floating_point():
-            if not torch.equal(right, own):
+            if not torch.equal(right, value):
                 return f"{name} is wrong"
             continue
-        sound = right.isfinite()
-        if not torch.equal(sound, own.isfinite()):
+        finite = right.isfinite()
+        if not torch.equal(finite, value.isfinite()):
             return f"{name} is not finite"
 
-        def norm(x: Tensor, sound: Tensor = sound) -> Tensor:  # of each seed, [S]
-            usable = torch.where(sound & x.isfinite(), x, 0.0)
+        def norm(x: Tensor, finite: Tensor = finite) -> Tensor:  # per seed, [S]
+            usable = torch.where(finite & x.isfinite(), x, 0.0)
             rows = usable.flatten(1) if x.dim() > 1 else usable[:, None]
             return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
 
-        error, size = norm(own - right), torch.maximum(norm(right), norm(own))
+        error, size = norm(value - right), torch.maximum(norm(right), norm(value))
         noise = torch.stack([norm(x - right) for x in more]).amax(0)
         allowed = TOLERANCE * size + FACTOR * noise
-        allowed = torch.where((norm(right) == 0) & (noise == 0), CANCELLED, allowed)
+        allowed = torch.where((norm(right) == 0) & (noise == 0), CANCELED, allowed)
         if (error > allowed).any():
             share = (error / size).nan_to_num().max()  # a seed without error may have size 0
             return f"{name} differs by {100 * share.item():.0f} %"

@@ -1,4 +1,4 @@
-"""Settings of GPUs that can be checked on a machine without one."""
+"""GPU settings that can be checked on a machine without a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.fx import symbolic_trace
 
 from offline_rl.engine import compile as compile_module
-from offline_rl.engine.compile import Compiled
+from offline_rl.engine.compile import CompiledGraph
+from offline_rl.engine.cost import UpdateCost
 from offline_rl.engine.engine import Engine, set_precision
-from offline_rl.engine.work import Work
 from offline_rl.training.choices import choose, log_interval
 from offline_rl.training.options import TrainOptions
 
@@ -45,7 +45,7 @@ def test_products_and_convolutions_are_tf32_on_request_only_and_always_determini
 
 
 @pytest.mark.parametrize(("device", "deterministic"), [("meta", True), ("cpu", False)])
-def test_inductor_chooses_kernels_of_a_gpu_without_a_stopwatch(
+def test_inductor_chooses_a_gpus_kernels_without_timing(
     device: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._inductor.config
@@ -57,13 +57,13 @@ def test_inductor_chooses_kernels_of_a_gpu_without_a_stopwatch(
         return lambda x: x
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", compile)
-    Compiled(symbolic_trace(lambda x: x + 1))(torch.zeros(2, device=device))
+    CompiledGraph(symbolic_trace(lambda x: x + 1))(torch.zeros(2, device=device))
     assert patches["deterministic"] == deterministic
     assert all(hasattr(torch._inductor.config, name.split(".")[0]) for name in patches)
 
 
 class CUDA:
-    """The part of `torch.cuda` that a capture uses; notes on which device and stream it works."""
+    """A fake of `torch.cuda` for captures that records the device and stream of each call."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.index, self.stream, self.noted = 0, "default", list[tuple[Any, ...]]()
@@ -100,7 +100,7 @@ class CUDA:
 def test_a_program_is_captured_on_the_engines_gpu_while_other_threads_allocate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On one stream for all programs of a device, as each stream takes memory for cuBLAS."""
+    """All programs of a device share a stream, because cuBLAS keeps memory for each stream."""
     compile_module.capture_stream.cache_clear()
     cuda, device = CUDA(monkeypatch), torch.device("cuda", 1)
 
@@ -109,7 +109,10 @@ def test_a_program_is_captured_on_the_engines_gpu_while_other_threads_allocate(
         return torch.zeros(1)
 
     engine: Any = SimpleNamespace(device=device, capture=True, state=[], say=print)
-    engine._untaught, engine._trace = lambda: Engine._untaught(engine), lambda *_: (update, [], [])
+    engine._state_preserved, engine._trace = (
+        lambda: Engine._state_preserved(engine),
+        lambda *_: (update, [], []),
+    )
     for _ in range(2):
         Engine._build(engine, "update", (0,), False)
     stream = compile_module.capture_stream(1)
@@ -121,10 +124,10 @@ def test_a_program_is_captured_on_the_engines_gpu_while_other_threads_allocate(
     compile_module.capture_stream.cache_clear()
 
 
-def engine_with(device: str, work: Work) -> Any:
-    """An engine's device and counted work."""
+def engine_with(device: str, cost: UpdateCost) -> Any:
+    """Return a stand-in for an engine on `device` whose updates have a given cost."""
     return SimpleNamespace(
-        device=torch.device(device), precision="fp32", work=lambda _="update": work
+        device=torch.device(device), precision="fp32", update_cost=lambda _="update": cost
     )
 
 
@@ -135,14 +138,14 @@ def engine_with(device: str, work: Work) -> Any:
 def test_short_updates_on_a_gpu_are_logged_less_often(
     device: str, calls: int, expected: int
 ) -> None:
-    """By rule a call takes 3 µs there: 1,000 updates of 1,666 calls take 5 s."""
-    assert log_interval(engine_with(device, Work(calls, 0, 0, 0)), "update") == expected
+    """The estimate is 3 µs per call, so 1,000 updates of 1,666 calls take 5 s."""
+    assert log_interval(engine_with(device, UpdateCost(calls, 0, 0, 0)), "update") == expected
 
 
-def test_a_run_on_a_gpu_leaves_one_thread_to_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_gpu_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     options = TrainOptions(algorithm="iql", task="none", compile="never")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    large = engine_with("cuda", Work(400, 1e9, 20, 1e12))
+    large = engine_with("cuda", UpdateCost(400, 1e9, 20, 1e12))
     assert choose(options, large, 10).threads == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the user's choice
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

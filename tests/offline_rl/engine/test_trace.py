@@ -1,4 +1,4 @@
-"""Tracing runs what it traces; a machine's memory is no larger for it."""
+"""Tracing runs the traced function without needing more memory than the function."""
 
 import subprocess
 import sys
@@ -8,36 +8,36 @@ import pytest
 
 MEASURED = """
 import resource, torch
-from offline_rl.engine.trace import traced
+from offline_rl.engine.trace import trace
 from offline_rl.utils import hardware
 
 def chain(x):
     total = x.sum()
-    for k in range(60):  # sizes differ, so that blocks that were freed fit nothing that comes
+    for k in range(60):  # sizes differ, so freed blocks fit no later tensor
         y = torch.cat([x, x[: 50_000 * k]])
-        kept = y[:100_000] * 2.0
-        total = total + (y * k).tanh().sum() + kept.sum()
-        x = torch.cat([x, kept[:40_000]])
+        part = y[:100_000] * 2.0
+        total = total + (y * k).tanh().sum() + part.sum()
+        x = torch.cat([x, part[:40_000]])
     layer = torch.nn.Linear(100, 100)
     small, weights = x[:300_000].view(3000, 100), dict(layer.named_parameters())
-    for _ in range(500):  # 1.2 MB each; between them stand descriptions, which stay
+    for _ in range(500):  # 1.2 MB each; the fake tensors between them stay allocated
         small = torch.func.functional_call(layer, weights, (small,)).tanh()
     return total + small.sum()
 
-torch.zeros(7_000_000)  # freed: glibc now keeps blocks of up to as much in pieces
-hardware.keep_memory()
+torch.zeros(7_000_000)  # freed: from now on glibc keeps freed blocks of up to this size
+hardware.keep_freed_memory()
 x = torch.zeros(4_000_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with torch.no_grad():
-    traced(chain, x)
+    trace(chain, x)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="ru_maxrss is in KiB on Linux")
-def test_tracing_takes_no_more_memory_than_is_in_use_at_a_time() -> None:
-    """In use are some tensors of 1 to 38 MB; in pieces they would take 2 GB."""
-    told = subprocess.run(
+def test_tracing_needs_no_more_memory_than_is_in_use_at_a_time() -> None:
+    """Tensors of 1 to 38 MB are in use. If freed blocks were kept, they would take 2 GB."""
+    process = subprocess.run(
         [sys.executable, "-c", MEASURED], check=True, capture_output=True, text=True
     )
-    assert float(told.stdout) < 300  # MiB
+    assert float(process.stdout) < 300  # MiB

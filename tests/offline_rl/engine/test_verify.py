@@ -1,4 +1,4 @@
-"""Check of compiled updates, what replaces a wrong one, and the compiler fault that it is for."""
+"""Check of compiled updates, the fallbacks, and the compiler bug behind them."""
 
 import math
 import shlex
@@ -20,9 +20,9 @@ from offline_rl.algorithms.td3_bc import TD3BC
 from offline_rl.data import Dataset
 from offline_rl.engine import engine as engine_module
 from offline_rl.engine import verify
-from offline_rl.engine.compile import Compiled, inductor_options
+from offline_rl.engine.compile import CompiledGraph, inductor_options
 from offline_rl.engine.engine import Engine
-from offline_rl.engine.trace import traced
+from offline_rl.engine.trace import trace
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
@@ -31,7 +31,7 @@ from offline_rl.utils.trees import flatten
 from policies import Spec
 
 Run = Callable[[list[Tensor], list[Tensor]], Tensor]
-# 32 rows of 32 16-bit numbers, as the transpose that Inductor's kernels call for bf16
+# transpose of 32 rows of 32 16-bit numbers, as Inductor's kernels call it for bf16
 TILE = """
 #include <immintrin.h>
 __attribute__((noipa)) void f(const short *src, long step, short *dst) {
@@ -54,7 +54,7 @@ int main(void) {
 }
 """
 avx512 = pytest.mark.skipif(
-    "avx512bw" not in hardware.cpu_flags() or hardware.compiler_missing() is not None,
+    "avx512bw" not in hardware.cpu_flags() or hardware.missing_compiler() is not None,
     reason="needs AVX-512 and a C++ compiler",
 )
 
@@ -107,10 +107,10 @@ FAULTS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("right", "fallback"), [("avx2", "avx2"), (None, "uncompiled")])
-def test_a_wrong_program_is_replaced_and_training_goes_on_as_uncompiled(
+def test_a_wrong_program_is_replaced_and_training_continues_as_uncompiled(
     fault: str, right: str | None, fallback: str, e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaf, said = "optimizer/critic/first/net.weights.1", list[str]()
+    leaf, messages = "optimizer/critic/first/net.weights.1", list[str]()
     k, start = place(e, leaf), [e.seed_state(s) for s in range(2)]
 
     def compile(graph: Run, counts: set[int], seeds: int, code: str) -> Run:
@@ -118,13 +118,13 @@ def test_a_wrong_program_is_replaced_and_training_goes_on_as_uncompiled(
             return graph
         return spoiled(graph, lambda leaves, _: FAULTS[fault](leaves[k]))
 
-    monkeypatch.setattr(engine_module, "compiled", compile)
-    e.say = said.append
+    monkeypatch.setattr(engine_module, "compile_graph", compile)
+    e.say = messages.append
     random = torch.get_rng_state()
     e.run(4)
     assert torch.equal(random, torch.get_rng_state())
     assert e.fallbacks == {"update": fallback}
-    (first, *_) = [line for line in said if "wrong" in line]
+    (first, *_) = [line for line in messages if "wrong" in line]
     assert first.startswith("The compiled update is wrong on this machine: update, " + leaf)
     assert first.endswith("Compiling again for AVX2.")
     end = [e.seed_state(s) for s in range(2)]
@@ -140,8 +140,8 @@ def test_a_wrong_program_is_replaced_and_training_goes_on_as_uncompiled(
 @pytest.mark.parametrize(
     ("leaf", "what"),
     [
-        ("params/policy/trunk.weights.1", "differs by 2"),  # all steps in the wrong direction
-        ("params/critic_target/net.weights.0", "differs by 100 %"),  # a target that stands still
+        ("params/policy/trunk.weights.1", "differs by 2"),  # steps in the opposite direction
+        ("params/critic_target/net.weights.0", "differs by 100 %"),  # a target without updates
         ("counters/update", "is wrong"),
         ("a metric", "differs by"),
     ],
@@ -149,7 +149,7 @@ def test_a_wrong_program_is_replaced_and_training_goes_on_as_uncompiled(
 def test_every_output_is_compared(
     leaf: str, what: str, e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = list[str]()
+    messages = list[str]()
     before = [x.clone() for x in flatten(e.state).values()]
 
     def change(leaves: list[Tensor], metrics: Tensor) -> None:
@@ -164,23 +164,23 @@ def test_every_output_is_compared(
         else:
             leaves[k] += 1
 
-    monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, change))
-    e.say = said.append
+    monkeypatch.setattr(engine_module, "compile_graph", lambda graph, *_: spoiled(graph, change))
+    e.say = messages.append
     e.programs()
     assert e.fallbacks == {"update": "uncompiled"}
     name = "" if leaf == "a metric" else leaf
-    assert any(name in line and what in line for line in said)
+    assert any(name in line and what in line for line in messages)
 
 
 def test_a_wrong_gradient_behind_an_output_layer_of_zeros_is_found(
     e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a residual policy begins: its gradients are zero, right or wrong."""
+    """A residual policy starts so. Its gradients are zero, whether the code is right or wrong."""
     k, output = place(e, "optimizer/policy/first/trunk.weights.0"), "params/policy/trunk.weights.2"
     (start := flatten(e.state)[output]).zero_()
     monkeypatch.setattr(
         engine_module,
-        "compiled",
+        "compile_graph",
         lambda graph, *_: spoiled(graph, lambda leaves, _: leaves[k].neg_()),
     )
     e.programs()
@@ -188,24 +188,22 @@ def test_a_wrong_gradient_behind_an_output_layer_of_zeros_is_found(
     assert not start.any()
 
 
-def test_the_check_is_of_an_update_that_changes_the_policy(
-    e: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not of the first ones, if those train the critics alone."""
-    found = set[int]()
+def test_the_checked_update_changes_the_policy(e: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first updates may train only the critics."""
+    counts = set[int]()
 
     def note(leaves: list[Tensor], _: Tensor) -> None:
         update, elsewhere = (leaves[place(e, f"counters/{k}")] for k in ("update", "elsewhere"))
-        found.update((update - elsewhere).tolist())
+        counts.update((update - elsewhere).tolist())
 
-    monkeypatch.setattr(TD3BC, "policy_begins", lambda *_: (7, "some.key"))
-    monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, note))
+    monkeypatch.setattr(TD3BC, "updates_before_policy", lambda *_: (7, "some.key"))
+    monkeypatch.setattr(engine_module, "compile_graph", lambda graph, *_: spoiled(graph, note))
     e.programs()
-    assert found == {7 + e.period()}  # once it is done
+    assert counts == {7 + e.period()}  # after the update
     assert (flatten(e.state)["counters/elsewhere"] == 0).all()
 
 
-def test_a_program_that_only_rounds_differently_is_kept(
+def test_a_program_that_only_rounds_differently_passes(
     e: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(leaves: list[Tensor], metrics: Tensor) -> None:
@@ -213,7 +211,7 @@ def test_a_program_that_only_rounds_differently_is_kept(
             if x.is_floating_point():
                 x *= 1 + 1e-7
 
-    monkeypatch.setattr(engine_module, "compiled", lambda graph, *_: spoiled(graph, change))
+    monkeypatch.setattr(engine_module, "compile_graph", lambda graph, *_: spoiled(graph, change))
     e.programs()
     assert e.fallbacks == {}
 
@@ -225,11 +223,11 @@ def test_a_program_that_only_rounds_differently_is_kept(
 def test_an_output_whose_terms_cancel_may_be_a_rounding_error(
     size: float, phrase: str | None
 ) -> None:
-    """As the divergence of two policies that are equal at the start."""
+    """An example is the divergence of two policies that are equal at the start."""
     zero, ones = torch.zeros(2, 1), [torch.ones(2, 3)]
     right = verify.Outputs(ones, zero)
-    found = verify.Outputs(ones, torch.tensor([[0.0], [size]]))
-    assert verify.difference(right, found, [right, right], ["weights", "kl"]) == phrase
+    actual = verify.Outputs(ones, torch.tensor([[0.0], [size]]))
+    assert verify.difference(right, actual, [right, right], ["weights", "kl"]) == phrase
 
 
 def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(
@@ -240,7 +238,7 @@ def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(
         return graph if code == "avx2" else spoiled(graph, lambda _, metrics: metrics.fill_(np.nan))
 
     compilations: list[str] = []
-    monkeypatch.setattr(engine_module, "compiled", compile)
+    monkeypatch.setattr(engine_module, "compile_graph", compile)
     keys: dict[str, Any] = {
         "algorithm": "bc",
         "task": "none",
@@ -263,9 +261,9 @@ def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(
 @avx512
 @pytest.mark.skipif(sys.platform != "linux", reason="flags of GCC")
 def test_the_flags_of_compiled_code_keep_the_stores_of_a_transposed_tile(tmp_path: Path) -> None:
-    """GCC 12 with generic tuning drops them unless dead-store elimination is off."""
+    """GCC 12 with generic tuning deletes them unless dead-store elimination is off."""
     if not is_gcc():
-        pytest.skip("another compiler than GCC")
+        pytest.skip("the compiler is not GCC")
     source, program = tmp_path / "tile.cpp", tmp_path / "tile"
     source.write_text(TILE)
     with config.patch(inductor_options(on_cpu=True)):
@@ -282,9 +280,9 @@ def test_the_flags_of_compiled_code_keep_the_stores_of_a_transposed_tile(tmp_pat
 def test_a_transposed_bf16_tile_is_read_twice_by_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the backward pass of layer normalization, 64 units and batches of 64."""
+    """The backward pass of layer normalization does so, with 64 units and batches of 64."""
     if not hasattr(config.cpp, "march"):
-        pytest.skip("this PyTorch does not let one choose the tuning")
+        pytest.skip("this PyTorch has no option for the tuning")
     monkeypatch.setattr(config.cpp, "march", "native -mtune=generic")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
@@ -295,6 +293,6 @@ def test_a_transposed_bf16_tile_is_read_twice_by_compiled_code(
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(3, 64, 64, generator=draw).bfloat16()
     z = torch.randn(3, 64, 64, generator=draw)
-    found = Compiled(traced(reductions, x, z))(x, z)
-    for own, right in zip(found, reductions(x, z), strict=True):
-        torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-3)
+    results = CompiledGraph(trace(reductions, x, z))(x, z)
+    for result, expected in zip(results, reductions(x, z), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,82 @@
+"""Cost of an update, counted on its graph; it decides on the number of threads and compilation.
+
+The cost is counted, not timed. Two runs of one command on one machine must give the same bits, and
+timing would decide differently when the machine is busy. docs/explanation/performance.md explains
+the constants.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+COMPILE_SECONDS = 30.0  # first compilation on two cores; later ones come from the cache
+COMPILED_SPEEDUP = 2.5  # of compiled over uncompiled updates, in float32
+THREAD_FLOPS = {"fp32": 2e6, "bf16": 8e6}  # minimum FLOPs of a matrix product per thread
+
+
+class Machine(NamedTuple):
+    """Speed at which a kind of device runs an uncompiled graph."""
+
+    call_seconds: float  # per operation, however small
+    bytes_per_second: float  # written
+    flops: dict[str, float]  # FLOP/s of matrix products, per CPU core or for the entire GPU
+
+
+MACHINES = {
+    "cpu": Machine(4e-6, 12e9, {"fp32": 150e9, "bf16": 500e9}),
+    "cuda": Machine(3e-6, 1e12, {"fp32": 20e12, "tf32": 100e12, "bf16": 200e12}),  # not measured
+}
+
+
+class UpdateCost(NamedTuple):
+    """Cost of one update of all stacked seeds."""
+
+    calls: float  # number of operations that compute something
+    bytes: float  # written by them
+    products: float  # number of matrix products
+    flops: float  # of the matrix products
+
+    def threads(self, cores: int, precision: str) -> int:
+        """Return a number of threads, at most `cores`, for which products are large enough."""
+        minimum = THREAD_FLOPS["bf16" if precision == "bf16" else "fp32"]
+        mean = self.flops / max(self.products, 1)
+        return max(1, min(cores, int(mean / minimum)))
+
+    def seconds(self, device: str, precision: str, threads: int = 1) -> float:
+        """Estimate the time of an uncompiled update; accurate within a factor of two."""
+        machine = MACHINES["cpu" if device == "cpu" else "cuda"]
+        flops = machine.flops.get(precision, machine.flops["fp32"])
+        flops *= threads if device == "cpu" else 1
+        return (
+            self.calls * machine.call_seconds
+            + self.bytes / machine.bytes_per_second
+            + self.flops / flops
+        )
+
+
+def is_worth_compiling(seconds_per_update: float, updates: int) -> bool:
+    """Return True if compiled updates save more time than a first compilation takes."""
+    return updates * seconds_per_update * (1 - 1 / COMPILED_SPEEDUP) > COMPILE_SECONDS
+
+
+def count_cost(graph: GraphModule, updates: int) -> UpdateCost:
+    """Return the cost per update of a traced graph of `updates` updates. Views cost nothing."""
+    calls, written, products, flops = 0, 0, 0, 0
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, OpOverload) or node.target.is_view:
+            continue
+        value = node.meta["val"]
+        calls += 1
+        written += sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor))
+        if flops_of := flop_registry.get(node.target.overloadpacket):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            flops += flops_of(*args, **kwargs, out_val=value)
+            products += 1
+    return UpdateCost(*(total / updates for total in (calls, written, products, flops)))
