@@ -1,15 +1,16 @@
-"""ACT: a transformer answers with the whole chunk at once, one learned query for each of its steps.
+"""ACT: action chunking with a transformer CVAE.
 
-While it learns, an encoder looks at the demonstrated chunk and tells its style, which is kept near
-a normal distribution, so that the policy need not average styles; acting, the style is 0. The
-error is absolute, and actions beyond an episode's end do not count.
+A transformer predicts the complete action chunk in one forward pass, one query per step. In
+training, an encoder maps the demonstrated chunk to a latent style whose distribution is kept near a
+standard normal, so that the policy need not average over styles. At test time the style is 0. The
+loss is the absolute error; actions beyond an episode's end do not count.
 
 Paper:   Zhao et al., RSS 2023, arXiv:2304.13705.
 Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose settings and single
-         decoder layer are used, in that actions are scaled to their range, there standardized; and
-         in that all that is seen is one token, pictures as the places of keypoints in pieces cut
-         out of them, and told to the encoder of styles too, there a token for each place of a whole
-         picture's map, of which styles know nothing.
+         decoder layer are used: actions are scaled to their range, there standardized. All
+         observations form one token, with images as spatial keypoints of random crops, and the
+         style encoder receives it too. There, each location of the feature map of the uncropped
+         image is a token, and the style encoder receives no image.
 """
 
 from __future__ import annotations
@@ -33,42 +34,43 @@ from policies.heads.act import ActionChunkingTransformer
 class Config(ChunkConfig):
     """Defaults: LeRobot's."""
 
-    n_obs_steps: Count = 1  # observations seen at once
-    horizon: Count = 100  # actions predicted, from the present one on
-    n_action_steps: Count = 100  # of these, taken before the next decision
-    # temporal ensembling: with n_action_steps=1, what all chunks say of a step is averaged
+    n_obs_steps: Count = 1  # number of past observations in the input
+    horizon: Count = 100  # number of predicted actions, from the current step on
+    n_action_steps: Count = 100  # predicted actions that are executed before the next prediction
+    # temporal ensembling averages the predictions of overlapping chunks; it needs n_action_steps=1
     temporal_ensemble_coeff: NonNegative | None = (
-        None  # m of the weights exp(-m i), i = 0 the oldest; paper: 0.01
+        None  # m of the weights exp(-m i), i = 0 the oldest chunk; paper: 0.01; null: off
     )
-    mask_ends: bool = True  # learn nothing from actions repeated beyond an episode's ends
-    dim_model: Count = 512  # of a token; even, and a multiple of heads
-    num_heads: Count = 8  # of attention, in each layer
-    dim_feedforward: Count = 3200  # of each layer's perceptron
-    num_layers: Count = 4  # of the encoder
-    num_decoder_layers: Count = 1  # of the decoder
-    num_vae_encoder_layers: Count = 4  # of the encoder of styles
-    latent_dim: Count = 32  # numbers in a style
-    kl_weight: NonNegative = 10.0  # of the style's divergence from a normal distribution
-    dropout: Dropout = 0.1  # in all layers, while it learns
+    mask_ends: bool = True  # exclude actions padded beyond an episode's end from the loss
+    dim_model: Count = 512  # size of a token: even, and a multiple of num_heads
+    num_heads: Count = 8  # attention heads in each layer
+    dim_feedforward: Count = 3200  # units of each layer's feed-forward block
+    num_layers: Count = 4  # layers of the encoder
+    num_decoder_layers: Count = 1  # layers of the decoder
+    num_vae_encoder_layers: Count = 4  # layers of the style encoder
+    latent_dim: Count = 32  # dimensions of the latent style
+    kl_weight: NonNegative = 10.0  # weight of the KL divergence of the style from a standard normal
+    dropout: Dropout = 0.1  # dropout rate in all layers during training
     lr: Rate = 1e-5  # learning rate
     beta1: Share = 0.9  # of AdamW
-    weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
-    max_grad_norm: Annotated[Positive, BUILT] = 10.0  # of a gradient
-    num_warmup_updates: Amount = 0  # over which lr rises
-    decay_lr: bool = False  # then takes it to 0 along half a cosine over num_updates
-    ema_max: Share = 0.0  # decay of the moving average that acts; 0: the last weights act
-    batch_size: Count = 8  # chunks
+    weight_decay: Share = 1e-4  # weight decay of AdamW
+    max_grad_norm: Annotated[Positive, BUILT] = 10.0  # gradients are clipped to this norm
+    num_warmup_updates: Amount = 0  # updates over which the learning rate rises
+    decay_lr: bool = False  # cosine decay of the learning rate to 0 over num_updates
+    ema_max: Share = 0.0  # decay of the averaged weights that act; 0: the last weights act
+    batch_size: Count = 8  # chunks per update
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim_model % self.num_heads or self.dim_model % 2:
             raise ValueError(
-                f"dim_model={self.dim_model} is no even multiple of num_heads={self.num_heads}"
+                f"dim_model={self.dim_model} must be even and a multiple of "
+                f"num_heads={self.num_heads}."
             )
         if self.temporal_ensemble_coeff is not None and self.n_action_steps > 1:
             raise ValueError(
-                f"temporal_ensemble_coeff={self.temporal_ensemble_coeff} averages what every step decides, so it needs "
-                f"n_action_steps=1, found n_action_steps={self.n_action_steps}"
+                f"temporal_ensemble_coeff={self.temporal_ensemble_coeff} needs a prediction at "
+                f"every step, but n_action_steps={self.n_action_steps}. Set n_action_steps=1."
             )
 
     @property
@@ -78,7 +80,7 @@ class Config(ChunkConfig):
 
 class ACT(ChunkCloning):
     Config = Config
-    beside: ClassVar[Literal["oldest", "present"]] = "present"
+    chunk_start: ClassVar[Literal["oldest", "present"]] = "present"
 
     def head(self) -> ActionChunkingTransformer:
         spec, cfg = self.spec, self.cfg
@@ -112,14 +114,14 @@ class ACT(ChunkCloning):
         return {name: replace(adam, max_grad_norm=self.cfg.max_grad_norm) for name, adam in adams}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One step on absolute error and divergence."""
+        """Update the model on absolute error and KL divergence."""
         a, random = self.unit(batch.actions), state.random  # [B, T, A]
 
         def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             chunk, mean, log_variance = model(batch.observations, a, batch.real, random)
             error = self.masked_mean((chunk - a).abs()[None], batch)
             divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp())
-            kl = divergence.sum(-1).mean()  # sum over the style, mean over the batch
+            kl = divergence.sum(-1).mean()  # sum over dimensions, mean over the batch
             return error + self.cfg.kl_weight * kl, (error, kl)
 
         state, policy_value, (error, kl) = minimize_with(state, "model", policy_loss)

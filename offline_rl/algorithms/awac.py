@@ -1,13 +1,13 @@
-"""Advantage-weighted actor-critic (AWAC): clone what was better than the policy's own choice.
+"""Advantage-weighted actor-critic (AWAC): imitation weighted by the advantage over the policy.
 
-Twin critics learn the policy's value as in SAC, without entropy. The policy clones the data's
-actions, each weighted by exp(advantage / temperature) over an action of its own, so that it
-improves without ever being led to actions that the data does not have.
+Twin critics learn the policy's value as in SAC, without entropy. The policy is trained by imitation
+of the data's actions, each weighted by exp(advantage / temperature) over an action of the policy.
+It improves without being trained on actions that the data does not have.
 
 Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
-Differs: weights are capped and not normalized, the baseline is one action, the policy's deviation
-         does not depend on the state: all as in tinkoff-ai/CORL (algorithms/offline/awac.py), whose
-         settings are used, also online.
+Differs: weights are capped and not normalized, the baseline is one action, and the policy's
+         standard deviation does not depend on the state: all as in tinkoff-ai/CORL
+         (algorithms/offline/awac.py), whose settings are used, online too.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from policies.networks.mlp import Activation
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
+    """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
-    temperature: Positive = 1 / 3  # lambda: large clones, small trusts the advantage
+    temperature: Positive = 1 / 3  # lambda: larger is closer to behavior cloning
     max_weight: NonNegative = 100.0  # cap on exp(advantage / temperature)
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critic that enters its target each update
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
+    critic_lr: Rate = 3e-4  # learning rate of the critics
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of policy and critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
     normalize_observations: bool = True
 
 
@@ -63,14 +63,17 @@ class AWAC(Algorithm):
         return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Critics; policy, with the new ones; target. Samples are clipped before Q sees them."""
+        """Update the critics, then the policy with the new critics, then the target.
+
+        Sampled actions are clipped before Q evaluates them.
+        """
         s, a, cfg = batch.observations, batch.actions, self.cfg
         next_a = state.policy.explore(batch.next_observations, state.random)
         next_q = state.critic_target(batch.next_observations, next_a).amin(0)  # [B]
         state, metrics = regress(state, batch, batch.rewards + batch.discount * next_q)
 
-        own = state.policy.explore(s, state.random)
-        advantage = state.critic(s, a).amin(0) - state.critic(s, own).amin(0)  # [B]
+        pi = state.policy.explore(s, state.random)
+        advantage = state.critic(s, a).amin(0) - state.critic(s, pi).amin(0)  # [B]
         weight = (advantage / cfg.temperature).exp().clamp(max=cfg.max_weight)
 
         def policy_loss(policy):

@@ -1,12 +1,13 @@
-"""Behavior cloning (BC): do what the data does; with `top_fraction`, what its best part does.
+"""Behavior cloning (BC): supervised regression on the data's actions.
 
-The policy regresses on the data's actions with a squared error, or on chunks of them: the mean of a
-Gaussian. The baseline to beat, and with the best tenth of the trajectories (10%-BC) a strong one
-where the data is mixed.
+The policy minimizes the squared error to the data's actions, or to chunks of them, so it predicts
+their mean. It is the baseline to beat. Trained on the top 10 % of trajectories by return (10%-BC,
+`top_fraction`) it is a strong baseline on data of mixed quality.
 
 Paper:   Pomerleau, 1991, for the idea; 10%-BC: Chen et al., NeurIPS 2021, arXiv:2106.01345.
-Differs: trajectories are the file's own; tinkoff-ai/CORL (algorithms/offline/any_percent_bc.py),
-         whose settings are used, cuts flattened data every 1000 rows and so mixes neighbors.
+Differs: trajectories are those of the file. tinkoff-ai/CORL
+         (algorithms/offline/any_percent_bc.py), whose settings are used, cuts flattened data every
+         1000 rows and so mixes neighboring trajectories.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ if TYPE_CHECKING:
 class Config(VisionConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
-    top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to clone
-    top_of: Literal["trajectories", "timesteps"] = "trajectories"  # what the share is counted in
+    top_fraction: Annotated[Fraction, BUILT] = 1.0  # share of the data to imitate, by return
+    top_of: Literal["trajectories", "timesteps"] = "trajectories"  # unit of top_fraction
     lr: Rate = 3e-4  # learning rate
     hidden: Sizes = (256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers
-    n_obs_steps: Count = 1  # observations seen at once
-    horizon: Count = 1  # actions answered at once, from the present one on
-    n_action_steps: Count = 1  # of these, taken before the next decision
+    activation: Activation = "relu"  # activation between layers
+    n_obs_steps: Count = 1  # number of past observations in the input
+    horizon: Count = 1  # number of predicted actions, from the current step on
+    n_action_steps: Count = 1  # predicted actions that are executed before the next prediction
     normalize_observations: Normalize = True
-    discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
+    discount: ClassVar[float] = 1.0  # required in batches; not an option, as imitation ignores it
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_action_steps > self.horizon:
             raise ValueError(
-                f"n_action_steps={self.n_action_steps} of a window of {self.horizon} actions"
+                f"n_action_steps={self.n_action_steps} exceeds horizon={self.horizon}. Lower it."
             )
 
     @property
     def in_chunks(self) -> bool:
-        """Whether it is more than from one observation to one action."""
+        """True if the policy maps several observations or predicts several actions."""
         return (self.n_obs_steps, self.horizon) != (1, 1)
 
 
 class BC(Algorithm):
     Config = Config
-    follows_card = False  # it clones
+    follows_card = False  # imitation learns no values
     imitation_phases = ("update",)
     vector_only = False
 
@@ -72,7 +73,7 @@ class BC(Algorithm):
         return cfg.top_fraction < 1
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The episodes of highest return: a share of their number, or what fits a share of rows."""
+        """Keep the episodes of highest return, by share of episodes or of time steps."""
         fraction = self.cfg.top_fraction
         if fraction == 1:
             return dataset
@@ -92,28 +93,28 @@ class BC(Algorithm):
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
         sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
-        return Chunks(data, beside="present", **sizes) if cfg.in_chunks else data
+        return Chunks(data, chunk_start="present", **sizes) if cfg.in_chunks else data
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
-        made: dict[str, Any] = {"actions": spec.action_dim, "hidden": [*cfg.hidden]}
-        made["activation"] = cfg.activation
+        options: dict[str, Any] = {"actions": spec.action_dim, "hidden": [*cfg.hidden]}
+        options["activation"] = cfg.activation
         if cfg.in_chunks:
             sizes = {
                 name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")
             }
-            return {"policy": build_head(spec, cfg, ChunkActor, **made, **sizes)}
-        return {"policy": build_head(spec, cfg, DeterministicActor, **made)}
+            return {"policy": build_head(spec, cfg, ChunkActor, **options, **sizes)}
+        return {"policy": build_head(spec, cfg, DeterministicActor, **options)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": Adam(self.cfg.lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One step of regression."""
+        """Update the policy by regression on actions."""
 
-        def policy_loss(policy):  # mean over batch, action dimensions and the episode's own steps
-            answer = policy(batch.observations, state.random)  # by which pictures are cut
-            error = (answer - batch.actions).square()
+        def policy_loss(policy):  # mean over batch, actions and real steps
+            actions = policy(batch.observations, state.random)  # random: image crops
+            error = (actions - batch.actions).square()
             if batch.real is None:
                 return error.mean()
             return (error.mean(-1) * batch.real).sum() / batch.real.sum()

@@ -1,18 +1,19 @@
-"""Calibrated Q-learning (Cal-QL): CQL that does not unlearn what the data is known to earn.
+"""Calibrated Q-learning (Cal-QL): CQL whose penalty stops at the return observed in the data.
 
-CQL pushes the values of its policy's actions down without end, so that fine-tuning begins with an
-unlearning. Cal-QL stops at the return that followed in the data: a value already below it is left
-alone, and is on the scale of true returns when learning continues in an environment. There half of
-each batch is data, and an episode is learned from when it has ended, with its returns.
+CQL lowers the values of its policy's actions without limit, so that fine-tuning starts by
+unlearning. Cal-QL does not lower a value below the Monte-Carlo return of the data. Values then have
+the scale of true returns when online training starts. Online, half of each batch is offline data,
+and an episode enters the buffer when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
-Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL) in that all losses share one set of
-         samples (there each draws its own), that the last row of an episode that was cut counts in
-         its return where the file has it, that updates come beside an episode's steps, there as
-         many after its end, so that one policy took them all; and with `tail=failures` in that an
-         episode which only failed and then *terminated* keeps its plain return, and one cut while
-         failing fails for ever after, whatever it had reached before. There such cannot be: the
-         binary hands' episodes end with their last success, here success does not end them.
+Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL): all losses share one set of samples,
+         there each draws its own. The last row of a truncated episode counts in its return if the
+         file has it. Updates run during an episode; there as many run after its end, so that one
+         policy acts in the complete episode. With `tail=failures`, an episode that only failed and
+         then *terminated* keeps its plain return, and one truncated while failing fails forever,
+         whatever it reached before. There such episodes cannot occur: the binary Adroit tasks'
+         episodes
+         end at their last success, here success does not end them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
     tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
-    failure_reward: Number | None = None  # as learned from, of tail=failures; default: data's least
+    failure_reward: Number | None = None  # for tail=failures; null: the data's lowest reward
     weight: NonNegative = 5.0
     max_target_backup: bool = True
     policy_lr: Rate = 1e-4
@@ -56,7 +57,10 @@ class Config(cql.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.failure_reward is not None and self.tail != "failures":
-            raise ValueError(f"failure_reward is not read by tail={self.tail}: leave it out")
+            raise ValueError(
+                f"failure_reward is not used with tail={self.tail}. Remove it, or set "
+                "tail=failures."
+            )
 
 
 class CalQL(cql.CQL):
@@ -66,7 +70,7 @@ class CalQL(cql.CQL):
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """With the reward of failing, which an online episode alone does not tell."""
+        """Set `failure_reward` from the data; a single online episode does not determine it."""
         if cfg.tail != "failures" or cfg.failure_reward is not None:
             return cfg
         transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
@@ -74,21 +78,23 @@ class CalQL(cql.CQL):
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
-        """G [N], the discounted return from each row on; rewards as they are learned from.
+        """Return the discounted return from each row on, G [N], of the rewards used for training.
 
-        tail: what a cut episode would have earned after its last row.
-        zero:         nothing. A lower bound only where rewards are not negative.
-        failures:     if its last reward is that of failing, that reward for ever. For sparse
-                      rewards, where a failure that was cut short would else seem better than one
-                      that was watched for longer. All of a mere failure has G = r / (1 - discount).
-        last_reward:  its last reward for ever. For rewards that stay once earned (kitchen).
+        tail: what a truncated episode would have earned after its last row.
+        zero:         nothing. A lower bound only if rewards are not negative.
+        failures:     if its last reward is `failure_reward`, that reward forever. For sparse
+        rewards, where
+                      a failure that was truncated earlier would otherwise look better than a longer
+                      one. An
+                      episode that only fails then has G = r / (1 - discount) in all rows.
+        last_reward:  its last reward forever. For rewards that stay once earned (kitchen).
         """
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
-        for_ever = last / (1 - cfg.discount)
+        forever = last / (1 - cfg.discount)
         if cfg.tail == "failures":
-            least = dataset.rewards.min() if cfg.failure_reward is None else cfg.failure_reward
-            for_ever = np.where(last == least, for_ever, 0.0)
-        tail = None if cfg.tail == "zero" else for_ever
+            failure = dataset.rewards.min() if cfg.failure_reward is None else cfg.failure_reward
+            forever = np.where(last == failure, forever, 0.0)
+        tail = None if cfg.tail == "zero" else forever
         return dataset.monte_carlo_returns(cfg.discount, tail)
 
     def networks(self) -> dict[str, nn.Module]:
@@ -99,7 +105,7 @@ class CalQL(cql.CQL):
         return super().networks() | {"policy": policy}
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
-        """max(Q(s, a), G(s)) for the policy's actions; uniform ones and the data's as in CQL.
+        """Return max(Q(s, a), G(s)) for the policy's actions; uniform ones and the data's as CQL.
 
         Where G is larger there is no gradient.
         """
@@ -108,7 +114,10 @@ class CalQL(cql.CQL):
         return torch.cat([uniform, policy.maximum(batch.mc_returns), data], 1)
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
-        """Raises ValueError for a stacked discount: returns are computed once, for all seeds."""
+        """Raise ValueError for per-seed discounts: all seeds share one set of returns."""
         if "discount" in values:
-            raise ValueError("discount cannot be stacked: cal_ql's mc_returns are made of one")
+            raise ValueError(
+                "discount cannot differ between stacked seeds: cal_ql computes mc_returns once. Use "
+                "one value."
+            )
         return super().with_values(values)

@@ -1,20 +1,20 @@
-"""Conservative Q-learning (CQL): a critic that thinks little of what the data does not show.
+"""Conservative Q-learning (CQL): soft actor-critic with a conservative penalty on Q.
 
-Soft actor-critic whose critics pay a penalty for every action they prefer to the data's: a soft
-maximum of Q over sampled actions less Q at the data's. The weight is fixed, or learned such that the
-penalty stays at `gap`.
+The critics are penalized by a soft maximum of Q over sampled actions minus Q at the data's action.
+The penalty weight is fixed, or a Lagrange multiplier is learned that keeps the penalty at `gap`.
 
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
-Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py) in that all losses
-         are taken at the old parameters, and max_target_backup is a max over actions of the min
-         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. Also young-geng's:
-         the exact log density (1e-6 inside the authors' logarithm), the learned scale and shift of
-         the log deviation, its range of [-20, 2] (there [-5, 2]), a temperature stepped after the
-         losses that use it, the penalty's bounds and the initial weights. From the defaults'
-         source, tinkoff-ai/CORL, in that its second critic always has three hidden layers. CORL's
-         cloning phase raises the density of the policy's own samples, not of the data's actions;
-         here it is young-geng's. Online as tinkoff-ai/CORL:algorithms/finetune/cql.py. `num_critics`,
-         `num_min_critics` and `layer_norm` are zhouzypaul/wsrl's (wsrl/agents/cql.py), as WSRL goes on from:
+Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py): all losses are
+         taken at the old parameters, and max_target_backup is a maximum over actions of the minimum
+         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. The following are
+         young-geng's too: the exact log density (there 1e-6 inside its logarithm), the learned
+         scale and shift of the log standard deviation, its range of [-20, 2] (there [-5, 2]), a
+         temperature updated after the losses that use it, the penalty's bounds and the initial
+         weights. From tinkoff-ai/CORL, the source of the defaults: its second critic always has
+         three hidden layers. CORL's cloning phase raises the density of the policy's own samples,
+         not of the data's actions; here it is young-geng's. Online training is that of
+         tinkoff-ai/CORL:algorithms/finetune/cql.py. `num_critics`, `num_min_critics` and
+         `layer_norm` follow zhouzypaul/wsrl (wsrl/agents/cql.py), for runs that WSRL continues:
          algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.layer_norm=true.
 """
 
@@ -42,7 +42,7 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, sampled_q, some
+from offline_rl.algorithms.common.critics import Critic, sample_members, sampled_q
 from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -51,37 +51,40 @@ from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
 
-Variant = Literal["H", "H-raw", "rho"]  # of CQL's penalty
+Variant = Literal["H", "H-raw", "rho"]  # forms of the penalty
 Gap = Annotated[NonNegative | None, BUILT]
 
 
 @dataclass(frozen=True)
 class Config(EnsembleConfig):
-    """Defaults: tinkoff-ai/CORL's for D4RL's locomotion."""
+    """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
-    weight: NonNegative = 10.0  # of the penalty (alpha in eq. 4)
-    variant: Variant = "H"  # see soft_maximum below
-    num_samples: Count = 10  # actions drawn from each proposal in each state (N)
-    temperature: Positive = 1.0  # of the soft maximum
-    gap: Gap = None  # a factor on `weight`, learned, keeps the penalty here
-    gap_after_weight: Switch = False  # see `excess`; only with a gap
-    clip_diff_min: Bound = -inf  # least penalty of one sample
-    clip_diff_max: Bound = inf  # and its greatest
+    weight: NonNegative = 10.0  # weight of the conservative penalty (alpha in eq. 4)
+    variant: Variant = "H"  # form of the penalty, see soft_maximum
+    num_samples: Count = 10  # sampled actions per proposal distribution and state (N)
+    temperature: Positive = 1.0  # temperature of the soft maximum
+    gap: Gap = None  # target of the penalty; a learned multiplier on `weight` keeps it there
+    gap_after_weight: Switch = False  # subtract the gap after weighting; needs a gap
+    clip_diff_min: Bound = -inf  # lower bound on the penalty of one sample
+    clip_diff_max: Bound = inf  # upper bound on the penalty of one sample
     max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
-    backup_entropy: bool = False  # entropy in the target, as in SAC
-    bc_updates: Preliminary = 0  # updates before, in which the policy clones and critics learn
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critic that enters its target each update
+    backup_entropy: bool = False  # include the entropy in the target, as SAC
+    bc_updates: Preliminary = 0  # preliminary updates in which the policy is trained by imitation
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
-    critic_lr: Rate = 3e-4  # of the critics and of the Lagrange multiplier
-    policy_hidden: Sizes = (256, 256, 256)  # units of each hidden layer, of the policy
-    critic_hidden: Sizes = (256, 256, 256)  # of the critics
+    critic_lr: Rate = 3e-4  # learning rate of the critics and of the Lagrange multiplier
+    policy_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the policy
+    critic_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the critics
     normalize_observations: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gap is None and self.gap_after_weight:
-            raise ValueError("gap_after_weight=true counts no gap: give gap=… or set it to false")
+            raise ValueError(
+                "gap_after_weight=true has no effect without a gap. Set gap=…, or "
+                "gap_after_weight=false."
+            )
 
 
 class CQL(Algorithm):
@@ -116,7 +119,7 @@ class CQL(Algorithm):
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False
     ) -> tuple[State, Metrics]:
-        """Policy, alpha, critics, multiplier, each loss at the old parameters; then the target."""
+        """Update policy, alpha, critics and multiplier at the old parameters; then the target."""
         s, a, cfg, old = batch.observations, batch.actions, self.cfg, state
         alpha = old.log_alpha().exp()
 
@@ -128,10 +131,10 @@ class CQL(Algorithm):
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = update_temperature(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
-        others, log_density = sample_proposals(
+        sampled, log_density = sample_proposals(
             old, batch, cfg.num_samples, cfg.variant
         )  # [M, B, A], [M, B]
-        actions = torch.cat([others, a[None]])
+        actions = torch.cat([sampled, a[None]])
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, its TD error without the 1/2
@@ -142,8 +145,8 @@ class CQL(Algorithm):
                 self.penalized_values(q, batch), log_density, cfg.variant, cfg.temperature
             )
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
-            paid = cfg.num_critics * (factor * weighted_excess(bounded.mean(1), cfg)).mean()
-            return td.sum() + paid, (td.sum(), bounded.mean(1))
+            cost = cfg.num_critics * (factor * weighted_excess(bounded.mean(1), cfg)).mean()
+            return td.sum() + cost, (td.sum(), bounded.mean(1))
 
         state, _, (td, penalty) = minimize_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
@@ -163,64 +166,72 @@ class CQL(Algorithm):
     clone = partialmethod(update, clone=True)  # the preliminary phase, as in the authors' code
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """What the critics regress on, [B]; one next action, or the best of `num_samples`."""
+        """Return the critic target [B], from one next action or the best of `num_samples`."""
         s, count = (
             batch.next_observations,
             self.cfg.num_samples if self.cfg.max_target_backup else 1,
         )
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        few = some(state, self.cfg.num_critics, self.cfg.num_min_critics)
-        q, best = state.critic_target(s.expand(count, *s.shape), pi, few).amin(0).max(0)  # [B]
+        members = sample_members(
+            state, self.cfg.num_critics, self.cfg.num_min_critics, replace=True
+        )
+        q, best = state.critic_target(s.expand(count, *s.shape), pi, members).amin(0).max(0)  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
-        """The values of which the penalty takes the soft maximum, [E, M + 1, B], data's last."""
+        """Return the values in the penalty's soft maximum, [E, M + 1, B], the data's last."""
         return q
 
 
 def sample_proposals(
     state: State, batch: Batch, samples: int, variant: Variant
 ) -> tuple[Tensor, Tensor]:
-    """The actions whose value CQL pushes down, [M, B, A], and their log densities [M, B].
+    """Sample the actions whose values are penalized.
 
-    For rho N of the policy's (M = N = samples), else also N uniform ones and N that the policy
-    takes in the *next* state (M = 3N); all are meant for the present state.
+    Returns the actions [M, B, A] and their log densities [M, B]. rho: N policy actions (M = N =
+    samples).
+    Other variants: N uniform actions, N policy actions, and N policy actions sampled in the *next*
+    state
+    (M = 3N). All are evaluated in the current state.
     """
-    here, log_here = state.policy.sample(batch.observations, state.random, samples)
+    current, log_current = state.policy.sample(batch.observations, state.random, samples)
     if variant == "rho":
-        return here, log_here
-    there, log_there = state.policy.sample(batch.next_observations, state.random, samples)
-    uniform = 2 * state.random.uniform(here.shape) - 1
-    log_uniform = torch.full_like(log_here, -here.shape[-1] * log(2))
-    return torch.cat([uniform, here, there]), torch.cat([log_uniform, log_here, log_there])
+        return current, log_current
+    following, log_following = state.policy.sample(batch.next_observations, state.random, samples)
+    uniform = 2 * state.random.uniform(current.shape) - 1
+    log_uniform = torch.full_like(log_current, -current.shape[-1] * log(2))
+    return torch.cat([uniform, current, following]), torch.cat(
+        [log_uniform, log_current, log_following]
+    )
 
 
 def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: float) -> Tensor:
-    """What CQL pushes down in a state; q: [E, M + 1, B], the data's action last; -> [E, B].
+    """Return the soft maximum of Q that is penalized, [E, B].
 
-    log_density: [M, B], of the first M actions where they were drawn.  t: the temperature.
+    q: [E, M + 1, B], the data's action last.  log_density: [M, B], of the M sampled actions.
+    t: the temperature.
     H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in CQL's eq. 4 by
-           importance sampling, but for a constant log M (appendix F).
-    H-raw: the same without densities, the data's action included (its code's `min_q_version=2`).
-    rho:   E_mu[Q] with mu(a) in proportion to pi(a) exp(Q(s, a) / t), which solves the inner
-           problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), pi being the policy so far. By its own
-           samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t). As mu is a maximum,
-           no gradient goes through w (envelope theorem).
+           importance sampling, up to a constant log M (appendix F).
+    H-raw: without densities and including the data's action (`min_q_version=2` in its code).
+    rho:   E_mu[Q] with mu(a) proportional to pi(a) exp(Q(s, a) / t), which solves the inner
+           problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), where pi is the current policy.
+           Estimated from its samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t).
+           As mu is a maximum, no gradient passes through w (envelope theorem).
     """
-    t, drawn = temperature, q[:, :-1]
+    t, sampled = temperature, q[:, :-1]
     if variant == "rho":
-        return ((drawn.detach() / t).softmax(1) * drawn).sum(1)
-    logits = q if variant == "H-raw" else drawn - log_density
+        return ((sampled.detach() / t).softmax(1) * sampled).sum(1)
+    logits = q if variant == "H-raw" else sampled - log_density
     return t * (logits / t).logsumexp(1)
 
 
 def weighted_excess(penalty: Tensor, cfg: Any) -> Tensor:
-    """What the critics pay, [E] -> [E]: the weighted penalty, less the gap where there is one.
+    """Return the weighted penalty minus the gap, if one is set, [E] -> [E].
 
-    weight * (penalty - gap) as young-geng/CQL, where the multiplier starts at e; with
-    `gap_after_weight` weight * penalty - gap as the authors' code, where it starts at 1.
+    Default: weight * (penalty - gap), as young-geng/CQL, where the multiplier starts at e. With
+    `gap_after_weight`: weight * penalty - gap, as the authors' code, where it starts at 1.
     """
     weight, gap = cfg.weight, cfg.gap or 0.0
     return weight * penalty - (gap if cfg.gap_after_weight else weight * gap)

@@ -1,14 +1,14 @@
-"""Decision Transformer: reinforcement learning as the completion of a sequence, without values.
+"""Decision Transformer: return-conditioned sequence modeling, without value functions.
 
-A causal transformer reads (return to go, observation, action) step after step and answers with the
-data's action. Asked to act, it is told the return to aim at; each reward is taken off it.
+A causal transformer reads (return-to-go, observation, action) of past steps and predicts the data's
+action. At test time it is conditioned on a target return, from which each reward is subtracted.
 
 Paper:   Chen et al., NeurIPS 2021, arXiv:2106.01345.
-Differs: from the authors' code (kzl/decision-transformer:gym) in that short windows are padded at
-         their end, where nobody looks, instead of masked at their start; observations are divided
-         by their deviation plus 1e-3, there 1e-6. Their second evaluation target is `offline-rl
-         evaluate run=… target_return=…`. Embeddings are dropped at `dropout`, there always at
-         GPT-2's 0.1.
+Differs: from the authors' code (kzl/decision-transformer:gym): short windows are padded at their
+         end, where no step attends, instead of masked at their start. Observations are divided by
+         their standard deviation plus 1e-3, there 1e-6. Their second evaluation target is
+         `offline-rl evaluate run=… target_return=…`. Embeddings have dropout `dropout`, there
+         always GPT-2's 0.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimiz
 from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
 from offline_rl.replay.batch import Batch, Source, Sources
-from offline_rl.replay.sequences import Windows
+from offline_rl.replay.chunks import Sequences
 from offline_rl.utils.options import Amount, Count, Number, Positive, Share
 from policies.heads.decision_transformer import DecisionTransformer
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Defaults: the authors' code's. They train for 100,000 updates."""
+    """Defaults: the authors' code. They train for 100,000 updates."""
 
-    target_return: Number | None = None  # raw, to aim at; null: that of the data's best episode
-    return_scale: Positive | None = None  # divides returns; null: the data's largest, by size
-    counted: bool = False  # the data's rewards count what is done so far, and acting pays it once
-    context_length: Count = 20  # steps seen at once (K)
-    dim_model: Count = 128  # of an embedding; a multiple of heads
-    num_layers: Count = 3  # of attention
-    num_heads: Count = 1  # of attention, in each layer
-    episode_steps: Count = 1000  # places in an episode that are told apart
-    dropout: Dropout = 0.1  # in the transformer, while it learns
+    target_return: Number | None = None  # raw return to condition on; null: the data's best
+    return_scale: Positive | None = None  # divides returns; null: the largest |return| of the data
+    counted: bool = False  # the data's rewards are running counts, which the environment pays once
+    context_length: Count = 20  # steps in the context (K)
+    dim_model: Count = 128  # embedding size: a multiple of num_heads
+    num_layers: Count = 3  # transformer layers
+    num_heads: Count = 1  # attention heads in each layer
+    episode_steps: Count = 1000  # size of the time step embedding table
+    dropout: Dropout = 0.1  # dropout rate during training
     lr: Rate = 1e-4  # learning rate
-    weight_decay: Share = 1e-4  # share of the weights, times lr, that an update takes off
-    max_grad_norm: Positive = 0.25  # of the gradient, which is clipped to it
-    num_warmup_updates: Amount = 10_000  # over which lr rises
+    weight_decay: Share = 1e-4  # weight decay of AdamW
+    max_grad_norm: Positive = 0.25  # gradients are clipped to this norm
+    num_warmup_updates: Amount = 10_000  # updates over which the learning rate rises
     normalize_observations: bool = True
-    batch_size: Count = 64  # windows
-    discount: ClassVar[float] = 1.0  # returns to go are plain sums
+    batch_size: Count = 64  # windows per update
+    discount: ClassVar[float] = 1.0  # returns-to-go are plain sums
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,19 +60,20 @@ class Config(BaseConfig):
             )
         if self.normalize_returns or (self.reward_scale, self.reward_shift) != (1, 0):
             raise ValueError(
-                "normalize_returns and reward_… change what acting is told: use return_scale"
+                "normalize_returns and reward_… change the returns that condition the policy. Use "
+                "return_scale."
             )
 
 
 class DT(Algorithm):
     Config = Config
     extra_columns = ("mc_returns", "timesteps")
-    follows_card = False  # what it aims at is raw
+    follows_card = False  # the target return is raw
     imitation_phases = ("update",)
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """What to aim at and the size of returns, from the data."""
+        """Set the target return and the return scale from the data, where they are null."""
         returns = with_paid_rewards(cfg, dataset).episode_returns()
         if cfg.target_return is None:
             cfg = replace(cfg, target_return=float(returns.max()))
@@ -81,16 +82,18 @@ class DT(Algorithm):
         return cfg
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The data with the rewards that acting pays."""
+        """Return the data with the rewards that the environment pays per step."""
         return with_paid_rewards(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
-        return Windows(super().source(phase, sources), self.cfg.context_length)
+        return Sequences(super().source(phase, sources), self.cfg.context_length)
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
         if cfg.target_return is None or cfg.return_scale is None:
-            raise ValueError("target_return and return_scale are open: see DT.complete_config")
+            raise ValueError(
+                "target_return and return_scale are null. Call DT.complete_config with the data."
+            )
         names = (
             "target_return",
             "return_scale",
@@ -112,14 +115,14 @@ class DT(Algorithm):
         return {"policy": Adam(cfg.lr, weight_decay=decay, max_grad_norm=norm, schedule=schedule)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One step of regression on every real step of the windows."""
+        """Update the policy by regression on every real step of the windows."""
         s, a, real = batch.observations, batch.actions, batch.real  # [B, T, O], [B, T, A], [B, T]
         assert batch.timesteps is not None
         assert real is not None
-        returns, places = batch.mc_returns, batch.timesteps.long()
+        returns, timesteps = batch.mc_returns, batch.timesteps.long()
 
         def policy_loss(policy):  # mean over real steps and action dimensions
-            error = policy(s, a, returns, places, real, state.random) - a
+            error = policy(s, a, returns, timesteps, real, state.random) - a
             return (error.square().mean(-1) * real).sum() / real.sum()
 
         state, policy_value = minimize(state, "policy", policy_loss)
@@ -127,7 +130,10 @@ class DT(Algorithm):
 
 
 def with_paid_rewards(cfg: Any, dataset: Dataset) -> Dataset:
-    """The data with the rewards that acting pays: of a count its growth, at each step."""
+    """Return the data with the rewards that the environment pays per step.
+
+    With `counted`, the data's rewards are running counts; the paid reward is their increase.
+    """
     if not cfg.counted:
         return dataset
     growth = np.diff(dataset.rewards, prepend=np.float32(0))

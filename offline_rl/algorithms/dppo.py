@@ -1,21 +1,22 @@
-"""DPPO: a policy that denoises, improved by reward, each denoising step a decision of its own.
+"""DPPO: policy gradient fine-tuning of diffusion and flow policies, per denoising step.
 
-What an environment answers to a chunk of actions is the reward of all the denoising steps that made
-it. Proximal policy optimization raises or lowers their densities, those of the noisiest steps least
-and within the narrowest clip; the critic sees the state alone. Steps before the last K' are taken
-by the policy as it was.
-`offline-rl finetune algorithm=dppo run=<run>` begins with one of diffusion_policy or flow_policy.
+Each denoising step is one action of a Markov decision process, and the environment's reward for an
+action chunk is the reward of all denoising steps that produced it. PPO raises or lowers their log
+densities; noisier steps get less weight and a narrower clip. The critic observes the state only.
+Denoising steps before the last K' use the pretrained policy.
+`offline-rl finetune algorithm=dppo run=<run>` starts with a run of diffusion_policy or flow_policy.
 
 Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
 Differs: an update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).
-         Around it, a time-out is no part of the next episode: it bootstraps from what was seen
-         last, and advantages are cut there; gamma is an environment step's, not a chunk's, inside
-         chunks too, and in the sums that scale rewards, there always 0.99; these sums' variance is
-         by their count, there by one less; actions which an episode's end left over do not count;
-         what DDIM follows is the network's own noise, not that of the clipped guess; rates neither
-         rise over the first iterations nor fall; networks have no residual connections. Their
-         clip of values, quantiles of advantages and cloning term, off in all their settings, are
-         left out. Flows are fine-tuned with the noise of arXiv:2509.05952.
+         Around it: a time-out is not part of the next episode; it bootstraps from the last
+         observation, and advantages are cut there. gamma applies per environment step instead of
+         per chunk, inside chunks too, and in the sums that scale rewards (there always 0.99). The
+         variance of these sums is divided by their count, there by one less. Actions of a chunk
+         that an episode's end left unexecuted do not count. DDIM continues with the network's own
+         noise, there with that of the clipped prediction. Learning rates have no warm-up over the
+         first iterations and no decay. Networks have no residual connections. Their value clip,
+         advantage quantiles and cloning term, off in all their settings, are left out. Flow
+         policies are fine-tuned with the noise of arXiv:2509.05952.
 """
 
 from __future__ import annotations
@@ -38,41 +39,41 @@ from policies.networks.mlp import Scalar
 
 @dataclass(frozen=True)
 class Config(ChainConfig):
-    """Defaults: the authors' for gym (cfg/gym/finetune); the policy's own are its run's."""
+    """Defaults: the authors' for gym (cfg/gym/finetune). Policy sizes are the run's."""
 
-    denoising_discount: Share = 0.99  # of an advantage, for each step before the last
-    clip: Positive = 0.01  # of the last denoising step's ratio
-    first_clip: Positive = 0.01  # of the first one's
-    clip_rate: Positive = 3.0  # how late it widens
-    target_kl: Positive = 1.0  # nats; beyond, an iteration's further updates change nothing
+    denoising_discount: Share = 0.99  # factor on the advantage per step before the last
+    clip: Positive = 0.01  # PPO clip of the last denoising step
+    first_clip: Positive = 0.01  # PPO clip of the first denoising step
+    clip_rate: Positive = 3.0  # shape of the rise from first_clip to clip; larger rises later
+    target_kl: Positive = 1.0  # KL in nats above which the rest of an iteration changes nothing
     policy_lr: Rate = 1e-4  # learning rate of the policy
-    value_lr: Rate = 1e-3  # of the critic
-    value_weight: NonNegative = 0.5  # of its loss
+    value_lr: Rate = 1e-3  # learning rate of the critic
+    value_weight: NonNegative = 0.5  # weight of the critic loss
 
 
 class DPPO(DenoisingRL):
     Config: ClassVar[type] = Config
-    frozen = ("stopped",)
+    frozen_networks = ("stopped",)
 
     def networks(self) -> dict[str, nn.Module]:
-        """In `stopped` stands the rollout from which nothing more is learned."""
+        """Return the networks. `stopped` stores the rollout on which training has stopped."""
         return super().networks() | {"stopped": Scalar(-1.0)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {"model": Adam(self.cfg.policy_lr), "value": Adam(self.cfg.value_lr)}
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
-        """One step of policy and critic; none where an iteration has gone as far as it may."""
+        """Update policy and critic; change nothing once the KL divergence exceeded target_kl."""
         cfg, old, k = self.cfg, state, batch.step
-        gained = standardize(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
+        advantages = standardize(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)
-        state, metrics = self.update_policy(state, batch, gained, clip)
+        state, metrics = self.update_policy(state, batch, advantages, clip)
         state = keep_where(old, state, self.in_critic_warmup(state))
-        state, told = self.update_value(state, batch, 0.5 * cfg.value_weight)
+        state, value_metrics = self.update_value(state, batch, 0.5 * cfg.value_weight)
         stopped = old.stopped()
         state = keep_where(old, self.copy_to_policy(state), stopped == batch.rollout)
-        far = torch.where(
+        stopped_at = torch.where(
             metrics["divergence"] > cfg.target_kl, batch.rollout.to(stopped.dtype), stopped
         )
-        state = replace(state, params={**state.params, "stopped": {"value": far}})
-        return state, metrics | told
+        state = replace(state, params={**state.params, "stopped": {"value": stopped_at}})
+        return state, metrics | value_metrics

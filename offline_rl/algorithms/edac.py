@@ -1,12 +1,13 @@
-"""EDAC: SAC-N with a tenth of the critics, which are made to disagree off the data.
+"""EDAC: SAC-N with a diversity penalty on critic gradients, so that fewer critics are enough.
 
-Critics that rise in the same direction from the data's actions agree on what to overrate there. A
-penalty on the cosines between their gradients makes them differ, so that fewer do.
+Critics whose gradients at the data's actions point in the same direction overestimate the same
+unseen actions. EDAC penalizes the cosine similarity of these gradients. About a tenth of SAC-N's
+critics then gives enough disagreement.
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1.
-Differs: as SAC-N. tinkoff-ai/CORL's settings for Adroit: raw rewards and one rate, where the
-         authors normalize rewards, train 200,000 updates with a slower policy, and on pen-cloned
-         back up the best of ten actions.
+Differs: as SAC-N. For Adroit the settings are tinkoff-ai/CORL's: raw rewards and one learning rate.
+         The authors normalize rewards, train 200,000 updates with a slower policy, and back up the
+         best of ten actions on pen-cloned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from offline_rl.utils.options import NonNegative
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/edac/halfcheetah."""
 
-    eta: NonNegative = 1.0  # weight of the penalty; 0 is SAC-N
+    eta: NonNegative = 1.0  # weight of the gradient similarity penalty; 0 is SAC-N
 
 
 class EDAC(sac_n.SACN):
@@ -36,12 +37,12 @@ class EDAC(sac_n.SACN):
     def critic_loss(
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
-        """SAC-N's, and eta times the similarity of the critics' gradients at the data's actions."""
+        """Return SAC-N's loss plus eta times the critics' gradient similarity."""
         count = self.cfg.num_critics
         s, a = (x.expand(count, *x.shape) for x in (batch.observations, batch.actions))
 
-        def total(actions: Tensor) -> tuple[Tensor, Tensor]:  # each critic has actions of its own
-            q = critic.each(s, actions)
+        def total(actions: Tensor) -> tuple[Tensor, Tensor]:  # one copy of the actions per critic
+            q = critic.per_member(s, actions)
             return q.sum(), q
 
         gradients, q = torch.func.grad(total, has_aux=True)(a)  # [E, B, A], [E, B]
@@ -51,9 +52,9 @@ class EDAC(sac_n.SACN):
 
 
 def gradient_similarity(gradients: Tensor) -> Tensor:
-    """E[sum_{i != j} <g_i, g_j>] / (N - 1), g of unit length; [E, B, A] -> 0-d, N for equal ones.
+    """Return E[sum_{i != j} <g_i, g_j>] / (N - 1) for unit vectors g, [E, B, A] -> 0-d.
 
-    By sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.
+    It is N for equal gradients. Uses sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.
     """
     unit = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
     pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # [B]

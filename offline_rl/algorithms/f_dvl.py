@@ -61,8 +61,8 @@ def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
     """Return the chi-square conjugate max_{w >= 0} w y - f(w), elementwise.
 
     two_sided:  of f = (w - 1)^2:          y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
-    one_sided:  of f = max(w - 1, 0)^2:    equal for y > 0, else 0 at w = 0. V then follows only values
-                above it, and is the best action's for lam -> 1. two_sided exceeds that by 2.
+    one_sided:  of f = max(w - 1, 0)^2:    equal for y > 0, else 0 at w = 0. V then follows only
+                values above it, and is the best action's for lam -> 1. two_sided exceeds it by 2.
     released:   max(y + y^2 / 4, 0), which is no conjugate: it falls from y = -4 on.
     """
     full = y + y.square() / 4
@@ -77,8 +77,8 @@ def total_variation(y: Tensor, conjugate: Conjugate) -> Tensor:
     It is infinite for y > 1/2; this is ignored, and y is used there too.
 
     two_sided:  of f = |w - 1| / 2:          y at w = 1, or -1/2 at w = 0.
-    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q: a share
-                (1 - lam) / lam of Q lies above it.
+    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q: a
+                share (1 - lam) / lam lies above it.
     released:   equal to one_sided.
     """
     return y.clamp(min=-0.5 if conjugate == "two_sided" else 0.0)

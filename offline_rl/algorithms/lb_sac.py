@@ -1,15 +1,15 @@
-"""LB-SAC: SAC-N with large batches, which make few critics enough and training short.
+"""LB-SAC: SAC-N with very large batches, which need fewer critics and fewer updates.
 
-With batches of 10,000 and rates raised by the square root of the batch's growth, a small plain
-ensemble penalizes unseen actions sooner than a large one with small batches.
+The batch size is 10,000, and learning rates are scaled by the square root of its growth. A small
+ensemble then penalizes unseen actions earlier than a large ensemble with small batches.
 
 Paper:   Nikulin, Kurenkov, Tarasov, Akimov, Kolesnikov, 2022, arXiv:2211.11092.
-Differs: as SAC-N but for the weights, which begin by fan-out as the authors' do, so that critics
-         disagree at once. The rates are exactly sqrt(10000 / 256) times 3e-4, 1.875e-3; the
-         released configs (tinkoff-ai/CORL:configs/offline/lb-sac) round to 1.8e-3. With
-         `layer_norm` each critic has its own gain and shift, there all share one. Ten critics are
-         tinkoff-ai/CORL's default, its setting for walker2d-medium and -medium-expert; off
-         locomotion none is published.
+Differs: as SAC-N except for the weights, which are initialized by fan-out like the authors', so
+         that critics disagree from the start. The learning rates are exactly sqrt(10000 / 256)
+         times 3e-4, 1.875e-3; the released configs (tinkoff-ai/CORL:configs/offline/lb-sac) round
+         to 1.8e-3. With `layer_norm` each critic has its own gain and shift, there all share one.
+         Ten critics are tinkoff-ai/CORL's default, its setting for walker2d-medium and
+         -medium-expert. No number is published outside locomotion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from offline_rl.utils.options import Count
 
 @dataclass(frozen=True)
 class Config(sac_n.Config):
-    """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac; the rates are those of a batch of 256."""
+    """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac. Learning rates are for a batch of 256."""
 
     batch_size: Count = 10_000
     init: Literal["edac", "fan_out"] = "fan_out"
@@ -39,13 +39,13 @@ class LBSAC(sac_n.SACN):
     Config = Config
 
     def optimizers(self) -> dict[str, Adam]:
-        """SAC-N's, rates times sqrt(batch_size / 256)."""
+        """Return SAC-N's optimizers with learning rates times sqrt(batch_size / 256)."""
         scale = sqrt(self.cfg.batch_size / 256)
         return {name: replace(a, lr=a.lr * scale) for name, a in super().optimizers().items()}
 
     def critic_loss(
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
-        """SAC-N's, but the mean over critics."""
+        """Return SAC-N's loss divided by the number of critics."""
         td, metrics = super().critic_loss(critic, state, batch, y)
         return td / self.cfg.num_critics, metrics

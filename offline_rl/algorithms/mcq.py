@@ -1,15 +1,16 @@
-"""Mildly conservative Q-learning (MCQ): the unseen is worth what the best of the seen is worth.
+"""Mildly conservative Q-learning (MCQ): unseen actions are valued like the best action in the data.
 
-Soft actor-critic whose critics, at the policy's own actions, are also drawn to a pseudo target: the
-highest value among actions that a VAE of the data proposes in that state. So unseen actions are not
-overrated, and not punished beyond need either. The VAE learns alongside.
+Soft actor-critic with a second critic loss: at the policy's own actions, Q regresses on a pseudo
+target, the highest value among actions that a VAE of the data proposes in that state. Unseen
+actions are then not overestimated, and not penalized more than needed. The VAE is trained together
+with the other networks.
 
 Paper:   Lyu, Ma, Li, Lu, NeurIPS 2022, arXiv:2206.04745.
-Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py) in that pseudo targets
-         are not raised to 0 and no data set has rules of its own there (a margin, weights by
-         distance, errors of one side only); both critics see the same samples; the temperature's
-         and the policy's loss draw each their own, there one; the log density is exact, there 1e-6
-         inside its logarithm; there a network has one hidden layer more than its setting says.
+Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py): pseudo targets are
+         not raised to 0, and no data set has special rules (there a margin, weights by distance,
+         one-sided errors). Both critics receive the same samples. The losses of temperature and
+         policy draw separate samples, there one. The log density is exact, there 1e-6 inside its
+         logarithm. There, a network has one hidden layer more than its setting says.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from policies.networks.mlp import Scalar
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Defaults: the authors' code's; `bellman_share` is tuned for each data set."""
+    """Defaults: the authors' code. `bellman_share` is tuned for each data set."""
 
-    bellman_share: Fraction = 0.7  # lambda: of the critics' loss; the rest is pseudo
-    num_samples: Count = 10  # actions of the VAE in each state, of which the best one counts
-    num_policy_samples: Count = 10  # actions of the policy in each state that are drawn to it
-    alpha: NonNegative | None = None  # temperature; null: learned, toward an entropy of -|A|
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critic that enters its target each update
+    bellman_share: Fraction = 0.7  # lambda: share of the Bellman error in the critic loss
+    num_samples: Count = 10  # VAE actions per state; the best one gives the pseudo target
+    num_policy_samples: Count = 10  # policy actions per state that regress on the pseudo target
+    alpha: NonNegative | None = None  # temperature; null: learned, with a target entropy of -|A|
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     actor_lr: Rate = 3e-4  # learning rate of the policy and of the temperature
-    critic_lr: Rate = 3e-4  # of the critics
-    vae_lr: Rate = 1e-3  # of the VAE
-    policy_hidden: Sizes = (400, 400)  # units of each hidden layer, of the policy
-    critic_hidden: Sizes = (400, 400)  # of the critics
-    vae_hidden: Sizes = (750, 750)  # of the VAE
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    vae_lr: Rate = 1e-3  # learning rate of the VAE
+    policy_hidden: Sizes = (400, 400)  # units of each hidden layer of the policy
+    critic_hidden: Sizes = (400, 400)  # units of each hidden layer of the critics
+    vae_hidden: Sizes = (750, 750)  # units of each hidden layer of the VAE
 
 
 class MCQ(Algorithm):
@@ -77,7 +78,7 @@ class MCQ(Algorithm):
         return {"policy": actor, "log_alpha": actor, "critic": critic, "vae": vae}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """The authors' order: VAE; temperature; critics; policy; each with what is new by then."""
+        """Update VAE, temperature, critics and policy in the authors' order, then the target."""
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
 
         def vae_loss(vae):  # sums over dimensions
@@ -92,28 +93,28 @@ class MCQ(Algorithm):
 
         y = soft_target(state, batch, alpha)  # [B]
         both = torch.cat([s, s2])  # [2 B, O]
-        own, _ = state.policy.sample(both, state.random, cfg.num_policy_samples)  # [M, 2 B, A]
+        pi, _ = state.policy.sample(both, state.random, cfg.num_policy_samples)  # [M, 2 B, A]
         pseudo = self.pseudo_target(state, both)  # [2 B]
 
         def critic_loss(critic):
             td = (critic(s, a) - y).square().mean(1)  # [2]
-            away = critic(both.expand(len(own), *both.shape), own) - pseudo  # [2, M, 2 B]
-            away = away.square().mean((1, 2))  # [2]
+            error = critic(both.expand(len(pi), *both.shape), pi) - pseudo  # [2, M, 2 B]
+            pseudo_loss = error.square().mean((1, 2))  # [2]
             share = cfg.bellman_share
-            return (share * td + (1 - share) * away).sum(), (td.sum(), away.sum())
+            return (share * td + (1 - share) * pseudo_loss).sum(), (td.sum(), pseudo_loss.sum())
 
-        state, _, (td, away) = minimize_with(state, "critic", critic_loss)
+        state, _, (td, pseudo_loss) = minimize_with(state, "critic", critic_loss)
 
         def policy_loss(policy):
             return soft_policy_loss(policy, state, s, alpha)
 
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = soft_update(state, "critic_target", "critic", cfg.tau)
-        metrics = {"critic_loss": td, "pseudo_loss": away, "policy_loss": policy_value}
+        metrics = {"critic_loss": td, "pseudo_loss": pseudo_loss, "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean(), "vae_loss": vae_value}
         return state, metrics | {"entropy": -log_pi, "alpha": alpha}
 
     def pseudo_target(self, state: State, s: Tensor) -> Tensor:
-        """min over critics of the max over the VAE's actions, of the present critics; [B]."""
+        """Return the minimum over critics of the maximum of Q over the VAE's actions, [B]."""
         proposed = state.vae.sample(s, state.random, self.cfg.num_samples)  # [N, B, A]
         return state.critic(s.expand(len(proposed), *s.shape), proposed).amax(1).amin(0)

@@ -1,14 +1,15 @@
-"""MSG: critics that never hear of one another, and a policy that heeds their disagreement.
+"""MSG: independent critic targets and a policy that maximizes a lower confidence bound.
 
-Each of N critics bootstraps from its own target only: a shared pessimistic target can turn
-optimistic, independent ones spread where data is thin. The policy climbs mean + beta * deviation,
-beta < 0; a little of CQL keeps each critic's own policy values down.
+Each of N critics bootstraps from its own target only. A shared pessimistic target can turn
+optimistic; independent targets spread where data is scarce. The policy maximizes mean + beta *
+standard deviation over the critics, beta < 0. A small CQL penalty lowers each critic's values of
+the policy's actions.
 
 Paper:   Ghasemipour, Gu, Nachum, NeurIPS 2022, arXiv:2205.13703.
-Differs: from the authors' code (google-research/google-research:jrl/agents/msg) in that the
-         temperature's loss is linear in log alpha, not alpha, the policy's deviation exp of a
-         clipped output, not softplus + 0.01, and initial weights are torch's; and without the pair
-         of networks for each critic that they had on locomotion.
+Differs: from the authors' code (google-research/google-research:jrl/agents/msg): the temperature's
+         loss is linear in log alpha instead of alpha. The policy's standard deviation is exp of a
+         clipped output, there softplus + 0.01. Weights have torch's default initialization. The
+         pair of networks for each critic, used there on locomotion, is left out.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from policies.networks.mlp import Activation, Scalar
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Defaults: the authors' README, the one setting they published."""
+    """Defaults: the authors' README, the only published setting."""
 
-    num_critics: Ensemble = 64  # N
-    beta: Annotated[float, Range(high=0)] = -8.0  # deviations below the mean that the policy climbs
-    conservatism: NonNegative = 0.1  # weight of Q at the policy's actions less Q at the data's
-    random_weights: bool = True  # errors weighted by U[0, 2], afresh for each critic and sample
-    target_entropy: Number = 0.0  # what the temperature aims at
-    bc_updates: Amount = 50_000  # preliminary updates in which the policy clones
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critics that enters their targets each update
+    num_critics: Ensemble = 64  # number of critics (N)
+    beta: Annotated[float, Range(high=0)] = -8.0  # the policy maximizes mean Q + beta * std of Q
+    conservatism: NonNegative = 0.1  # weight of Q(policy's action) - Q(data's action)
+    random_weights: bool = True  # weight errors by U[0, 2], drawn anew for each critic and sample
+    target_entropy: Number = 0.0  # target entropy of the temperature
+    bc_updates: Amount = 50_000  # preliminary updates in which the policy is trained by imitation
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
     actor_lr: Rate = 3e-5  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
-    alpha_lr: Rate = 3e-4  # of the temperature
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of policy and critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
 class MSG(Algorithm):
@@ -77,7 +78,7 @@ class MSG(Algorithm):
     def update(
         self, state: State, batch: Batch, i: int, *, clone: bool = False
     ) -> tuple[State, Metrics]:
-        """Critics, policy and temperature, each loss at the old parameters; then the targets."""
+        """Update critics, policy and temperature, each at the old parameters; then the targets."""
         s, cfg, old = batch.observations, self.cfg, state
         s_E, a_E, s2_E = (
             x.expand(cfg.num_critics, *x.shape) for x in (s, batch.actions, batch.next_observations)
@@ -86,13 +87,13 @@ class MSG(Algorithm):
             batch.next_observations, old.random, cfg.num_critics
         )  # [E, B, A]
         pi, _ = old.policy.sample(s, old.random, cfg.num_critics)
-        y = batch.rewards + batch.discount * old.critic_target.each(s2_E, next_a)  # [E, B]
+        y = batch.rewards + batch.discount * old.critic_target.per_member(s2_E, next_a)  # [E, B]
         weight = 2 * old.random.uniform(y.shape) if cfg.random_weights else 1.0
 
-        def critic_loss(critic):  # each critic's own, summed
-            q = critic.each(s_E, a_E)
+        def critic_loss(critic):  # summed over critics
+            q = critic.per_member(s_E, a_E)
             error = (q - y).square()
-            penalty = (critic.each(s_E, pi) - q).mean(1)  # [E]
+            penalty = (critic.per_member(s_E, pi) - q).mean(1)  # [E]
             loss = (weight * error).mean(1) / 2 + cfg.conservatism * penalty
             return loss.sum(), (error.mean(1).sum(), penalty.mean(), q.std(0, correction=0).mean())
 
@@ -116,5 +117,5 @@ class MSG(Algorithm):
     clone = partialmethod(update, clone=True)  # the preliminary phase
 
     def lower_bound(self, q: Tensor) -> Tensor:
-        """mean + beta * deviation over critics, [E, B] -> [B]."""
+        """Return mean + beta * standard deviation over the critics, [E, B] -> [B]."""
         return q.mean(0) + self.cfg.beta * q.std(0, correction=0)

@@ -1,17 +1,18 @@
-"""One step: a policy that denoises in many rounds, taught to a head that answers at once.
+"""One-step policy: distillation of a diffusion or flow policy into a single forward pass.
 
-From the same noise, without any between the rounds, the teacher and the head should end in the same
-chunk; the states are the data's, its actions are not looked at. What was acted by DDPM, or with
-noise between the rounds, is taught as its DDIM without; of rl100 the policy in its rounds teaches.
-`offline-rl distill algorithm=one_step run=<run>` begins with one of diffusion_policy, flow_policy,
-dppo or rl100.
+From the same initial noise, the student predicts in one step the chunk at which the teacher's
+deterministic sampler ends. States are the data's; its actions are not used. A teacher that acts by
+DDPM, or with noise in sampling, is distilled through its DDIM sampler without noise. Of rl100, the
+multi-step policy is the teacher. `offline-rl distill algorithm=one_step run=<run>` starts with a
+run of diffusion_policy, flow_policy, dppo or rl100.
 
-Paper:   Lei et al., arXiv:2510.14830, whose RL-100 ends so, or keeps such a head in step throughout
+Paper:   Lei et al., arXiv:2510.14830. RL-100 ends with this step, or trains such a head throughout
          (`rl100` with `one_step`).
-Differs: from the authors' code (Lei-Kun/RL-100) in that all actions from the present one on are
-         taught, there those executed; what acts is a moving average, there the last weights
-         (`ema_max=0`); the head is told the policy's first time, and held to chunks in [-1, 1],
-         there in the actions' own units. Pictures are seen by the teacher's encoder, which stays.
+Differs: from the authors' code (Lei-Kun/RL-100): all actions from the current step on are trained,
+         there the executed ones. A moving average of the weights acts, there the last weights
+         (`ema_max=0`). The head receives the policy's first time, and its chunks are limited to
+         [-1, 1]; there they are in the actions' own units. Images are encoded by the teacher's
+         encoder, which does not change.
 """
 
 from __future__ import annotations
@@ -40,29 +41,33 @@ from policies.heads.schedules import Table, sample
 
 @dataclass(frozen=True)
 class Config(DenoiserShape, ChunkConfig):
-    """What the teacher is made of is its run's; the rest as Diffusion Policy learns."""
+    """Sizes and process are the teacher's; other defaults are Diffusion Policy's."""
 
     process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's
-    num_train_timesteps: Built = 100  # the teacher's, of ddpm
+    num_train_timesteps: Built = 100  # the teacher's, for ddpm
     prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
-        "epsilon"  # the teacher's, of ddpm
+        "epsilon"  # the teacher's, for ddpm
     )
-    num_inference_steps: Built = 100  # the teacher's, from noise to a chunk
-    tuned: Built | None = None  # of these, the last that were fine-tuned; null: all, or none
+    num_inference_steps: Built = 100  # the teacher's denoising steps
+    tuned: Built | None = None  # the teacher's last, fine-tuned denoising steps; null: all or none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_ends:
-            raise ValueError("mask_ends is not read: the data's actions are not looked at")
+            raise ValueError(
+                "mask_ends has no effect, as the data's actions are not used. Remove it."
+            )
         if self.process != "ddpm":
             self.refuse_unread("process", "num_train_timesteps", "prediction_type")
         if self.tuned is not None and self.tuned > self.num_inference_steps:
             raise ValueError(
-                f"tuned={self.tuned} steps are more than the teacher's {self.num_inference_steps}"
+                f"tuned={self.tuned} exceeds the teacher's "
+                f"num_inference_steps={self.num_inference_steps}."
             )
         if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(
-                f"num_inference_steps={self.num_inference_steps} are more than num_train_timesteps={self.num_train_timesteps}"
+                f"num_inference_steps={self.num_inference_steps} exceeds "
+                f"num_train_timesteps={self.num_train_timesteps}. Use at most that."
             )
 
 
@@ -82,16 +87,16 @@ class OneStep(Student):
             "num_inference_steps",
             "tuned",
         )
-        found = {name: hyper[name] for name in names if hyper.get(name) is not None}
+        values = {name: hyper[name] for name in names if hyper.get(name) is not None}
         if algorithm == "flow_policy":
-            found["process"] = "flow"
-        if found.get("process") != "ddpm":  # of others these are not read
-            found = {
+            values["process"] = "flow"
+        if values.get("process") != "ddpm":  # others do not read these
+            values = {
                 k: v
-                for k, v in found.items()
+                for k, v in values.items()
                 if k not in ("num_train_timesteps", "prediction_type")
             }
-        return found
+        return values
 
     def table(self) -> Table:
         return one_step_table(deterministic_table(self.cfg))
@@ -110,13 +115,13 @@ class OneStep(Student):
         return DiffusionActor(**self.cfg.head_options(self.spec), table=table, until=until)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One step toward where the teacher's rounds end, in the actions from the present one."""
+        """Update the head toward the teacher's chunk, on the actions from the current step on."""
         cfg, random, head = self.cfg, state.random, self.modules["model"]
-        s = state.teacher.encode(batch.observations, random)  # [B, n_obs_steps, F], by its eyes
+        s = state.teacher.encode(batch.observations, random)  # [B, n_obs_steps, F]
         noise = random.normal((len(s), *head.noise_shape))  # type: ignore[misc]
 
         def teacher(x: Tensor, time: float) -> Tensor:
-            told: Tensor = state.teacher.asked(s, x, time)
+            told: Tensor = state.teacher.predict_at(s, x, time)
             return told
 
         target = sample(deterministic_table(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]

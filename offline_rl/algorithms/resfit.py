@@ -1,22 +1,22 @@
-"""ResFiT: a small correction, learned online, of a policy that stays as it is.
+"""ResFiT: online RL fine-tuning of a residual policy on top of a frozen base policy.
 
-The frozen base proposes an action at every step, whatever it is and however it plans; an actor that
-begins at zero adds a few hundredths to it. TD3 from n-step returns teaches it, half of each batch
-from demonstrations: ten normalized critics, of which two drawn at random make the target, several
-critic updates for each of the actor's. Before, the base acts with uniform noise, and then the
-critics learn alone.
+The frozen base policy proposes an action at every step; it may be any policy. A residual actor,
+initialized to zero, adds a small correction. It is trained by TD3 with n-step returns, half of each
+batch from demonstrations: ten LayerNorm critics, the target from two drawn at random, and several
+critic updates per actor update. Before that, the base acts with uniform noise, and then the critics
+are trained alone.
 
 Paper:   Ankile, Jiang, Duan, Shi, Abbeel, Nagabandi, 2025, arXiv:2509.19301.
 Use:     finetune algorithm=resfit base=<bundle or module:function> task=… dataset=<demonstrations>.
-Differs: from the authors' code (amazon-science/residual-offpolicy-rl) in that time-outs bootstrap,
-         there they end; what is stored is the clipped action; the critics' error is squared before
-         it is averaged over them (`mean_first` for the code's); the critics share no layer, there
-         one that compresses pictures; each of actor and critics has its own encoder of pictures,
-         there one, which the critics train; actions are in [-1, 1], there in the data's range,
-         (1 + scale) times as wide; weights begin as torch's, there orthogonal; no experience is
-         forgotten, there all but the last 200,000 steps; the warm-up's steps count; values are
-         numbers, where the code can also learn distributions (C51, HL-Gauss). Layer normalization
-         precedes ReLUs in both.
+Differs: from the authors' code (amazon-science/residual-offpolicy-rl): time-outs bootstrap, there
+         they terminate. The clipped action is stored. The critics' error is squared before it is
+         averaged over them (`mean_first` for the code's). The critics share no layer, there one
+         that compresses images. Actor and critics each have their own image encoder; there is one
+         there, trained by the critics. Actions are in [-1, 1]; there they are in the data's range,
+         widened by a factor of (1 + scale). Weights have torch's initialization, there orthogonal.
+         No experience is dropped, there all but the last 200,000 steps. Warm-up steps count as
+         environment steps. Values are scalars; the code can also learn distributions (C51,
+         HL-Gauss). Layer normalization precedes ReLUs in both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, different
+from offline_rl.algorithms.common.critics import Critic, sample_members
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vision import VisionConfig, build_head
 from offline_rl.data import Dataset
@@ -56,7 +56,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive
 from policies.channels import BASE_ACTION, Observations
 from policies.heads.residual import ResidualActor
-from policies.networks.encoders import Sees
+from policies.networks.encoders import ObservationEncoder
 from policies.spec import Spec
 
 
@@ -64,37 +64,37 @@ from policies.spec import Spec
 class Config(VisionConfig):
     """Defaults: the paper's."""
 
-    normalize_observations: Normalize = True  # not what the base sees, nor its action
-    min_std: Positive | None = 0.1  # of a z-score; null: deviations as they are + 0.001
-    scale: Fraction = 0.1  # the largest correction, in an action's [-1, 1]
-    noise: Annotated[NonNegative, BUILT] = 0.05  # deviation of the exploration's, and the target's
-    noise_clip: NonNegative = 0.3  # and the latter's largest size
-    target_noise: bool = True  # on the next action of the target
-    clip_target: bool = False  # to [0, 1], where only success is rewarded
-    correction_weight: NonNegative = 0.0  # of the correction's square, in the actor's loss
-    mean_first: bool = False  # squares the critics' mean error, as the code, not each one's
-    num_critics: Ensemble = 10  # E
-    num_min_critics: Count = 2  # critics whose least makes the target; drawn anew for every update
-    layer_norm: Switch = True  # in actor and critics
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the networks that enters their targets
-    actor_lr: Rate = 1e-6  # learning rate of the correction
-    critic_lr: Rate = 1e-4  # of the critics
-    weight_decay: NonNegative = 0.01  # of both
-    max_grad_norm: Annotated[Positive, BUILT] = 1.0  # of a gradient
+    normalize_observations: Normalize = True  # not applied to the base's observations and action
+    min_std: Positive | None = 0.1  # minimum standard deviation of a z-score; null: std + 0.001
+    scale: Fraction = 0.1  # largest residual action, in units of the [-1, 1] action range
+    noise: Annotated[NonNegative, BUILT] = 0.05  # std of the noise on actions and in the target
+    noise_clip: NonNegative = 0.3  # largest magnitude of the target's noise
+    target_noise: bool = True  # add noise to the target's next action
+    clip_target: bool = False  # clip targets to [0, 1], for rewards of success only
+    correction_weight: NonNegative = 0.0  # weight of the squared residual action in the actor loss
+    mean_first: bool = False  # square the critics' mean error, as the code, not each one's
+    num_critics: Ensemble = 10  # number of critics (E)
+    num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
+    layer_norm: Switch = True  # layer normalization in actor and critics
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
+    actor_lr: Rate = 1e-6  # learning rate of the residual actor
+    critic_lr: Rate = 1e-4  # learning rate of the critics
+    weight_decay: NonNegative = 0.01  # weight decay of actor and critics
+    max_grad_norm: Annotated[Positive, BUILT] = 1.0  # gradients are clipped to this norm
     hidden: Sizes = (1024, 1024)  # units of each hidden layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.HalfAndHalf):
-    """Defaults: the paper's; who warms up by the policy does so by the base and uniform noise."""
+    """Defaults: the paper's. warmup_policy=policy is the base with uniform noise."""
 
     warmup_steps: Amount = 10_000
     utd: Positive = 4.0
     n_step: Count = 3
-    base_noise: NonNegative = 0.2  # the largest, on the base's actions in the warm-up
+    base_noise: NonNegative = 0.2  # largest uniform noise on the base's actions during warm-up
     critic_only_option: ClassVar[str] = "online.critic_updates"
-    critic_updates: Amount = 10_000  # before the actor learns too; all when the warm-up is over
+    critic_updates: Amount = 10_000  # updates of the critics alone, all at the end of the warm-up
 
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
@@ -105,12 +105,12 @@ class Online(schedule.HalfAndHalf):
         return (observations[BASE_ACTION] + noise).clip(-1, 1)
 
     def critic_only_updates(self, period: int) -> int:
-        """Updates of the critics alone: whole periods."""
+        """Return the updates of the critics alone, in complete periods."""
         return -(-self.critic_updates // period) * period
 
     def updates_due(self, env_steps: int, batch_size: int, period: int) -> int:
-        begun = env_steps > max(self.warmup_steps, batch_size)
-        first = self.critic_only_updates(period) if begun else 0
+        started = env_steps > max(self.warmup_steps, batch_size)
+        first = self.critic_only_updates(period) if started else 0
         return first + super().updates_due(env_steps, batch_size, period)
 
 
@@ -118,19 +118,19 @@ class ResFiT(DelayedActor):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-    online, follows_card, vector_only, corrects = True, False, False, True
+    online, follows_card, vector_only, is_residual = True, False, False, True
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """As it is. Raises UserError where targets would be clipped to less than rewards are."""
+        """Return `cfg`. Raises UserError if clip_target would clip targets below rewards."""
         if cfg.clip_target:
             transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
             rewards = transform.rewards(dataset.rewards)
             if not 0 <= rewards.min() <= rewards.max() <= 1:
                 raise UserError(
-                    f"clip_target=true holds targets in [0, 1], and {dataset.path or dataset.name} "
-                    f"has rewards from {rewards.min():g} to {rewards.max():g}: leave it out, or "
-                    "give rewards of success alone"
+                    f"clip_target=true clips targets to [0, 1], but {dataset.path or dataset.name} "
+                    f"has rewards from {rewards.min():g} to {rewards.max():g}. Remove "
+                    "clip_target, or use rewards in [0, 1]"
                 )
         return cfg
 
@@ -146,14 +146,14 @@ class ResFiT(DelayedActor):
     def optimizers(self) -> dict[str, Adam]:
         cfg = self.cfg
         rates = {"policy": cfg.actor_lr, "critic": cfg.critic_lr}
-        same = {"max_grad_norm": cfg.max_grad_norm, "undecayed": ("scale",)}
-        return {k: Adam(lr, weight_decay=cfg.weight_decay, **same) for k, lr in rates.items()}
+        common = {"max_grad_norm": cfg.max_grad_norm, "undecayed": ("scale",)}
+        return {k: Adam(lr, weight_decay=cfg.weight_decay, **common) for k, lr in rates.items()}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Critics and their target; in the last place also the actor and its own."""
+        """Update critics and target; in the last step of a period also actor and its target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        both = state.done >= self.updates_before_policy(schedule.ONLINE)[0]  # the actor learns too
-        y = self.target(state, batch, both)  # [B]
+        actor_learns = state.done >= self.updates_before_policy(schedule.ONLINE)[0]
+        y = self.target(state, batch, actor_learns)  # [B]
 
         def critic_loss(critic):  # [E, B] - [B]
             errors = critic(s, a, state.random) - y
@@ -165,39 +165,50 @@ class ResFiT(DelayedActor):
         if not self.updates_actor(i):
             return state, metrics
 
-        base = (s if self.spec.lone else s[BASE_ACTION])[..., -self.spec.action_dim :]
+        base = (s if self.spec.single_vector else s[BASE_ACTION])[..., -self.spec.action_dim :]
 
         def policy_loss(policy):  # the mean over all critics
-            added = policy.correction(s, state.random)
-            value = state.critic(s, (base + added).clamp(-1, 1), state.random).mean()
-            return cfg.correction_weight * added.square().sum(-1).mean() - value
+            residual = policy.residual_action(s, state.random)
+            value = state.critic(s, (base + residual).clamp(-1, 1), state.random).mean()
+            return cfg.correction_weight * residual.square().sum(-1).mean() - value
 
         correction = (state.policy(s) - base).abs().mean().detach()
-        before = state
+        old = state
         state, policy_value = minimize(state, "policy", policy_loss)
         state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = keep_where(before, state, ~both)
+        state = keep_where(old, state, ~actor_learns)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
-        """r + discount * least of a few Q_i(s', a'); a': the noise is the correction's; [B]."""
+        """Return r + discount * min of sampled Q_i(s', a'), [B].
+
+        a': the target policy's action, with noise on the residual where `noisy` is true.
+        """
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip) * noisy * cfg.target_noise
         next_a = state.policy_target(s2, state.random, noise)
-        few = different(state, cfg.num_critics, cfg.num_min_critics)
-        q = state.critic_target(s2, next_a, state.random, few)  # [num_min_critics, B]
+        members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=False)
+        q = state.critic_target(s2, next_a, state.random, members)  # [num_min_critics, B]
         y = batch.rewards + batch.discount * q.amin(0)
         return y.clamp(0, 1) if cfg.clip_target else y
 
 
 class CriticOfAll(nn.Module):
-    """Q(s, a) of the combined action; what the base would do is the actor's to know alone."""
+    """Q(s, a) of the executed action. It does not observe the base's action."""
 
     def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:
         super().__init__()
-        self.eyes = None if spec.lone else Sees(spec.seen, **cfg.encoder_options)
-        size = spec.observation_dim if self.eyes is None else self.eyes.features
+        self.observation_encoder = (
+            None
+            if spec.single_vector
+            else ObservationEncoder(spec.observation_shapes, **cfg.encoder_options)
+        )
+        size = (
+            spec.observation_dim
+            if self.observation_encoder is None
+            else self.observation_encoder.features
+        )
         self.base, hidden = spec.action_dim, shape.pop("hidden")
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
 
@@ -208,6 +219,13 @@ class CriticOfAll(nn.Module):
         random: Any = None,
         members: Tensor | None = None,
     ) -> Tensor:
-        """[..., O] or channels, the base's action last, and [..., A] -> [E, ...], as a Critic."""
-        seen = observations if self.eyes is None else self.eyes(observations, random)
-        return self.net(seen[..., : -self.base], actions, members)
+        """Return Q, [E, ...], for observations [..., O] or channels, and actions [..., A].
+
+        The last part of the observation, the base's action, is left out.
+        """
+        features = (
+            observations
+            if self.observation_encoder is None
+            else self.observation_encoder(observations, random)
+        )
+        return self.net(features[..., : -self.base], actions, members)

@@ -1,14 +1,15 @@
-"""RLPD: SAC that learns online, every batch half its own experience and half logged data.
+"""RLPD: SAC trained online, with half of every batch from offline data.
 
-Ten normalized critics, of which two drawn at random make the target, many critic updates for every
-environment step and one of the actor, on their mean. No preliminary training, no pessimism.
+Ten critics with layer normalization; the target is the minimum over two of them, drawn at random.
+Every environment step brings many critic updates and one actor update, on the critics' mean. There
+is no offline training and no pessimism.
 
 Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 1.
-Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py) in that every
-         critic update draws a batch of its own, half and half, where there one of `utd` times the
-         size is cut into as many, half and half; both are uniform draws with replacement. Layer
-         normalization has torch's eps (1e-5, there 1e-6); the data's actions are as they are, there
-         clipped to +-0.99999; terminals of the binary hands' data count, there they are removed.
+Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py): every critic
+         update draws its own batch, half and half; there one batch of `utd` times the size is split
+         into as many parts, half and half. Both draw uniformly with replacement. Layer
+         normalization has torch's eps (1e-5, there 1e-6). The data's actions are unchanged, there
+         clipped to +-0.99999. Terminals of the binary Adroit data count, there they are removed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from offline_rl.algorithms.common.base import (
     soft_update,
 )
 from offline_rl.algorithms.common.config import Ensemble
-from offline_rl.algorithms.common.critics import Critic, different
+from offline_rl.algorithms.common.critics import Critic, sample_members
 from offline_rl.algorithms.common.entropy import soft_optimizers
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -45,9 +46,9 @@ from policies.networks.mlp import Scalar
 class Config(sac.Config):
     """Defaults: the authors' for locomotion (README, configs/rlpd_config.py)."""
 
-    num_critics: Ensemble = 10  # E
-    num_min_critics: Count = 2  # critics whose least makes the target; drawn anew for every update
-    backup_entropy: bool = True  # entropy in the target, as in SAC
+    num_critics: Ensemble = 10  # number of critics (E)
+    num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
+    backup_entropy: bool = True  # include the entropy in the target, as SAC
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * |A|
 
 
@@ -80,7 +81,7 @@ class RLPD(DelayedActor):
         return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Critics and their target; in the last place also the actor, then the temperature."""
+        """Update critics and target; in the last step of a period also actor and temperature."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         alpha = state.log_alpha().exp().detach()
         y = self.target(state, batch, alpha)  # [B]
@@ -105,25 +106,27 @@ class RLPD(DelayedActor):
             self.entropy_log_prob(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
         )
 
-        def alpha_loss(log_alpha: Network) -> Tensor:  # in alpha, not in its logarithm
+        def alpha_loss(log_alpha: Network) -> Tensor:  # linear in alpha, not in log alpha
             return -log_alpha().exp() * excess
 
         state, _ = minimize(state, "log_alpha", alpha_loss)
         return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """r + discount * (least of a few Q_i(s', a'), less alpha log pi(a'|s')), a' ~ pi; [B]."""
+        """Return r + discount * (min of sampled Q_i(s', a') - alpha log pi(a'|s')), [B]."""
         pi, log_pi = state.policy.sample(batch.next_observations, state.random)
-        few = different(state, self.cfg.num_critics, self.cfg.num_min_critics)
-        least = state.critic_target(batch.next_observations, pi, few).amin(0)  # [B]
+        members = sample_members(
+            state, self.cfg.num_critics, self.cfg.num_min_critics, replace=False
+        )
+        q = state.critic_target(batch.next_observations, pi, members).amin(0)  # [B]
         if self.cfg.backup_entropy:
-            least = least - alpha * log_pi
-        return batch.rewards + batch.discount * least
+            q = q - alpha * log_pi
+        return batch.rewards + batch.discount * q
 
     def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
-        """The mean log density that the temperature follows, 0-d; log_pi: in the policy's loss."""
+        """Return the mean log density for the temperature, 0-d; log_pi: of the policy loss."""
         return log_pi
 
     def actor_q(self, q: Tensor) -> Tensor:
-        """What the actor climbs, [E, B] -> [B]: the mean over all critics."""
+        """Return the value that the actor maximizes, [E, B] -> [B]: the mean over critics."""
         return q.mean(0)

@@ -1,19 +1,19 @@
-"""RO2O: an ensemble that changes slowly around the data's states, offline and then online.
+"""RO2O: SAC-N with critics and policy smoothed around the data's states, offline and then online.
 
-SAC-N whose critics and policy must hardly change under the worst of n small perturbations of the
-state, and whose critics are lowered by their own deviation at the policy's actions there. Made so,
-it goes on learning online with the same losses, from its own experience.
+Critics and policy are trained to change little under the worst of n small state perturbations.
+Critics are lowered by their own standard deviation at the policy's actions in perturbed states.
+Online training uses the same losses on new experience.
 
 Paper:   Wen, Yu, Yang, Chen, Bai, Wang, 2023, arXiv:2309.16973; the losses are those of RORL,
          arXiv:2206.02829.
-Differs: from the authors' code (BattleWen/RO2O:algorithms/offline) in that weights begin by fan-in,
-         there by fan-out, and the log density is exact, there 1e-6 inside its logarithm. As there,
-         "adversarial" is the worst of n uniform draws, the same n for the whole batch, not an
-         attack by gradient. Online the losses are the paper's; the authors' code (algorithms/
-         finetune) leaves all but SAC's and the cloning out: online.q_smoothness=0
-         online.policy_smoothness=0 online.uncertainty=0 are its; in mazes the cloning's weight is 1
-         or 10 there whatever it was, and rewards are 4 (r - 1/2), here both are the offline ones.
-         Its buffer begins empty; one that begins with the data is online.offline_fraction=rows.
+Differs: from the authors' code (BattleWen/RO2O:algorithms/offline): weights are initialized by
+         fan-in, there by fan-out, and the log density is exact, there 1e-6 inside its logarithm. As
+         there, "adversarial" means the worst of n uniform draws, the same n for the complete batch,
+         not a gradient attack. Online, the losses are the paper's; the authors' code
+         (algorithms/finetune) drops all but SAC's and the cloning term, which is
+         online.q_smoothness=0 online.policy_smoothness=0 online.uncertainty=0. In mazes its cloning
+         weight is always 1 or 10 and its rewards are 4 (r - 1/2); here both are the offline ones.
+         Its buffer starts empty; online.offline_fraction=rows starts with the data.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from offline_rl.utils.options import Amount, Count, NonNegative, Share
 class Config(sac_n.Config):
     """Defaults: the authors' README for walker2d-medium."""
 
-    num_samples: Count = 20  # perturbed states for each state (n)
-    q_noise: NonNegative = 0.01  # their largest distance, for the critics' smoothness
-    policy_noise: NonNegative = 0.01  # the same for the policy's
-    ood_noise: NonNegative = 0.01  # the same for the uncertainty
-    q_smoothness: NonNegative = 1e-4  # weight of the critics' smoothness (eta_1)
-    policy_smoothness: NonNegative = 1.0  # weight of the policy's (eta_3)
-    uncertainty: NonNegative = 0.1  # weight of the uncertainty (eta_2)
-    pessimism: NonNegative = 1.0  # deviations by which Q is lowered, at the start (alpha)
+    num_samples: Count = 20  # perturbed states per state (n)
+    q_noise: NonNegative = 0.01  # largest perturbation in the critics' smoothness loss
+    policy_noise: NonNegative = 0.01  # largest perturbation in the policy's smoothness loss
+    ood_noise: NonNegative = 0.01  # largest perturbation in the uncertainty loss
+    q_smoothness: NonNegative = 1e-4  # weight of the critics' smoothness loss (eta_1)
+    policy_smoothness: NonNegative = 1.0  # weight of the policy's smoothness loss (eta_3)
+    uncertainty: NonNegative = 0.1  # weight of the uncertainty loss (eta_2)
+    pessimism: NonNegative = 1.0  # standard deviations by which Q is lowered, at the start (alpha)
     min_pessimism: NonNegative = 0.1  # and at the end
-    pessimism_decay: Share = 5e-7  # how much it falls with each update
-    bound: Literal["min", "lcb"] = "min"  # what the policy climbs: least critic, or mean - 4 std
-    cloning: NonNegative = 0.0  # weight of the policy's squared distance from the data
-    independent: bool = False  # each critic has its own target, not the least one's
+    pessimism_decay: Share = 5e-7  # decrease of pessimism per update
+    bound: Literal["min", "lcb"] = "min"  # what the policy maximizes: minimum of Q, or mean - 4 std
+    cloning: NonNegative = 0.0  # weight of the policy's squared distance to the data's actions
+    independent: bool = False  # each critic has its own target instead of a shared minimum
     normalize_observations: bool = True
 
 
@@ -67,17 +67,17 @@ class RO2O(sac_n.SACN):
     online = True
 
     def for_phase(self, phase: str) -> Algorithm:
-        """Online Q is lowered as at the end, however far offline came; unless told otherwise."""
-        now = super().for_phase(phase)
-        if phase == ONLINE and "pessimism" not in now.fixed_online_fields:
-            now.cfg = replace(now.cfg, pessimism=0.0)  # below min_pessimism, which is the end
-            now.fixed_online_fields |= {"pessimism"}
-        return now
+        """Return the algorithm for `phase`. Online, pessimism is at its final value unless set."""
+        algorithm = super().for_phase(phase)
+        if phase == ONLINE and "pessimism" not in algorithm.fixed_online_fields:
+            algorithm.cfg = replace(algorithm.cfg, pessimism=0.0)  # min_pessimism applies
+            algorithm.fixed_online_fields |= {"pessimism"}
+        return algorithm
 
     def policy_loss(
         self, policy: Network, state: State, batch: Batch, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """SAC's, the worst change under perturbation, and cloning; and the entropy."""
+        """Return SAC's loss plus smoothness and cloning terms, and the entropy."""
         s, cfg = batch.observations, self.cfg
         pi, log_pi = policy.sample(s, state.random)
         q = state.critic(s, pi)
@@ -89,7 +89,7 @@ class RO2O(sac_n.SACN):
         return loss + cfg.cloning * (pi - batch.actions).square().mean(), -log_pi.mean()
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """SAC-N's [B], or that of each critic alone [E, B]."""
+        """Return SAC-N's target [B], or the separate target of each critic [E, B]."""
         if not self.cfg.independent:
             return super().target(state, batch, alpha)
         return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha)
@@ -97,7 +97,7 @@ class RO2O(sac_n.SACN):
     def critic_loss(
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
-        """SAC-N's, smoothness at the data's actions, uncertainty at the policy's."""
+        """Return SAC-N's loss plus the smoothness and uncertainty losses."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         q = critic(s, a)  # [E, B]
         td, metrics = squared_error(q, y)
@@ -117,13 +117,16 @@ class RO2O(sac_n.SACN):
         return loss, metrics | {"smoothness": smooth, "uncertainty": lower}
 
     def perturb(self, state: State, observations: Tensor, size: float) -> Tensor:
-        """[B, O] -> [N, B, O]: each state moved by the same N uniform draws in +-size."""
+        """Return states moved by N uniform draws in +-size, [B, O] -> [N, B, O].
+
+        All states share the same N draws.
+        """
         shape = (self.cfg.num_samples, 1, observations.shape[-1])
         return observations + size * (2 * state.random.uniform(shape) - 1)
 
 
 def jeffreys_divergence(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> Tensor:
-    """KL(p, q) + KL(q, p) of Normals given by mean and log deviation, summed over actions."""
+    """Return KL(p, q) + KL(q, p), summed over actions. p, q: mean and log std of normals."""
     (mean, log_std), (other_mean, other_log_std) = p, q
     ratio = (2 * (log_std - other_log_std)).exp()
     gap = (mean - other_mean).square()

@@ -1,13 +1,13 @@
-"""Soft actor-critic (SAC): act well and as randomly as the task forgives.
+"""Soft actor-critic (SAC): maximum-entropy actor-critic, trained online.
 
-Twin critics learn the value of actions plus future entropy, the actor minimizes its divergence from
-their Boltzmann policy, and the temperature follows a target entropy of -|A|.
+Twin critics learn the value of actions plus future entropy. The actor minimizes its divergence from
+the Boltzmann policy of the critics. The temperature is adapted to a target entropy of -|A|.
 
-Paper:   Haarnoja et al., arXiv:1812.05905 (learned temperature). Equation numbers are the paper's.
-Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data; the
-         first actions (`Online.warm_up`) are uniform; networks start as torch's do. rlkit takes all
-         losses at the old parameters; the order here is pranz24/pytorch-soft-actor-critic's,
-         without the 1e-6 that both add inside the log density.
+Paper:   Haarnoja et al., arXiv:1812.05905 (learned temperature). Equation numbers refer to it.
+Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data. The
+         first actions (`Online.warmup_steps`) are uniform. Networks have torch's default
+         initialization. rlkit takes all losses at the old parameters; the order here is that of
+         pranz24/pytorch-soft-actor-critic. Both add 1e-6 inside the log density, which is left out.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from policies.networks.mlp import Activation, Scalar
 class Config(BaseConfig):
     """Defaults: the paper's, table 1."""
 
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critic that enters its target each update
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
-    alpha_lr: Rate = 3e-4  # of the temperature
-    initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature at the start
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
+    initial_alpha: Annotated[Positive, BUILT] = 1.0  # initial temperature
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
     hidden: Sizes = (256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of policy and critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class SAC(Algorithm):
     targets: ClassVar = {"critic_target": "critic"}
     Online = Online
     online = True
-    follows_card = False  # it begins without data
+    follows_card = False  # starts without data
 
     def networks(self) -> dict[str, nn.Module]:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
@@ -84,7 +84,7 @@ class SAC(Algorithm):
         return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Critics; actor, with the new ones; temperature; target."""
+        """Update the critics, then the actor with the new critics, temperature and target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         alpha = state.log_alpha().exp().detach()
         y = soft_target(state, batch, alpha)  # [B], eq. 2 and 3

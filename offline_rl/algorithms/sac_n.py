@@ -1,16 +1,17 @@
-"""SAC-N: as many critics as it takes that the least of them distrusts what the data does not show.
+"""SAC-N: soft actor-critic with the minimum over a large critic ensemble.
 
-Soft actor-critic whose target and policy take the minimum over N critics. Where critics agree, on
-the data, it costs little; where they do not it is a bound N deviations deep. No other pessimism.
+Target and policy loss use the minimum over N critics. Where the critics agree, on the data, the
+minimum costs little. Where they disagree, it is a lower bound whose distance to the mean grows with
+N. There is no other pessimism.
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1 with eta = 0.
-Differs: temperature, policy and critics are stepped one after the other, each with what is new, as
-         tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used; the authors take all
-         losses at the old parameters (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py). The
-         target critics start as copies; weights by fan-in for each critic and the policy, whose
-         first layer starts by fan-out there (lifelong_rl/torch/pytorch_util.py). The log density is
-         exact; in both of them 1e-6 stands inside its logarithm, so that where actions saturate its
-         pull on them vanishes.
+Differs: temperature, policy and critics are updated one after the other, each with the parameters
+         updated before, as in tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used.
+         The authors take all losses at the old parameters
+         (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py). Target critics start as copies.
+         Weights are initialized by fan-in for each critic and the policy; there the first layer is
+         initialized by fan-out (lifelong_rl/torch/pytorch_util.py). The log density is exact; both
+         add 1e-6 inside its logarithm, so that its gradient on saturated actions vanishes.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import Init, fan_out_init, torch_init, uniform_output_init
 from policies.networks.mlp import Activation, Scalar
 
-CACHE = 2 << 20  # bytes of a core's second level, as processors for servers have it
+CACHE = 2 << 20  # bytes of a core's L2 cache, typical of server CPUs
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """Defaults: tinkoff-ai/CORL:configs/offline/sac_n/halfcheetah."""
 
-    num_critics: Ensemble = 10  # N: more are more careful, and slower
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critics that enters their targets each update
+    num_critics: Ensemble = 10  # number of critics (N): more are more pessimistic, and slower
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
     actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
-    alpha_lr: Rate = 3e-4  # of the temperature
-    layer_norm: bool = False  # in the critics
-    init: Literal["edac", "fan_out"] = "edac"  # how networks start: see `networks`
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
+    layer_norm: bool = False  # layer normalization in the critics
+    init: Literal["edac", "fan_out"] = "edac"  # initialization of the networks: see `networks`
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of policy and critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
 class SACN(Algorithm):
@@ -80,7 +81,7 @@ class SACN(Algorithm):
         }
 
     def prefers_stacked_seeds(self, device: str) -> bool:
-        """On a processor only where a layer of one seed's critics fits the cache."""
+        """Return False on a CPU if a layer of one seed's critics exceeds the cache."""
         cfg = self.cfg
         return device != "cpu" or 4 * cfg.num_critics * cfg.batch_size * max(cfg.hidden) <= CACHE
 
@@ -88,7 +89,7 @@ class SACN(Algorithm):
         return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Temperature; policy; critics, each with what is already new; the target."""
+        """Update temperature, policy and critics in this order, then the target."""
         _, log_pi = state.policy.sample(batch.observations, state.random)
         state = update_temperature(state, log_pi.mean(), -self.spec.action_dim)
         alpha, old = state.log_alpha().exp(), state
@@ -97,10 +98,10 @@ class SACN(Algorithm):
             return self.policy_loss(policy, old, batch, alpha)
 
         state, policy_value, entropy = minimize_with(state, "policy", policy_loss)
-        y, now = self.target(state, batch, alpha), state
+        y, updated = self.target(state, batch, alpha), state
 
         def critic_loss(critic):
-            return self.critic_loss(critic, now, batch, y)
+            return self.critic_loss(critic, updated, batch, y)
 
         state, _, metrics = minimize_with(state, "critic", critic_loss)
         state = soft_update(state, "critic_target", "critic", self.cfg.tau)
@@ -110,23 +111,26 @@ class SACN(Algorithm):
     def policy_loss(
         self, policy: Network, state: State, batch: Batch, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi - min_i Q_i(s, a)], a ~ pi; and the entropy."""
+        """Return E[alpha log pi - min_i Q_i(s, a)] with a ~ pi, and the entropy."""
         loss, log_pi = soft_policy_loss(policy, state, batch.observations, alpha)
         return loss, -log_pi
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]."""
+        """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]."""
         return soft_target(state, batch, alpha)
 
     def critic_loss(
         self, critic: Network, state: State, batch: Batch, y: Tensor
     ) -> tuple[Tensor, Metrics]:
-        """Squared error to y, mean over the batch, sum over critics; and metrics."""
+        """Return the squared error to y (mean over the batch, sum over critics) and metrics."""
         q = critic(batch.observations, batch.actions)  # [E, B]
         return squared_error(q, y)
 
 
 def squared_error(q: Tensor, y: Tensor) -> tuple[Tensor, Metrics]:
-    """mean over the batch, sum over critics, of (Q_i - y)^2; and metrics. [E, B], [B] or [E, B]."""
+    """Return the mean over the batch, sum over critics, of (Q_i - y)^2; and metrics.
+
+    q: [E, B].  y: [B] or [E, B].
+    """
     td = (q - y).square().mean(1).sum()
     return td, {"critic_loss": td, "disagreement": q.std(0, correction=0).mean()}

@@ -42,9 +42,7 @@ class Config(td3.OfflineConfig):
     support_end: Share = 1.0  # online: share of support_weight that remains at the end of training
     kl_weight: NonNegative = 0.5  # beta: weight of the KL term, in VAE training and in the penalty
     dropout: Dropout = 0.1  # dropout rate of the policy during training
-    small_outputs: Switch = (
-        False  # output layers start uniform in +-0.001 (policy), +-0.003 (critics)
-    )
+    small_outputs: Switch = False  # output layers uniform in +-0.001 (policy), +-0.003 (critics)
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # online: std of exploration noise
     vae_updates: Preliminary = 100_000  # VAE updates before training starts
     vae_lr: Rate = 1e-3  # learning rate of the VAE
@@ -56,7 +54,8 @@ class Config(td3.OfflineConfig):
 class Online(schedule.OneBuffer):
     """Defaults: thuml/SPOT:main_finetune.py; `support_end` is tinkoff-ai/CORL's for Adroit.
 
-    The replay buffer starts with the data. The penalty weight falls linearly with the updates done, to
+    The replay buffer starts with the data. The penalty weight falls linearly with the updates done,
+    to
     a share of its initial value.
     """
 
@@ -90,9 +89,11 @@ class SPOT(td3.TD3):
         return super().optimizers() | {"vae": Adam(self.cfg.vae_lr)}
 
     def unlikelihood(self, vae: Network, s: Tensor, a: Tensor, random: Random) -> Tensor:
-        """Return the negative evidence lower bound times kl_weight / (2 |A|), [B], up to a constant.
+        """Return the negative evidence lower bound, up to a constant and scale, [B].
 
-        The decoder is normal with variance kl_weight / 4. Means are over |A| and 2 |A| numbers.
+        The scale is kl_weight / (2 |A|). The decoder is normal with variance kl_weight / 4. Means
+        are over
+        |A| and 2 |A| numbers.
         """
         error, kl = vae.terms(s, a, random)
         return error.mean(-1) + self.cfg.kl_weight * kl.mean(-1)

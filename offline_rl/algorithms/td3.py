@@ -109,7 +109,8 @@ class TD3(Algorithm):
     def target(self, state: State, batch: Batch) -> Tensor:
         """Return the bootstrapped target r + discount * min_i Q_i(s', a'), [B].
 
-        a' is the target policy's action plus clipped noise. A policy trained with dropout uses it here too.
+        a' is the target policy's action plus clipped noise. A policy trained with dropout also uses
+        it here.
         """
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)

@@ -1,21 +1,24 @@
-"""WSRL: goes on online from what was learned offline, without the data that it was learned from.
+"""WSRL: online fine-tuning of an offline run without keeping its data.
 
-Offline pessimism makes values that collapse where the first online batches look. A short warm-up by
-the learned policy, in which nothing is updated, fills the buffer with what that policy meets; then
-a fast online learner starts from its networks: SAC with ten normalized critics of which two drawn
-at random make the target, several critic updates for each of the actor's, no entropy in the target.
+The pessimistic values of offline training collapse on the first online batches. WSRL therefore
+starts with a short warm-up: the pretrained policy acts, nothing is updated, and its experience
+fills the buffer. SAC then starts from the pretrained networks, with ten LayerNorm critics of which
+two drawn at random give the target, several critic updates per actor update, and no entropy in the
+target.
 
 Paper:   Zhou, Peng, Li, Levine, Kumar, ICLR 2025, arXiv:2412.07762.
-Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=…; that run learned
-         with num_critics=10 num_min_critics=2 layer_norm=true, IQL's with num_critics=10 num_min_critics=2 squashed=true.
-Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py) in that the temperature is exp
-         of what is learned, as in the checkpoints, there softplus; the policy's deviation has CQL's
-         learned scale and shift and lies in [e^-20, e^2], there none and in [1e-5, 10] (and in
-         AntMaze it depends on the state, there not); the actor's step takes the last of a block's
-         batches, there all; networks that a step leaves out stay as they are, there Adam's momentum
-         carries them on; every critic has an output layer of its own, there all share one; layer
-         normalization has torch's eps (1e-5, there 1e-6); the binary hands' episodes do not end
-         with success. After IQL, which has none, the temperature is new.
+Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=…; train that run
+         with num_critics=10 num_min_critics=2 layer_norm=true, an IQL run with
+         num_critics=10 num_min_critics=2 squashed=true.
+Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py): the temperature is exp of the
+         learned parameter, as in the checkpoints, there softplus. The policy's standard deviation
+         has CQL's learned scale and shift and lies in [e^-20, e^2]; there it has none and lies in
+         [1e-5, 10] (and in AntMaze it depends on the state here, not there). The actor's update
+         uses the last batch of a block, there all of them. Networks that a step leaves out do not
+         change; there Adam's momentum moves them. Every critic has its own output layer, there all
+         share one. Layer normalization has torch's eps (1e-5, there 1e-6). The episodes of the
+         binary Adroit tasks do not end with success. After IQL, which has no temperature, it is
+         newly initialized.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from offline_rl.algorithms.common.config import (
     Sizes,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, some
+from offline_rl.algorithms.common.critics import Critic, sample_members
 from offline_rl.algorithms.common.entropy import ensemble_min
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive
@@ -52,28 +55,26 @@ from policies.networks.mlp import Activation, Scalar
 class Config(BaseConfig):
     """Defaults: the authors' for locomotion (experiments/configs)."""
 
-    num_critics: Ensemble = 10  # E
-    num_min_critics: Count = (
-        2  # critics whose least makes the target; drawn anew, perhaps the same twice
-    )
+    num_critics: Ensemble = 10  # number of critics (E)
+    num_min_critics: Count = 2  # critics sampled (with replacement) for the target
     max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
-    num_samples: Count = 10  # see max_target_backup
-    backup_entropy: bool = False  # entropy in the target, as in SAC
+    num_samples: Count = 10  # next actions for max_target_backup
+    backup_entropy: bool = False  # include the entropy in the target, as SAC
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
-    initial_alpha: Annotated[Positive, BUILT] = 1.0  # the temperature where none was learned
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critics that enters their targets each update
+    initial_alpha: Annotated[Positive, BUILT] = 1.0  # initial temperature if the run has none
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
     actor_lr: Rate = 1e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # of the critics
-    alpha_lr: Rate = 1e-4  # of the temperature
-    policy_hidden: Sizes = (256, 256)  # units of each hidden layer, of the policy
-    critic_hidden: Sizes = (256, 256)  # of the critics
-    activation: Activation = "relu"  # between layers, of policy and critics
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    alpha_lr: Rate = 1e-4  # learning rate of the temperature
+    policy_hidden: Sizes = (256, 256)  # units of each hidden layer of the policy
+    critic_hidden: Sizes = (256, 256)  # units of each hidden layer of the critics
+    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.Online):
-    """Defaults: the authors'; the policy warms up, and no data is kept."""
+    """Defaults: the authors'. The policy acts during the warm-up, and no offline data is used."""
 
     warmup_steps: Amount = 5_000
     utd: Positive = 4.0
@@ -96,25 +97,25 @@ class WSRL(rlpd.RLPD):
     def initialize_from(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """As ever, but a temperature of its own where the other learned without."""
+        """Initialize from another run; the temperature is new if that run has none."""
         new = {} if "params/log_alpha/value" in other else own
         kept = {name: x for name, x in new.items() if "/log_alpha/" in name}
         return super().initialize_from(own, {**other, **kept})
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """r + discount * (least of a few Q_i(s', a')), a' ~ pi or the best of several; [B]."""
+        """Return r + discount * (min of sampled Q_i(s', a')), [B]; a': one or the best sample."""
         cfg, s = self.cfg, batch.next_observations
         count = cfg.num_samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        few = some(state, cfg.num_critics, cfg.num_min_critics)
-        q = ensemble_min(state.critic_target(s.expand(count, *s.shape), pi, few))  # [N, B]
+        members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
+        q = ensemble_min(state.critic_target(s.expand(count, *s.shape), pi, members))  # [N, B]
         q = q - alpha * log_pi if cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)
 
     def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
-        """In the next states, of the policy before its step."""
+        """Return the mean log density in the next states, of the policy before its update."""
         return old.policy.sample(batch.next_observations, old.random)[1].mean()
 
     def actor_q(self, q: Tensor) -> Tensor:
-        """What the actor climbs, [E, B] -> [B]: the least critic."""
+        """Return the value that the actor maximizes, [E, B] -> [B]: the minimum over critics."""
         return ensemble_min(q)

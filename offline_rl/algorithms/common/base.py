@@ -1,8 +1,8 @@
-"""What an algorithm is: networks, optimizers and one functional update, written for one seed.
+"""Base class of all algorithms: networks, optimizers and a functional update, for one seed.
 
-The engine owns the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
-`state.<name>(…)` is a network with its present parameters; `minimize` and `soft_update` return the
-next state.
+The engine does the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
+`state.<name>(…)` calls a network with its current parameters; `minimize` and `soft_update` return
+the next state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Loss = Callable[["Network"], Tensor]
 
 
 class _Method(nn.Module):
-    """Lets `functional_call` reach a method other than `forward`."""
+    """Wrapper through which `functional_call` reaches a method other than `forward`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Method(nn.Module):
 
 
 class Network:
-    """A module with given parameters: call it, or any of its methods."""
+    """A module with given parameters. Call it or any of its methods."""
 
     def __init__(self, module: nn.Module, params: Params) -> None:
         self._module, self._params = module, params
@@ -66,233 +66,241 @@ class Network:
 
 @dataclass(frozen=True)
 class State:
-    """Everything one seed has learned, as tensors; `state.<network>` is that network, callable."""
+    """Training state of one seed, as tensors; `state.<network>` is that network, callable."""
 
     algorithm: Algorithm
     params: dict[str, Params]
     optimizer: dict[str, Mapping[str, Params]]
     random: Random
-    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates of this phase so far
+    done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates done in this phase
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:
-            raise AttributeError(f"no network is called {name!r}; there are {[*self.params]}")
+            raise AttributeError(f"no network is named {name!r}. Networks: {[*self.params]}")
         return Network(self.algorithm.modules[name], self.params[name])
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """What an algorithm is told of the time in an environment."""
+    """Online training: how it interacts, and the config it uses."""
 
     online: Online
-    cfg: Any  # its config then
-    num_updates: int = 1  # that this brings, for schedules that end with it
-    fixed_online_fields: frozenset[str] = frozenset()  # fields of cfg that were set for then
+    cfg: Any  # config of online training
+    num_updates: int = 1  # updates of online training, for schedules that end with it
+    fixed_online_fields: frozenset[str] = frozenset()  # cfg fields set for it alone
 
     def of(self, cfg: Any) -> Interaction:
-        """The same for a run with another config: its own values, but for those set for then."""
+        """Return the same settings for another config; `fixed_online_fields` keep their values."""
         return replace(
             self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.fixed_online_fields})
         )
 
 
 class Algorithm:
-    """Base of all algorithms. A subclass gives `Config`, `networks`, `optimizers` and `update`."""
+    """Base of all algorithms. Define `Config`, `networks`, `optimizers` and `update`."""
 
     Config: ClassVar[type]
-    targets: ClassVar[Mapping[str, str]] = {}  # target network -> what it starts as a copy of
-    frozen: ClassVar[tuple[str, ...]] = ()  # networks that nothing trains: a teacher
-    distills_from: ClassVar[str] = ""  # what it begins with, where it cannot begin from nothing
-    finetunes_from: ClassVar[str] = ""  # what it fine-tunes, where it cannot begin from nothing
-    extra_columns: ClassVar[tuple[str, ...]] = ()  # of the batch, beyond the usual five columns
-    online: ClassVar[bool] = False  # can learn in an environment; then how:
+    targets: ClassVar[Mapping[str, str]] = {}  # target network -> network it starts as a copy of
+    frozen_networks: ClassVar[tuple[str, ...]] = ()  # never trained, such as a teacher
+    distills_from: ClassVar[str] = ""  # runs it distills; empty: it needs none
+    finetunes_from: ClassVar[str] = ""  # runs it fine-tunes; empty: it trains from scratch
+    extra_columns: ClassVar[tuple[str, ...]] = ()  # batch columns it needs besides the usual five
+    online: ClassVar[bool] = False  # True if it can be trained online, as `Online` describes:
     Online: ClassVar[type[Online]] = Online
-    follows_card: ClassVar[bool] = True  # learns values from data as the task's card prepares it
-    policy: str = "policy"  # the network that acts
-    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # phases that leave what acts as it is
-    needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary ones that "update" relies on
-    # phases that never read `next_observations`: they use every row of the data, the last of an
-    # episode included; "update" among them means that no phase reads it
+    follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
+    policy: str = "policy"  # name of the network that acts
+    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # they leave the policy unchanged
+    needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs
+    # Phases that never read `next_observations`. They use every row of the data, including the
+    # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
-    is_residual: ClassVar[bool] = False  # adds to a frozen base's actions, which it observes
-    vector_only: ClassVar[bool] = True  # cannot learn from named channels, pictures among them
-    fixed_online_fields: frozenset[str] = (
-        frozenset()
-    )  # fields of its config whose value is this phase's own
+    is_residual: ClassVar[bool] = False  # adds to a base policy's actions, which it observes
+    vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
+    fixed_online_fields: frozenset[str] = frozenset()  # config fields set for this phase alone
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
     ) -> None:
-        """num_updates: length of the main phase, for schedules that end with it.
+        """Build the networks.
 
-        interaction: how it goes on in an environment; default: as `Online` has it.
+        num_updates: length of the main phase, for schedules that end with it.
+        interaction: online training; default: the defaults of `Online`.
         """
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
-        then = replace(cfg, **self.Online.config_changes)
-        self.interaction = interaction or Interaction(self.Online(), then)
+        online_cfg = replace(cfg, **self.Online.config_changes)
+        self.interaction = interaction or Interaction(self.Online(), online_cfg)
         self.modules = self.networks()
         for target, source in self.targets.items():
             self.modules[target] = copy.deepcopy(self.modules[source])
 
     @classmethod
     def starts_online(cls) -> bool:
-        """Whether it begins in an environment, with random actions, whatever data it has beside."""
+        """Return True if it trains from scratch in an environment, starting with random actions."""
         return cls.online and cls.Online().warmup_policy == "random"
 
     @property
     def period(self) -> int:
-        """Updates after which the sequence of work repeats: a policy delay, a UTD ratio."""
+        """Number of updates after which the computation repeats (policy delay, UTD ratio)."""
         return 1
 
     def prefers_stacked_seeds(self, device: str) -> bool:
-        """Whether seeds side by side are faster than one after another: not where one is large.
+        """Return True if stacked seeds train faster than one after another.
 
-        device: cpu or cuda.
+        device: cpu or cuda. Large networks gain nothing from stacking.
         """
         return True
 
     def equivalent_step(self, i: int) -> int:
-        """The first place in the period whose work is the same as that of place i."""
+        """Return the first step of the period with the same computation as step i."""
         return i
 
     def for_phase(self, phase: str) -> Algorithm:
-        """The algorithm as it is in `phase`: its config may be another, its networks are not."""
+        """Return the algorithm for `phase`; its config may differ, its networks do not."""
         if phase != ONLINE:
             return self
-        other, then = copy.copy(self), self.interaction.cfg
-        changed = {
-            f.name for f in fields(then) if getattr(then, f.name) != getattr(self.cfg, f.name)
-        }
+        other, online_cfg = copy.copy(self), self.interaction.cfg
+        names = {f.name for f in fields(online_cfg)}
+        changed = {name for name in names if getattr(online_cfg, name) != getattr(self.cfg, name)}
         changed |= self.Online.config_changes.keys() | self.interaction.fixed_online_fields
-        other.cfg, other.fixed_online_fields = then, frozenset(changed)
+        other.cfg, other.fixed_online_fields = online_cfg, frozenset(changed)
         other.num_updates = self.interaction.num_updates
         return other
 
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
-        """The order of work; pretrain: updates of each preliminary phase, if not its own."""
-        before = {name: n if pretrain is None else pretrain for name, n in self.phases.items()}
-        work: list[Piece] = [Learn(name, n) for name, n in before.items()] if num_updates else []
+        """Return the phases in order.
+
+        pretrain: updates of each preliminary phase; None: its own number.
+        """
+        lengths = {name: n if pretrain is None else pretrain for name, n in self.phases.items()}
+        work: list[Piece] = [Learn(name, n) for name, n in lengths.items()] if num_updates else []
         work += [Learn("update", num_updates), Interact(ONLINE, num_env_steps)]
         return [piece for piece in work if piece.size]
 
     @property
     def phases(self) -> Mapping[str, int]:
-        """Preliminary phases in order: the method that is their update, and how many updates."""
+        """Preliminary phases in order: the name of their update method, and their updates."""
         return {}
 
     def networks(self) -> dict[str, nn.Module]:
-        """The trainable modules by name, freshly initialized."""
+        """Return the trainable modules by name, freshly initialized."""
         raise NotImplementedError
 
     def optimizers(self) -> dict[str, Adam]:
-        """An optimizer for each trained network; those of networks that are not there are idle."""
+        """Return an optimizer per trained network; names of absent networks are ignored."""
         raise NotImplementedError
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """One update. i: its place in the period, a plain integer. Metrics are 0-d and detached."""
+        """Return the next state and metrics (0-d, detached).
+
+        i: the index of the update in the period, a plain integer.
+        """
         raise NotImplementedError
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:
-        """Whether data without rewards is of no use to it."""
+        """Return True if it cannot be trained on data without rewards."""
         return True
 
     @classmethod
     def can_stream(cls, cfg: Any) -> bool:
-        """Whether it learns from single steps of one set of data, which may lie in its file."""
+        """Return True if it trains on single steps of one data set, which can stay on disk."""
         return cls.source is Algorithm.source
 
     @classmethod
     def unusable_rows(cls, dataset: Dataset) -> int:
-        """Return how many rows its main phase cannot use: their next observation is unknown."""
+        """Return the number of rows without a known next observation, if it needs one."""
         return 0 if "update" in cls.imitation_phases else int((~dataset.usable).sum())
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The part of the raw data to learn from, before any statistics are taken."""
+        """Return the part of the raw data to train on, before any statistics are computed."""
         return dataset
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
-        """The column of that name, [N]; `dataset`'s rewards are those that are learned from."""
+        """Return Monte-Carlo returns [N] of `dataset`, with the rewards used for training."""
         return dataset.monte_carlo_returns(cfg.discount)
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """`cfg` with the values that only the data can tell, where they were left open."""
+        """Return `cfg` with the values that are null and follow from the data."""
         return cfg
 
     @classmethod
     def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a student's config has of its teacher's run; None where that can be none.
+        """Return the config values that a student takes from a run.
 
-        hyper: the run's hyper-parameters.
+        None if that run cannot be a teacher. hyper: the run's hyper-parameters.
         """
         raise NotImplementedError
 
     def source(self, phase: str, sources: Sources) -> Source:
-        """Where a phase's batches come from: one of `sources`, a view of it, or a mixture."""
+        """Return the source of a phase's batches: one of `sources`, a view of it, or a mixture."""
         if phase != ONLINE:
             return self.offline_source(phase, sources)
-        how, online = self.interaction.online, require(sources.online)
-        ratio = None if how.offline_fraction == "rows" else float(how.offline_fraction)
-        parts = [with_n_step(x, how.n_step) for x in (sources.offline, online) if x is not None]
+        options, online = self.interaction.online, require(sources.online)
+        fraction = options.offline_fraction
+        ratio = None if fraction == "rows" else float(fraction)
+        both = (sources.offline, online)
+        parts = [with_n_step(x, options.n_step) for x in both if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
 
     def updates_before_policy(self, phase: str) -> tuple[int, str]:
-        """Updates at the start of `phase` that leave the policy as it is, and the key behind them.
+        """Return the updates at the start of `phase` that leave the policy unchanged.
 
-        A run with no more updates than these is refused.
+        Also returns the option that sets them. A run with no more updates than these is refused.
         """
         online = self.interaction.online
-        return (
-            (online.critic_only_updates(self.period), online.critic_only_option)
-            if phase == ONLINE
-            else (0, "")
-        )
+        if phase != ONLINE:
+            return 0, ""
+        return online.critic_only_updates(self.period), online.critic_only_option
 
     def offline_source(self, phase: str, sources: Sources) -> Source:
         """Return the data of a phase: every row for imitation, else rows with a successor."""
-        every = sources.every_row if phase in self.imitation_phases else None
-        return require(sources.offline) if every is None else every
+        every_row = sources.every_row if phase in self.imitation_phases else None
+        return require(sources.offline) if every_row is None else every_row
 
     def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
-        """Raises UserError where a phase came to nothing; metrics: means of late, per seed."""
+        """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""
 
     def initialize_from(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """A seed's state that goes on from another algorithm's; both flat, as in checkpoints.
+        """Return the state of a seed that continues from another algorithm's.
 
-        All networks and the count of updates are the other's, as are the moments of optimizers that
-        it has too. Raises ValueError naming a tensor that it lacks or that has another shape.
+        Both are flat, as in checkpoints. All networks and the update counter are the other's, as
+        are the
+        moments of optimizers that both have. Raises ValueError naming a tensor that is missing or
+        has
+        another shape.
         """
-        taken = dict(own)
+        result = dict(own)
         networks = {network_name(name) for name in own if name.startswith("params/")}
         for name, tensor in other.items():
             if name not in own and network_name(name) in networks and name.startswith("params/"):
-                raise ValueError(f"{name}, {tuple(tensor.shape)}, has no place here")
+                raise ValueError(f"{name}, {tuple(tensor.shape)}, does not exist in this algorithm")
         for name, tensor in own.items():
-            found = other.get(name)
-            fits = found is not None and found.shape == tensor.shape
+            source = other.get(name)
+            fits = source is not None and source.shape == tensor.shape
             if not fits and not name.startswith("optimizer/"):
-                there = "is missing" if found is None else f"is {tuple(found.shape)}"
-                raise ValueError(f"{name} {there}, here it is {tuple(tensor.shape)}")
-        fresh = {network_name(n) for n in own if n.startswith("optimizer/") and n not in other}
+                problem = "is missing" if source is None else f"is {tuple(source.shape)}"
+                raise ValueError(f"{name} {problem}, here it is {tuple(tensor.shape)}")
+        missing = (n for n in own if n.startswith("optimizer/") and n not in other)
+        fresh = {network_name(n) for n in missing}  # their optimizers start anew
         for name in own:
             if network_name(name) not in fresh or not name.startswith("optimizer/"):
-                taken[name] = other[name]
-        return taken
+                result[name] = other[name]
+        return result
 
     @classmethod
     def config_from_run(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of its config that follow from another algorithm's run, that run's `hyper`.
+        """Return the config values that follow from another algorithm's run. hyper: of that run.
 
-        Raises UserError for a run that it cannot go on from.
+        Raises UserError for a run that it cannot continue from.
         """
         return {}
 
     def initial(self) -> dict[str, Any]:
-        """The state tree of a new learner: {params, optimizer}, tensors at the leaves."""
+        """Return the state tree of a new seed: {params, optimizer}, tensors at the leaves."""
         params = {
             name: {k: v.detach().clone() for k, v in module.named_parameters()}
             for name, module in self.modules.items()
@@ -302,7 +310,7 @@ class Algorithm:
         return {"params": params, "optimizer": optimizer}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
-        """This algorithm with some float fields of its config replaced by tensors."""
+        """Return this algorithm with some float fields of its config replaced by tensors."""
         other = copy.copy(self)
         changed = {name: v for name, v in values.items() if name not in self.fixed_online_fields}
         other.cfg = replace(self.cfg, **changed)
@@ -310,7 +318,7 @@ class Algorithm:
 
 
 class DelayedActor(Algorithm):
-    """As many critic updates as an environment step brings; the actor's comes with the last."""
+    """Several critic updates per environment step; the actor is updated with the last one."""
 
     @property
     def period(self) -> int:
@@ -320,34 +328,34 @@ class DelayedActor(Algorithm):
         return i if self.updates_actor(i) else 0
 
     def updates_actor(self, i: int) -> bool:
-        """Whether place i is the one in which the actor learns too."""
+        """Return True if update i of the period also updates the actor."""
         return i == self.period - 1
 
 
 def network_name(name: str) -> str:
-    """The network of a tensor in a checkpoint."""
+    """Return the network of a checkpoint's tensor."""
     return name.split("/")[1]
 
 
 def linear_decay(state: State, end: float | Tensor) -> Tensor:
-    """A factor that falls from 1 with the phase's share that is done, and stays at `end`."""
+    """Return a factor that falls linearly from 1 with the updates of the phase, down to `end`."""
     return (1 - state.done / state.algorithm.num_updates).clamp(min=end)
 
 
 def require(source: Source | None) -> Source:
-    """A source that a phase needs. Raises ValueError where the run has none of it."""
+    """Return a source that a phase needs. Raises ValueError if the run has none."""
     if source is None:
-        raise ValueError("this phase has nothing to learn from")
+        raise ValueError("This phase has no data to train on")
     return source
 
 
 def with_n_step(source: Source, n_step: int) -> Any:
-    """`source` with transitions that bootstrap after `n_step` steps."""
-    return source.after(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
+    """Return `source` with transitions that bootstrap after `n_step` steps."""
+    return source.with_n_step(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
 
 
 def minimize(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
-    """One optimizer step of network `name` on `loss(network)`; -> the next state, the loss."""
+    """Return the state after one step of network `name` on `loss(network)`, and the loss."""
     state, value, _ = minimize_with(state, name, lambda net: (loss(net), ()))
     return state, value
 
@@ -355,7 +363,7 @@ def minimize(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
 def minimize_with(
     state: State, name: str, loss: Callable[[Network], tuple[Tensor, Any]]
 ) -> tuple[State, Tensor, Any]:
-    """`minimize` for a loss that also returns tensors for later use; they come back detached."""
+    """Return as `minimize`, plus tensors that the loss returns as well, detached."""
     module = state.algorithm.modules[name]
     gradient = grad_and_value(lambda params: loss(Network(module, params)), has_aux=True)
     grads, (value, extra) = gradient(state.params[name])
@@ -363,7 +371,7 @@ def minimize_with(
 
 
 def step(state: State, name: str, grads: Params) -> State:
-    """One optimizer step of network `name` along given gradients."""
+    """Return the state after one optimizer step of network `name` with given gradients."""
     adam = state.algorithm.optimizers()[name]
     params, moments = adam.step(state.params[name], grads, state.optimizer[name])
     return replace(
@@ -374,20 +382,20 @@ def step(state: State, name: str, grads: Params) -> State:
 
 
 def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> State:
-    """target <- (1 - tau) target + tau source, parameter by parameter."""
+    """Return the state after target <- (1 - tau) target + tau source, for every parameter."""
     old, new = state.params[target], state.params[source]
-    moved = {k: torch.lerp(old[k], new[k], tau) for k in old}
-    return replace(state, params={**state.params, target: moved})
+    updated = {k: torch.lerp(old[k], new[k], tau) for k in old}
+    return replace(state, params={**state.params, target: updated})
 
 
 def keep_where(old: State, new: State, stays: Tensor) -> State:
-    """`old`'s networks and optimizers where `stays`, 0-d, is true, else `new`'s."""
+    """Return the state with `old`'s networks and optimizers if `stays` (0-d), else `new`'s."""
 
-    def chosen(before: Any, after: Any) -> Any:
-        return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), before, after)
+    def select(old_tree: Any, new_tree: Any) -> Any:
+        return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), old_tree, new_tree)
 
     return replace(
         new,
-        params=chosen(old.params, new.params),
-        optimizer=chosen(old.optimizer, new.optimizer),
+        params=select(old.params, new.params),
+        optimizer=select(old.optimizer, new.optimizer),
     )

@@ -1,6 +1,6 @@
-"""What policies share that are taught whole chunks of a demonstrator's actions.
+"""Common parts of policies that are trained by imitation of action chunks.
 
-Batches are `replay.chunks.Chunks`. `model` learns; `policy`, its moving average, acts.
+Batches are `replay.chunks.Chunks`. `model` is trained; `policy`, its moving average, acts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from policies.spec import Spec
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
-LARGE = 2_000_000  # parameters; beyond, seeds side by side gain nothing over one after another
+LARGE = 2_000_000  # parameters above which stacking seeds is not faster
 PAPER_WIDTHS = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
-GROUPS = 8  # of a U-Net's channels, normalized together
-TEACHER_FIELDS = (  # what a student has of its teacher
+GROUPS = 8  # groups of a U-Net's group normalization
+TEACHER_FIELDS = (  # options that a student takes from its teacher
     *(
         "n_obs_steps",
         "horizon",
@@ -49,82 +49,84 @@ Even = Annotated[int, Range(4), BUILT]
 
 @dataclass(frozen=True)
 class ChunkShape(BaseConfig):
-    """What a decision is; defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
+    """Size of a decision. Defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
 
-    n_obs_steps: Built = 2  # observations seen at once
-    horizon: Built = 16  # actions predicted, the first beside the oldest of these observations
-    n_action_steps: Built = 8  # of these, from the present one on, taken before the next decision
-    action_low: Ends | None = None  # of each action, scaled to -1; null: the data's least
-    action_high: Ends | None = None  # of each action, scaled to 1; null: the data's largest
-    normalize_observations: Normalize = True  # z-score; min_max: to [-1, 1], as the authors do
+    n_obs_steps: Built = 2  # number of past observations in the input
+    horizon: Built = 16  # predicted actions; the first belongs to the oldest observation
+    n_action_steps: Built = 8  # executed actions per prediction, from the current step on
+    action_low: Ends | None = None  # per action, scaled to -1; null: the data's minimum
+    action_high: Ends | None = None  # per action, scaled to 1; null: the data's maximum
+    normalize_observations: Normalize = True  # z-score, or min_max to [-1, 1] as the authors do
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_action_steps > self.num_future_actions:
             raise ValueError(
-                f"n_action_steps={self.n_action_steps}: of horizon={self.horizon} actions, with "
-                f"n_obs_steps={self.n_obs_steps}, {max(self.ahead, 0)} lie ahead"
+                f"n_action_steps={self.n_action_steps} exceeds the "
+                f"{max(self.num_future_actions, 0)} actions from the current step on that "
+                f"horizon={self.horizon} has with n_obs_steps={self.n_obs_steps}."
             )
 
     @property
     def num_future_actions(self) -> int:
-        """Actions of a window from the present one on."""
+        """Predicted actions from the current step on."""
         return self.horizon - self.n_obs_steps + 1
 
 
 @dataclass(frozen=True)
 class ChunkConfig(ChunkShape, VisionConfig):
-    """Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
+    """Training options. Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
 
-    mask_ends: bool = False  # learn nothing from actions repeated beyond an episode's ends
-    lr: Rate = 1e-4  # learning rate at its highest
+    mask_ends: bool = False  # exclude actions padded beyond an episode's ends from the loss
+    lr: Rate = 1e-4  # peak learning rate
     beta1: Share = 0.95  # of AdamW
     beta2: Share = 0.999  # of AdamW
-    weight_decay: Share = 1e-6  # share of the weights, times lr, that an update takes off
-    num_warmup_updates: Amount = 500  # over which lr rises
-    decay_lr: bool = True  # then takes it to 0 along half a cosine over num_updates
+    weight_decay: Share = 1e-6  # weight decay of AdamW
+    num_warmup_updates: Amount = 500  # updates over which the learning rate rises
+    decay_lr: bool = True  # cosine decay of the learning rate to 0 over num_updates
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
-    ema_max: Share = 0.9999  # and at most this
-    discount: ClassVar[float] = 1.0  # a batch has one; no option, since cloning never looks at it
+    ema_max: Share = 0.9999  # upper bound on that decay
+    discount: ClassVar[float] = 1.0  # required in batches; not an option, as imitation ignores it
 
 
 @dataclass(frozen=True)
 class DenoiserShape(ChunkShape):
-    """A network that denoises; defaults: Diffusion Policy's."""
+    """Network of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
-    network: Annotated[Kind, BUILT] = "unet"  # what denoises
-    # a U-Net's channels by level, an MLP's units by layer, or for each layer of a transformer the
-    # size of its tokens
-    widths: Sizes | None = None  # by level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
-    time_size: Even | None = None  # of a time's embedding; null: the first width, in an mlp 32
-    num_heads: Built = 4  # of attention in each layer of a transformer
+    network: Annotated[Kind, BUILT] = "unet"  # architecture of the denoising network
+    # channels per level of a U-Net, units per layer of an MLP, token size per transformer layer
+    widths: Sizes | None = None  # per level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
+    time_size: Even | None = None  # size of the time embedding; null: first width (mlp: 32)
+    num_heads: Built = 4  # attention heads in each layer of a transformer
 
     def __post_init__(self) -> None:
         super().__post_init__()
         levels, sizes = len(self.widths or PAPER_WIDTHS[self.network]), set(self.widths or ())
         if self.widths == ():
-            raise ValueError("widths=(): at least one is expected, or null")
+            raise ValueError("widths=() is empty. Give at least one width, or null.")
         if self.network != "transformer":
             self.refuse_unread("network", "num_heads")
         elif self.time_size is not None:
-            raise ValueError("time_size: a transformer's is that of its tokens")
+            raise ValueError(
+                "time_size is not used with network=transformer: it equals the token size."
+            )
         elif len(sizes) > 1 or (sizes and min(sizes) % self.num_heads):
             raise ValueError(
-                f"widths={self.widths}: a transformer's tokens have one size, a multiple of "
-                f"num_heads={self.num_heads}"
+                f"widths={self.widths}: the layers of a transformer need one width, a multiple of "
+                f"num_heads={self.num_heads}."
             )
         if self.network == "unet" and self.horizon % 2 ** (levels - 1):
             raise ValueError(
-                f"horizon={self.horizon}: a U-Net of {levels} levels halves it {levels - 1} times, "
-                f"so it is a multiple of {2 ** (levels - 1)}"
+                f"horizon={self.horizon}: a U-Net of {levels} levels halves it {levels - 1} times. "
+                f"Use a multiple of {2 ** (levels - 1)}."
             )
         if self.network == "unet" and any(width % GROUPS for width in sizes):
-            raise ValueError(f"widths={self.widths}: a U-Net's are multiples of {GROUPS}")
+            raise ValueError(f"widths={self.widths}: a U-Net needs multiples of {GROUPS}.")
         if (self.network_options().get("time_size") or 4) % 2:
-            raise ValueError(f"time_size={self.time_size} is odd")
+            raise ValueError(f"time_size={self.time_size} is odd. Use an even number.")
 
     def head_options(self, spec: Spec) -> dict[str, Any]:
-        """What a head of these sizes is made of, but for its table."""
+        """Return the arguments of a `DiffusionActor`, except its sampler table."""
         names = ("n_obs_steps", "horizon", "n_action_steps", "network", "action_low", "action_high")
         sizes = input_options(spec, self) | {"actions": spec.action_dim}
         return (
@@ -134,7 +136,7 @@ class DenoiserShape(ChunkShape):
         )
 
     def network_options(self) -> dict[str, Any]:
-        """Of the network of that name."""
+        """Return the arguments of the denoising network."""
         widths = [*(self.widths or PAPER_WIDTHS[self.network])]
         if self.network == "transformer":
             return {"size": widths[0], "layers": len(widths), "heads": self.num_heads}
@@ -145,20 +147,24 @@ class DenoiserShape(ChunkShape):
 
 @dataclass(frozen=True)
 class DenoisingConfig(DenoiserShape, ChunkConfig):
-    """How it is taught; defaults: Diffusion Policy's."""
+    """Training options of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
-    dropout: Dropout = 0.0  # of a network's hidden units, while it learns
-    levels: Count = 1  # noise levels for each encoded observation
+    dropout: Dropout = 0.0  # dropout rate of hidden units during training
+    levels: Count = 1  # noise levels per encoded observation
 
 
 class ChunkCloning(Algorithm):
-    """A subclass gives `head` and `update`, which ends in `averaged`."""
+    """Imitation of action chunks.
+
+    A subclass defines `head`, and an `update` that ends in `update_average`.
+    """
 
     targets = {"policy": "model"}
-    follows_card = False  # it clones
+    follows_card = False  # imitation learns no values
     imitation_phases: ClassVar[tuple[str, ...]] = ("update",)
     vector_only = False
-    beside: ClassVar[Literal["oldest", "present"]] = "oldest"  # where a window's first action lies
+    # observation at whose time step a chunk starts
+    chunk_start: ClassVar[Literal["oldest", "present"]] = "oldest"
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:
@@ -166,16 +172,16 @@ class ChunkCloning(Algorithm):
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Each action's range."""
+        """Set each action's range from the data."""
         return with_action_ranges(cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
         sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
-        return Chunks(data, beside=self.beside, **sizes)
+        return Chunks(data, chunk_start=self.chunk_start, **sizes)
 
     def head(self) -> nn.Module:
-        """What acts, freshly initialized."""
+        """Return a freshly initialized policy head."""
         raise NotImplementedError
 
     def networks(self) -> dict[str, nn.Module]:
@@ -195,44 +201,44 @@ class ChunkCloning(Algorithm):
 
     @property
     def undecayed(self) -> tuple[str, ...]:
-        """Parts of the names of weights that do not decay."""
+        """Parts of the names of parameters without weight decay."""
         return ()
 
     def unit(self, actions: Tensor) -> Tensor:
-        """Actions as the network sees them, in [-1, 1]."""
+        """Return actions scaled to [-1, 1], as the network uses them."""
         head: Any = self.modules["model"]
-        return head.unit(actions)
+        return head.normalize_actions(actions)
 
     def masked_mean(self, error: Tensor, batch: Batch) -> Tensor:
-        """Of an error [K, B, T, A] over levels, chunks, and the steps that are learned from."""
+        """Return the mean of an error [K, B, T, A] over levels, chunks, and unmasked steps."""
         if not self.cfg.mask_ends:
             return error.masked_mean()
         assert batch.real is not None
         return (error.masked_mean((0, -1)) * batch.real).sum() / batch.real.sum()
 
     def update_average(self, state: State) -> State:
-        """The policy after an update: a plain copy of the model for two, then its moving average.
+        """Update the policy, the moving average of the model; it is a plain copy for two updates.
 
-        The schedule of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
-        ema_model.py.
+        The schedule is that of
+        real-stanford/diffusion_policy:diffusion_policy/model/diffusion/ema_model.py.
         """
-        before = (state.done.float() - 1).clamp(min=0)
-        decay = (1 - (1 + before) ** -self.cfg.ema_power).clamp(max=self.cfg.ema_max)
+        previous = (state.done.float() - 1).clamp(min=0)
+        decay = (1 - (1 + previous) ** -self.cfg.ema_power).clamp(max=self.cfg.ema_max)
         return soft_update(state, "policy", "model", 1 - decay)
 
 
 class Denoising(ChunkCloning):
-    """Of a network that denoises, in rounds of a `table`."""
+    """Imitation by a diffusion or flow policy, sampled by a `table`."""
 
     def table(self) -> Table:
-        """Of the sampler; `policies.heads.schedules`."""
+        """Return the sampler's table, see `policies.heads.schedules`."""
         raise NotImplementedError
 
     def head(self) -> DiffusionActor:
         return self.build_actor(self.table())
 
     def build_actor(self, table: Table, until: float | None = None) -> DiffusionActor:
-        """A head of the config's sizes."""
+        """Return a head of the config's sizes."""
         options = self.cfg.head_options(self.spec)
         return DiffusionActor(**options, table=table, until=until, dropout_rate=self.cfg.dropout)
 
@@ -242,39 +248,43 @@ class Denoising(ChunkCloning):
 
 
 class Student(Denoising):
-    """A student of another run's policy, its `teacher`: it begins as that, and sees by its eyes."""
+    """Distillation of another run's policy, the `teacher`.
 
-    frozen = ("teacher",)
+    The student starts with the teacher's weights, and uses its image encoder.
+    """
+
+    frozen_networks = ("teacher",)
 
     @property
     def undecayed(self) -> tuple[str, ...]:
-        """The teacher's eyes, which nothing teaches here, stay as they are."""
-        return (*super().undecayed, "eyes")
+        """Parts of the names of parameters without weight decay, with the teacher's encoder."""
+        return (*super().undecayed, "observation_encoder")
 
     def initialize_from(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The other's policy in rounds is the teacher, and where the student begins."""
-        taken = {**own, "counters/update": other["counters/update"]}
+        """Initialize teacher and student from the multi-step policy of another run."""
+        result = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
             if not name.startswith("params/"):
                 continue
             _, network, parameter = name.split("/", 2)
-            found = other.get(f"params/policy/{parameter}")
-            if found is None:
+            weights = other.get(f"params/policy/{parameter}")
+            if weights is None:
                 raise ValueError(f"{parameter} is missing")
-            taken[name] = found if network == "teacher" else self.widen_parameter(found, value)
-            if taken[name].shape != value.shape:
-                raise ValueError(f"{parameter} is {[*found.shape]}, here it is {[*value.shape]}")
-        return taken
+            is_teacher = network == "teacher"
+            result[name] = weights if is_teacher else self.widen_parameter(weights, value)
+            if result[name].shape != value.shape:
+                raise ValueError(f"{parameter} is {[*weights.shape]}, here it is {[*value.shape]}")
+        return result
 
-    def widen_parameter(self, found: Tensor, own: Tensor) -> Tensor:
-        """A teacher's weights as the student has them, whose own are `own`."""
-        return found
+    def widen_parameter(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """Return a teacher's parameter in the shape of the student's."""
+        return teacher
 
 
 def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
-    """`cfg` with each action's range in the data, where it is left open. Raises UserError."""
+    """Return `cfg` with each action's range in the data where it is null. Raises UserError."""
     check_length(cfg.num_future_actions, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low
@@ -283,22 +293,22 @@ def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
     for name, ends in (("action_low", low), ("action_high", high)):
         if len(ends) != actions:
             raise UserError(
-                f"algorithm.{name}={[*ends]}: {len(ends)} numbers, where "
-                f"{dataset.path or dataset.name} has {actions} actions; give one for each"
+                f"algorithm.{name}={[*ends]} has {len(ends)} numbers, but "
+                f"{dataset.path or dataset.name} has {actions} actions. Give one number for each."
             )
-    if any(least > most for least, most in zip(low, high, strict=True)):
+    if any(minimum > maximum for minimum, maximum in zip(low, high, strict=True)):
         raise UserError(
-            f"algorithm.action_low={[*low]} is not below algorithm.action_high={[*high]}, which is "
-            "the data's where it is not given"
+            f"algorithm.action_low={[*low]} is not below algorithm.action_high={[*high]} in "
+            "every action. Limits that are not set are the data's."
         )
     return replace(cfg, action_low=low, action_high=high)
 
 
 def check_length(actions: int, dataset: Dataset) -> None:
-    """Raises UserError where no episode is as long as a chunk of so many actions."""
+    """Raise UserError if no episode is as long as a chunk of `actions` actions."""
     longest = int(dataset.episode_lengths().max())
     if actions > longest:
         raise UserError(
-            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, and a chunk "
-            f"has {actions}; give a smaller algorithm.horizon"
+            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, a chunk has "
+            f"{actions}. Lower algorithm.horizon."
         )

@@ -1,4 +1,4 @@
-"""Value functions: what an observation, or one with an action, is worth; and what teaches them."""
+"""Critics: Q and V networks, sampling of ensemble members, and TD regression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from policies.networks.mlp import MLP, Activation
 
 
 class Critic(nn.Module):
-    """E independent Q(s, a) as one batched product, each initialized by its own fan-in."""
+    """Ensemble of E independent Q(s, a), computed as one batched product.
+
+    Each member is initialized by its own fan-in.
+    """
 
     def __init__(
         self,
@@ -44,16 +47,19 @@ class Critic(nn.Module):
     def forward(
         self, observations: Tensor, actions: Tensor, members: Tensor | None = None
     ) -> Tensor:
-        """[..., O], [..., A] -> [E, ...]; of some members [K] alone: [K, ...]."""
+        """Return Q(s, a), [E, ...], for observations [..., O] and actions [..., A].
+
+        members: indices [K] of the critics to evaluate; the result is then [K, ...].
+        """
         return self.net(torch.cat([observations, actions], -1), members=members).squeeze(-1)
 
-    def each(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """[E, ..., O], [E, ..., A] -> [E, ...]: member i values the i-th slice alone."""
-        return self.net(torch.cat([observations, actions], -1), own_rows=True).squeeze(-1)
+    def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return Q [E, ...] where member i evaluates slice i of [E, ..., O] and [E, ..., A]."""
+        return self.net(torch.cat([observations, actions], -1), per_member=True).squeeze(-1)
 
 
 class Value(nn.Module):
-    """V(s)."""
+    """State value V(s)."""
 
     def __init__(
         self,
@@ -69,32 +75,31 @@ class Value(nn.Module):
         self.net = MLP(observations, 1, hidden, init=init, **options)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """[..., O] -> [...]."""
+        """Return V(s), [...], for observations [..., O]."""
         return self.net(observations).squeeze(-1)
 
 
-def some(state: State, ensemble: int, count: int | None) -> Tensor | None:
-    """`count` members [K] of an ensemble, perhaps one of them twice; None for all.
+def sample_members(
+    state: State, ensemble: int, count: int | None, *, replace: bool
+) -> Tensor | None:
+    """Return indices [K] of `count` random ensemble members; None (all members) for None.
 
-    One draw for the whole batch.
+    One draw serves the complete batch.
     """
     if count is None:
         return None
-    return (ensemble * state.random.uniform((count,))).long()
-
-
-def different(state: State, ensemble: int, count: int) -> Tensor:
-    """`count` members [K] of an ensemble, none of them twice; one draw for the whole batch."""
+    if replace:
+        return (ensemble * state.random.uniform((count,))).long()
     return state.random.uniform((ensemble,)).topk(count).indices
 
 
 def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
-    """Values of `some` critics, [E, ...] -> [K, ...]; of all where count is None.
+    """Return Q of `count` members sampled with replacement, [E, ...] -> [K, ...]; all for None.
 
-    Gradients of a critic that is drawn twice are summed in a fixed order, which an index would not
-    do on a GPU.
+    The gradients of a member that is drawn twice are summed in a fixed order. Indexing would not
+    guarantee this on a GPU.
     """
-    members = some(state, len(q), count)
+    members = sample_members(state, len(q), count, replace=True)
     if members is None:
         return q
     is_drawn = members[:, None] == torch.arange(len(q), device=q.device)  # [K, E]
@@ -102,7 +107,10 @@ def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
 
 
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
-    """The critics' step toward `target` [B]: squared error, mean over B, sum over the ensemble."""
+    """Update the critics toward `target` [B].
+
+    The loss is the squared error, mean over B, sum over the ensemble.
+    """
 
     def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
         return (critic(batch.observations, batch.actions) - target).square().mean(1).sum()

@@ -1,6 +1,6 @@
-"""What soft actor-critics share: the temperature, the target with entropy, the policy's loss.
+"""Soft actor-critic parts: temperature update, soft target, policy loss.
 
-Haarnoja et al., arXiv:1812.05905, with its equation numbers. Networks: policy, critic,
+Haarnoja et al., arXiv:1812.05905; equation numbers refer to it. Networks: policy, critic,
 critic_target, log_alpha.
 """
 
@@ -17,7 +17,7 @@ from offline_rl.replay.batch import Batch
 
 
 def soft_optimizers(cfg: Any) -> dict[str, Adam]:
-    """Adam for each network, at the rates that `cfg` names."""
+    """Return Adam for each network, with the learning rates of `cfg`."""
     return {
         "policy": Adam(cfg.actor_lr),
         "critic": Adam(cfg.critic_lr),
@@ -26,9 +26,9 @@ def soft_optimizers(cfg: Any) -> dict[str, Adam]:
 
 
 def update_temperature(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
-    """One step of log alpha toward an entropy of `target_entropy`; log_pi: the batch's mean, 0-d.
+    """Update log alpha toward the target entropy. log_pi: mean over the batch, 0-d.
 
-    Eq. 18, but linear in log alpha, not in alpha, as in rlkit.
+    The loss is eq. 18, but linear in log alpha instead of alpha, as in rlkit.
     """
 
     def alpha_loss(log_alpha: Network) -> Tensor:
@@ -38,18 +38,18 @@ def update_temperature(state: State, log_pi: Tensor, target_entropy: float | Ten
 
 
 def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:
-    """Each target critic's Q(s, a) - alpha log pi(a|s), a ~ pi; [B, O] -> [E, B]; eq. 3."""
+    """Return Q_i(s, a) - alpha log pi(a|s) of each target critic, [B, O] -> [E, B]; eq. 3."""
     a, log_pi = state.policy.sample(observations, state.random)
     return state.critic_target(observations, a) - alpha * log_pi
 
 
 def soft_target(state: State, batch: Batch, alpha: Tensor) -> Tensor:
-    """r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), a' ~ pi; [B]; eq. 2 and 3."""
+    """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]; a' ~ pi; eq. 2, 3."""
     return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha).amin(0)
 
 
 def ensemble_min(q: Tensor) -> Tensor:
-    """The smallest of E critics' values, [E, B] -> [B]."""
+    """Return the minimum over the ensemble, [E, B] -> [B]."""
     return q.amin(0)
 
 
@@ -60,6 +60,6 @@ def soft_policy_loss(
     alpha: Tensor,
     bound: Callable[[Tensor], Tensor] = ensemble_min,
 ) -> tuple[Tensor, Tensor]:
-    """E[alpha log pi(a|s) - bound_i Q_i(s, a)], a ~ pi, eq. 9; and the mean log pi, both 0-d."""
+    """Return E[alpha log pi(a|s) - bound_i Q_i(s, a)] (eq. 9) and mean log pi, 0-d; a ~ pi."""
     a, log_pi = policy.sample(observations, state.random)
     return (alpha * log_pi - bound(state.critic(observations, a))).mean(), log_pi.mean()

@@ -1,12 +1,12 @@
-"""What IQL, XQL, f-DVL and ReCOIL share: V looks up to the data's better actions, and leads Q.
+"""Common learner of IQL, XQL, f-DVL and ReCOIL: V fitted near the best dataset actions.
 
-    V       a statistic of Q over the data's actions, near their best: `value_loss` of Q - V
-    Q       bootstraps from V, so that no unseen action is ever valued: `critic_loss`
-    policy  clones the data's actions by exp(beta * (Q - V)): `policy_loss`
+    V       a statistic of Q over the data's actions, near their maximum: `value_loss` of Q - V
+    Q       bootstraps from V, so that no unseen action is evaluated: `critic_loss`
+    policy  imitates the data's actions, weighted by exp(beta * (Q - V)): `policy_loss`
 
-In the dual form of regularized RL, min_V (1 - l) E[V] + l E[f*(Q - V)], the four differ by what
-they hand in for these losses and for the pairs that V is fitted to. Sikchi et al., ICLR 2024,
-arXiv:2302.08560; the order of steps is ikostrikov/implicit_q_learning:learner.py's.
+In the dual form of regularized RL, min_V (1 - l) E[V] + l E[f*(Q - V)], the four methods differ in
+these losses and in the pairs to which V is fitted. Sikchi et al., ICLR 2024, arXiv:2302.08560. The
+order of steps is that of ikostrikov/implicit_q_learning:learner.py.
 """
 
 from __future__ import annotations
@@ -46,26 +46,29 @@ from policies.networks.mlp import Activation
 
 @dataclass(frozen=True)
 class DualConfig(BaseConfig):
-    """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), which the others kept."""
+    """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), kept by the other methods."""
 
-    beta: NonNegative = 3.0  # 0 clones, more trusts the advantage
-    max_weight: NonNegative = 100.0  # cap on exp(beta * advantage)
-    dropout: Dropout = 0.0  # of the policy, while it learns
-    discount: Discount = 0.99  # gamma
-    tau: Tau = 0.005  # share of the critic that enters its target each update
-    actor_lr: Rate = 3e-4  # learning rate of the policy at the start
-    decay_actor_lr: Annotated[bool, OFFLINE] = True  # to 0 along half a cosine over num_updates
-    critic_lr: Rate = 3e-4  # of the critics
-    value_lr: Rate = 3e-4  # of V
-    value_updates: Count = 1  # steps of V on each batch
-    layer_norm: bool = False  # in V
+    beta: NonNegative = 3.0  # 0 is behavior cloning; larger values trust the advantage more
+    max_weight: NonNegative = 100.0  # cap on the advantage weight exp(beta * advantage)
+    dropout: Dropout = 0.0  # dropout rate of the policy during training
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critic mixed into its target
+    actor_lr: Rate = 3e-4  # initial learning rate of the policy
+    decay_actor_lr: Annotated[bool, OFFLINE] = True  # cosine decay to 0 over num_updates
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+    value_lr: Rate = 3e-4  # learning rate of V
+    value_updates: Count = 1  # updates of V per batch
+    layer_norm: bool = False  # layer normalization in V
     hidden: Sizes = (256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # between layers, of all networks
-    clip_actions: ActionClip = 1 - 1e-5  # of the data, to +- this, as the authors do
+    activation: Activation = "relu"  # activation between layers of all networks
+    clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
 
 class DualV(Algorithm):
-    """A subclass gives `value_loss`, and whatever else it does in its own way."""
+    """Learner with in-sample values.
+
+    A subclass defines `value_loss` and overrides what differs.
+    """
 
     targets: ClassVar = {"critic_target": "critic"}
 
@@ -79,22 +82,22 @@ class DualV(Algorithm):
         }
 
     def actor(self) -> nn.Module:
-        """The policy's network."""
+        """Return the policy network."""
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         options: dict[str, Any] = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
         return GaussianActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
 
     def critic(self) -> nn.Module:
-        """The network of Q."""
+        """Return the Q network."""
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         return Critic(obs, act, cfg.hidden, activation=cfg.activation, init=orthogonal_init())
 
     def for_phase(self, phase: str) -> Algorithm:
-        """Online the policy learns at its first rate again, and stays there."""
-        now = super().for_phase(phase)
+        """Return the algorithm for `phase`; online, the policy's learning rate is constant."""
+        algorithm = super().for_phase(phase)
         if phase == ONLINE:
-            now.cfg = replace(now.cfg, decay_actor_lr=False)
-        return now
+            algorithm.cfg = replace(algorithm.cfg, decay_actor_lr=False)
+        return algorithm
 
     def optimizers(self) -> dict[str, Adam]:
         schedule = cosine(self.num_updates) if self.cfg.decay_actor_lr else None
@@ -105,13 +108,13 @@ class DualV(Algorithm):
         }
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """V; then policy and Q, both with the new V; then the target."""
+        """Update V; then policy and Q with the new V; then the target."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         q = self.aggregate_q(state, state.critic_target(s, a))  # [B]
-        at, q_at = self.value_pairs(state, batch, q)  # [M, O], [M]
+        pair_s, pair_q = self.value_pairs(state, batch, q)  # [M, O], [M]
 
         def value_loss(value: Network) -> Tensor:
-            return self.value_loss(q_at - value(at))
+            return self.value_loss(pair_q - value(pair_s))
 
         for _ in range(cfg.value_updates):
             state, v_loss = minimize(state, "value", value_loss)
@@ -133,39 +136,45 @@ class DualV(Algorithm):
         return state, losses | means
 
     def aggregate_q(self, state: State, q: Tensor) -> Tensor:
-        """The value that V and the policy follow, [E, B] -> [B]."""
+        """Return the Q that V and the policy are trained on, [E, B] -> [B]."""
         return q.amin(0)
 
     def value_loss(self, u: Tensor) -> Tensor:
-        """What V descends on, 0-d; u: Q - V [M] at the pairs of `fitted`."""
+        """Return the loss of V, 0-d. u: Q - V [M] at the pairs of `value_pairs`."""
         raise NotImplementedError
 
     def value_pairs(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The states [M, O] and values of actions [M] that V is fitted to; q: [B], of the data."""
+        """Return the states [M, O] and action values [M] to which V is fitted.
+
+        q: [B], of the data's actions.
+        """
         return batch.observations, q
 
     def target(self, batch: Batch, next_value: Tensor) -> Tensor:
-        """What Q regresses on, [B]."""
+        """Return the regression target of Q, [B]."""
         return batch.rewards + batch.discount * next_value
 
     def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> Tensor:
-        """Squared error, mean over the batch, sum over both critics; [2, B] - [B]."""
+        """Return the squared error, mean over the batch, sum over both critics."""
         q = critic(batch.observations, batch.actions)
         return (q - y).square().sum(0).mean()
 
     def policy_loss(self, policy: Network, state: State, batch: Batch, weight: Tensor) -> Tensor:
-        """Weighted cloning, -E[weight * log pi(a|s)]."""
+        """Return the advantage-weighted imitation loss, -E[weight * log pi(a|s)]."""
         log_pi = policy.log_prob(batch.observations, batch.actions, state.random)
         return -(weight * log_pi).mean()
 
 
 def gumbel_loss(u: Tensor, temperature: float | Tensor, clip: float | Tensor) -> Tensor:
-    """exp(z) - z - 1 with z = u / temperature, elementwise, divided by exp(max z): XQL, eq. 11.
+    """Return the Gumbel regression loss of XQL, eq. 11, elementwise.
 
-    Its minimum over V for u = Q - V lies at temperature * log E[exp(Q / temperature)]. As released
-    (Div99/XQL:offline/critic.py): above `clip` z counts as `clip` and has no gradient, and the
-    division by the batch's largest exponential keeps float32 finite. That weighs batches with
-    outliers down, so that the minimum over many batches lies lower than over all of them as one.
+    It is exp(z) - z - 1 with z = u / temperature, divided by exp(max z). For u = Q - V its minimum
+    over V
+    is temperature * log E[exp(Q / temperature)]. As released (Div99/XQL:offline/critic.py): z above
+    `clip` counts as `clip` and has no gradient, and the division by the batch's largest exponential
+    keeps float32 finite. The division gives batches with outliers less weight, so the minimum over
+    many
+    batches is lower than over all of them as one.
     """
     z = (u / temperature).clamp(max=clip)
     top = z.detach().amax().clamp(min=-1)
@@ -173,5 +182,5 @@ def gumbel_loss(u: Tensor, temperature: float | Tensor, clip: float | Tensor) ->
 
 
 def expectile_loss(u: Tensor, expectile: float | Tensor) -> Tensor:
-    """|expectile - 1(u < 0)| * u**2, elementwise; eq. 4 without its expectation."""
+    """Return |expectile - 1(u < 0)| * u**2, elementwise; eq. 4 without its expectation."""
     return (expectile - (u < 0).float()).abs() * u.square()

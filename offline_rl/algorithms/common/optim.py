@@ -1,4 +1,4 @@
-"""Optimizers as pure elementwise functions of (parameters, gradients, state): they fuse."""
+"""Adam and learning-rate schedules as pure elementwise functions, which a compiler can fuse."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Adam:
     beta2: Number = 0.999
     eps: Number = 1e-8
     weight_decay: Number = 0.0
-    undecayed: tuple[str, ...] = ()  # parts of the names of weights that do not
+    undecayed: tuple[str, ...] = ()  # substrings of the names of parameters without weight decay
     max_grad_norm: float | None = None  # clip the gradient's global norm to this
-    schedule: Callable[[Tensor], Tensor] | None = None  # steps done so far -> factor on lr
+    schedule: Callable[[Tensor], Tensor] | None = None  # number of steps done -> factor on lr
 
     def init(self, params: Tree) -> dict[str, dict[str, Tensor]]:
-        """Zero moments and a zero step count."""
+        """Return zero moments and a zero step count."""
         device = next(iter(params.values())).device
         return {
             "first": {k: torch.zeros_like(v) for k, v in params.items()},
@@ -38,7 +38,7 @@ class Adam:
     def step(
         self, params: Tree, grads: Tree, state: Mapping[str, Tree]
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """One step; nothing is changed in place."""
+        """Return parameters and state after one step; nothing is changed in place."""
         if self.max_grad_norm is not None:
             norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
             factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
@@ -46,7 +46,7 @@ class Adam:
         done = state["count"]["steps"]
         count = (done + 1).float()
         lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
-        # 1 - beta**count without cancellation; scalars first: one division an element, not three
+        # 1 - beta**count without cancellation. Scalars first: one division per element, not three.
         size = lr / -(count * log(self.beta1)).expm1()
         scale = (-(count * log(self.beta2)).expm1()).rsqrt()
         first, second, new = {}, {}, {}
@@ -61,12 +61,12 @@ class Adam:
 
 
 def log(beta: Number) -> Number:
-    """Natural logarithm of a number or a tensor."""
+    """Return the natural logarithm of a number or a tensor."""
     return beta.log() if isinstance(beta, Tensor) else math.log(beta)
 
 
 def warm_up(total: int) -> Callable[[Tensor], Tensor]:
-    """A factor that rises from 1/total to 1 over the first `total` steps."""
+    """Return a schedule that rises linearly from 1/total to 1 over the first `total` steps."""
 
     def factor(done: Tensor) -> Tensor:
         return ((done.float() + 1) / max(total, 1)).clamp(max=1)
@@ -75,7 +75,7 @@ def warm_up(total: int) -> Callable[[Tensor], Tensor]:
 
 
 def cosine(total: int) -> Callable[[Tensor], Tensor]:
-    """A factor that falls from 1 to 0 along half a cosine over `total` steps (and stays there)."""
+    """Return a schedule that falls from 1 to 0 along half a cosine over `total` steps."""
 
     def factor(done: Tensor) -> Tensor:
         return 0.5 * (1 + (math.pi * (done.float() / max(total, 1)).clamp(max=1)).cos())
@@ -84,9 +84,9 @@ def cosine(total: int) -> Callable[[Tensor], Tensor]:
 
 
 def warm_up_cosine(warm_up: int, total: int) -> Callable[[Tensor], Tensor]:
-    """A factor that rises from 0 to 1 over `warm_up` steps, then falls to 0 along half a cosine.
+    """Return a schedule with a linear rise over `warm_up` steps, then a half-cosine fall to 0.
 
-    As diffusers' `get_cosine_schedule_with_warmup`: the first step does nothing.
+    As diffusers' `get_cosine_schedule_with_warmup`: the first step has a learning rate of 0.
     """
 
     def factor(done: Tensor) -> Tensor:

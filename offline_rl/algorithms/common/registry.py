@@ -1,4 +1,7 @@
-"""Algorithms by name, and their settings: command line over table over task's card over default."""
+"""Algorithms by name, and their settings.
+
+Precedence: command line, then per-task table, then the task's card, then defaults.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.modules import imported
-from offline_rl.utils.options import build, notes, unknown
+from offline_rl.utils.modules import import_file
+from offline_rl.utils.options import annotations, build, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
@@ -28,26 +31,26 @@ if TYPE_CHECKING:
 
 
 ALGORITHMS = "offline_rl.algorithms"
-TABLES = ("tuned", "online", "parity")  # of configs/algorithm/<name>.yaml
+TABLES = ("tuned", "online", "parity")  # sections of configs/algorithm/<name>.yaml
 
 
 @cache
 def algorithm_names() -> tuple[str, ...]:
-    """Every file in offline_rl/algorithms."""
+    """Return the names of the files in offline_rl/algorithms."""
     files = (PACKAGE / "algorithms").glob("*.py")
     return tuple(sorted(f.stem for f in files if not f.stem.startswith("_")))
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """The algorithm of that name: ours, or one that somebody else wrote.
+    """Return the algorithm of a name: a built-in one, or one of the user's.
 
     iql                 of offline_rl/algorithms/iql.py
-    mine.py             of that file; mine.py:Class where it holds several
+    mine.py             of that file; mine.py:Class if it defines several
     package.module:Class   of an installed package
 
-    Raises UserError with near matches, or for what is no algorithm.
+    Raises UserError with near matches, or if it is no algorithm.
     """
-    source, cls = split(name)
+    source, cls = split_name(name)
     if source.endswith(".py"):
         return require_single(
             name, *algorithms_in(name, load_module(Path(source).expanduser().resolve()), cls)
@@ -56,38 +59,38 @@ def algorithm_class(name: str) -> type[Algorithm]:
         try:
             module = importlib.import_module(source)
         except ImportError as error:
-            remedy = f"; is it installed? a file of yours is algorithm=path/to/mine.py:{cls}"
-            raise UserError(f"algorithm={name}: {error}{remedy}") from None
+            remedy = f"Install the package, or use a file: algorithm=path/to/mine.py:{cls}."
+            raise UserError(f"algorithm={name}: {error}. {remedy}") from None
         return require_single(name, *algorithms_in(name, module, cls))
     if name not in algorithm_names():
         raise UserError(unknown("algorithm", name, algorithm_names()))
-    (own,) = algorithms_in(name, importlib.import_module(f"{ALGORITHMS}.{name}"), "")
-    return own
+    (algorithm,) = algorithms_in(name, importlib.import_module(f"{ALGORITHMS}.{name}"), "")
+    return algorithm
 
 
 def rebuild_algorithm(name: str, hyper: Mapping[str, Any], spec: Spec) -> Algorithm:
-    """The algorithm of a run with these hyper-parameters; its version may have known fewer."""
+    """Return the algorithm of a run with these hyper-parameters; older runs may have fewer."""
     cls = algorithm_class(name)
-    known = {f.name for f in fields(cls.Config)}
-    given = {k: v for k, v in hyper.items() if k in known and v is not None}
-    return cls(spec, build(cls.Config, given, "hyper."))
+    names = {f.name for f in fields(cls.Config)}
+    values = {k: v for k, v in hyper.items() if k in names and v is not None}
+    return cls(spec, build(cls.Config, values, "hyper."))
 
 
-def split(name: str) -> tuple[str, str]:
-    """Where an algorithm lies, and its class where that is named."""
+def split_name(name: str) -> tuple[str, str]:
+    """Return the location of an algorithm, and its class if that is named."""
     source, _, cls = name.rpartition(":")
     return (source, cls) if source else (name, "")
 
 
-def label(name: str) -> str:
-    """What runs of an algorithm are filed under: its own name, its file's, or its class's."""
-    source, cls = split(name)
+def run_label(name: str) -> str:
+    """Return the name of an algorithm's run folders: its own, its file's or its class's name."""
+    source, cls = split_name(name)
     return cls or (Path(source).stem if source.endswith(".py") else source)
 
 
-def origin(name: str) -> dict[str, str]:
-    """Where an algorithm that is not ours lies; its runs keep this."""
-    source, _ = split(name)
+def source_file(name: str) -> dict[str, str]:
+    """Return file and checksum of a user's algorithm, which its runs store; {} if built-in."""
+    source, _ = split_name(name)
     if source in algorithm_names():
         return {}
     file = Path(inspect.getfile(algorithm_class(name))).resolve()
@@ -95,7 +98,7 @@ def origin(name: str) -> dict[str, str]:
 
 
 def load_module(path: Path) -> ModuleType:
-    """The module in a file of the user's; loaded again only where the file is another by now."""
+    """Return the module of a user's file; it is loaded again only if the file has changed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -104,7 +107,7 @@ def load_module(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     try:
-        return imported(path, name)
+        return import_file(path, name)
     except Exception as error:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
@@ -114,7 +117,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def algorithms_in(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
-    """The algorithms that a module defines itself, or the one of its names that is asked for."""
+    """Return the algorithms that a module defines, or the one named `cls`."""
     from offline_rl.algorithms.common.base import Algorithm
 
     kinds = {
@@ -130,19 +133,21 @@ def algorithms_in(name: str, module: ModuleType, cls: str) -> list[type[Algorith
 
 
 def require_single(name: str, *kinds: type[Algorithm]) -> type[Algorithm]:
-    """The only one of `kinds`, with a Config of ours. Raises UserError."""
+    """Return the only one of `kinds`, if its Config is valid. Raises UserError."""
     from offline_rl.algorithms.common.config import BaseConfig
 
     if not kinds:
-        raise UserError(f"{name} holds no algorithm: give it a subclass of offline_rl's Algorithm")
+        raise UserError(
+            f"{name} defines no algorithm. Define a subclass of offline_rl's Algorithm."
+        )
     if len(kinds) > 1:
         names = " and ".join(kind.__name__ for kind in kinds)
-        raise UserError(f"{name} holds {names}: say which, as in {name}:{kinds[-1].__name__}")
+        raise UserError(f"{name} defines {names}. Choose one, as in {name}:{kinds[-1].__name__}.")
     config = getattr(kinds[0], "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseConfig)):
-        raise UserError(f"{name}: {kinds[0].__name__} has no Config, a dataclass on BaseConfig")
+        raise UserError(f"{name}: {kinds[0].__name__} has no Config derived from BaseConfig.")
     if not hasattr(config, "discount"):
-        raise UserError(f"{name}: {kinds[0].__name__}.Config has no discount, which batches need")
+        raise UserError(f"{name}: {kinds[0].__name__}.Config has no discount, which batches need.")
     return kinds[0]
 
 
@@ -167,9 +172,9 @@ def table_of(name: str) -> str | None:
 
 
 def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's values less those that the user's algorithm decides itself.
+    """Return a table's values without those that the user's algorithm sets itself.
 
-    These are fields that its Config defines anew or lacks. A built-in algorithm takes all values.
+    These are fields that its Config redefines or lacks. A built-in algorithm takes all values.
     """
     owner = table_of(name)
     if name == owner or owner is None:
@@ -177,39 +182,40 @@ def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]
     cls = algorithm_class(name)
     inherited = algorithm_class(owner).Config.__mro__
     layers = [layer for layer in cls.Config.__mro__ if layer not in inherited]
-    own = {field for layer in layers for field in vars(layer).get("__annotations__", {})}
-    known = {f.name for config in (cls.Config, cls.Online) for f in fields(config)}
-    return {key: value for key, value in values.items() if key in known - own}
+    redefined = {field for layer in layers for field in vars(layer).get("__annotations__", {})}
+    names = {f.name for config in (cls.Config, cls.Online) for f in fields(config)}
+    return {key: value for key, value in values.items() if key in names - redefined}
 
 
 @cache
 def checked_yaml(path: Path, changed_ns: int) -> dict[str, Any]:
-    """A table, read once for each time it was changed. Raises UserError."""
+    """Return the content of a settings file; it is read again if it has changed."""
     settings = read_yaml(path)
     for key, value in settings.items():
         if key not in TABLES:
             raise UserError(f"{path}: {unknown('key', key, TABLES)}")
         if not isinstance(value, dict | None):
-            raise UserError(f"{path}: {key} is {value!r}, names and their values are expected")
+            raise UserError(f"{path}: {key} is {value!r}. It must map names to values.")
     rows = [*(settings.get("tuned") or {}).items(), *(settings.get("online") or {}).items()]
     for pattern, row in rows:
         if not isinstance(pattern, str) or not isinstance(row, dict):
-            raise UserError(f"{path}: {pattern}: {row!r} is no row of names and their values")
+            raise UserError(f"{path}: {pattern}: {row!r} must map names to values.")
     return settings
 
 
 def table_path(name: str) -> Path:
-    """Return where the per-task table of a built-in algorithm is, if it has one."""
+    """Return the path of the per-task table of a built-in algorithm, whether it exists or not."""
     return share("configs") / "algorithm" / f"{name}.yaml"
 
 
 def tuned(name: str, task: str, section: str = "tuned") -> tuple[str | None, dict[str, Any]]:
-    """The first pattern of the algorithm's per-task table that fits `task`, and its values.
+    """Return the first pattern of the algorithm's per-task table for `task`, and its values.
 
-    table: `tuned`, or `online`, of what is different in an environment.
+    section: `tuned`, or `online` for what differs in online training.
 
-    Our own data of D4RL's kind, gym/<set>, takes what D4RL's <set>-v2 takes; its point mazes are
-    those of maze2d-<maze>-v1. d4rl:<id> takes what <id> takes.
+    gym/<set>, our own data of D4RL's kind, uses the row of D4RL's <set>-v2; its point mazes use
+    that of
+    maze2d-<maze>-v1. d4rl:<id> uses the row of <id>.
     """
     task = task.removeprefix("d4rl:")
     names = [task]
@@ -224,7 +230,7 @@ def tuned(name: str, task: str, section: str = "tuned") -> tuple[str | None, dic
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{a,b}-*` -> `a-*`, `b-*`."""
+    """Return the alternatives of a pattern: `{a,b}-*` -> `a-*`, `b-*`."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -233,7 +239,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def card_preprocessing(name: str, task: str) -> dict[str, Any]:
-    """What the task's card says of its data's preprocessing, where the algorithm follows it."""
+    """Return the preprocessing of the task's card, if the algorithm follows it."""
     from offline_rl.data.load import known_cards
 
     card = known_cards().get(task.removeprefix("d4rl:"))
@@ -242,43 +248,45 @@ def card_preprocessing(name: str, task: str) -> dict[str, Any]:
     return dict(card.preprocessing)
 
 
-def algorithm_config(name: str, task: str, given: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """The algorithm's config for `task`, and the pattern of its table that was used."""
+def algorithm_config(name: str, task: str, overrides: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Return the algorithm's config for `task`, and the pattern of its table that was used."""
     config, card = algorithm_class(name).Config, card_preprocessing(name, task)
     pattern, values = tuned(name, task)
-    for where, own in (
+    for where, layer in (
         (f"the card of {task}", card),
         (f"{table_path(table_of(name) or name)}: {pattern}", values),
     ):
-        build(config, own, f"{where}: ")  # whose mistake it is, if it is one
-    return build(config, {**card, **values, **given}, "algorithm."), pattern
+        build(config, layer, f"{where}: ")  # an error names the layer that causes it
+    return build(config, {**card, **values, **overrides}, "algorithm."), pattern
 
 
-def interaction(name: str, task: str, cfg: Any, given: Mapping[str, Any]) -> Interaction:
-    """How the algorithm goes on in an environment: `given` over its table over its own changes.
+def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) -> Interaction:
+    """Return the settings of online training.
 
-    A name is a field of its `Online`, or of its config and then holds online alone.
+    Precedence: `overrides`, then table, then `Online.config_changes`. A name is a field of its
+    `Online`,
+    or a field of its config that then holds online only.
     """
     from offline_rl.algorithms.common.base import Interaction
     from offline_rl.algorithms.common.config import OFFLINE, built
 
     cls = algorithm_class(name)
-    values = {**cls.Online.config_changes, **tuned(name, task, "online")[1], **given}
-    own = {f.name for f in fields(cls.Online)}
-    known = own | {f.name for f in fields(cls.Config)}
+    values = {**cls.Online.config_changes, **tuned(name, task, "online")[1], **overrides}
+    online_names = {f.name for f in fields(cls.Online)}
+    names = online_names | {f.name for f in fields(cls.Config)}
     for key in values:
-        if key not in known:
-            raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in known]))
-    changed = {k: v for k, v in values.items() if k not in own}
+        if key not in names:
+            raise UserError(unknown("option", f"online.{key}", [f"online.{k}" for k in names]))
+    changed = {k: v for k, v in values.items() if k not in online_names}
     hints = get_type_hints(cls.Config, include_extras=True)
     for key in changed:
-        if OFFLINE in notes(hints[key]):
-            raise UserError(f"online.{key}: it is read offline alone; give it as algorithm.{key}=")
+        if OFFLINE in annotations(hints[key]):
+            raise UserError(f"online.{key} is used offline only. Set algorithm.{key}=.")
         if key in built(cls.Config):
             raise UserError(
-                f"online.{key}: one value serves networks, data and environment alike; give it as "
-                f"algorithm.{key}="
+                f"online.{key}: networks and data have one value for all phases. Set "
+                f"algorithm.{key}=."
             )
-    online = build(cls.Online, {k: v for k, v in values.items() if k in own}, "online.")
-    then: Any = build(cls.Config, asdict(cfg) | changed, "online.")
-    return Interaction(online, then, fixed_online_fields=frozenset(changed))
+    online = build(cls.Online, {k: v for k, v in values.items() if k in online_names}, "online.")
+    online_cfg: Any = build(cls.Config, asdict(cfg) | changed, "online.")
+    return Interaction(online, online_cfg, fixed_online_fields=frozenset(changed))

@@ -1,4 +1,4 @@
-"""The order of a run's work, as plain data, and how an algorithm goes on in an environment."""
+"""Phases of a run in order, as plain data, and the options of online training."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ import numpy as np
 from offline_rl.utils.options import Amount, Checked, Count, Positive, Share
 from policies.channels import Observations
 
-ONLINE = "online"  # the phase in an environment
+ONLINE = "online"  # name of the online phase
 
 
 @dataclass(frozen=True)
 class Learn:
-    """So many updates."""
+    """Gradient updates."""
 
     phase: str
     updates: int
 
     @property
     def size(self) -> int:
-        """What the clock counts of it."""
+        """Number of updates."""
         return self.updates
 
 
 @dataclass(frozen=True)
 class Interact:
-    """So many steps of each seed's environment, and the updates that these bring."""
+    """Steps in each seed's environment, with the updates that they bring."""
 
     phase: str
     env_steps: int
 
     @property
     def size(self) -> int:
-        """What the clock counts of it."""
+        """Number of environment steps."""
         return self.env_steps
 
 
 @dataclass(frozen=True)
 class Collect:
-    """So many decisions of each seed's policy as it is, kept until the next are collected."""
+    """Decisions of each seed's fixed policy, kept until the next ones are collected."""
 
     phase: str
     decisions: int
-    n_action_steps: int  # environment steps of a decision, unless its episode ends before
-    adds: bool = False  # whether episodes that end meanwhile are data from then on
+    n_action_steps: int  # environment steps per decision, unless the episode ends earlier
+    adds: bool = False  # add episodes that end to the data
 
     @property
     def size(self) -> int:
-        """What the clock counts of it: environment steps."""
+        """Number of environment steps."""
         return self.decisions * self.n_action_steps
 
 
 @dataclass(frozen=True)
 class Fill:
-    """So many decisions of each seed's policy on the data's states, in the rollouts' place."""
+    """Decisions of each seed's fixed policy on the data's states, stored as rollouts."""
 
     phase: str
     rows: int
-    states: str  # the phase whose batches' observations they are on
+    states: str  # phase whose batches provide the observations
 
     @property
     def size(self) -> int:
-        """What the clock counts of it."""
+        """Number of rows."""
         return self.rows
 
 
@@ -73,9 +73,9 @@ Piece: TypeAlias = Learn | Interact | Collect | Fill
 
 
 def locate(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
-    """Which piece of work is under way when the clock shows `clock`, and how much of it is done.
+    """Return the index of the phase at `clock`, and how much of it is done.
 
-    At the end of one, the next has begun; after the last, its number is that of the pieces.
+    At the end of a phase the next one has started. After the last one, the index is len(schedule).
     """
     for k, work in enumerate(schedule):
         if clock < work.size:
@@ -86,60 +86,64 @@ def locate(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Online(Checked):
-    """How an algorithm learns in an environment; `online.<field>=`, or an `online:` row of a table.
+    """Options of online training: `online.<field>=`, or an `online:` row of a per-task table.
 
-    A subclass beside an algorithm's Config gives that method's own defaults.
+    An algorithm defines a subclass next to its Config for its own defaults.
     """
 
-    warmup_steps: Amount = 0  # environment steps of each seed before it learns; at least a batch
-    warmup_policy: Literal["policy", "random"] = "policy"  # who acts meanwhile; random: uniformly
-    utd: Positive = 1.0  # updates for each environment step
+    warmup_steps: Amount = 0  # environment steps per seed before updates start; at least one batch
+    warmup_policy: Literal["policy", "random"] = "policy"  # acts in the warm-up; random: uniform
+    utd: Positive = 1.0  # updates per environment step
     offline_fraction: Share | Literal["rows"] = (
-        0.0  # of a batch that is offline data; rows: as in one buffer
+        0.0  # share of offline data in a batch; rows: one buffer for all
     )
     n_step: Count = 1  # steps after which a transition bootstraps
 
-    config_changes: ClassVar[Mapping[str, Any]] = {}  # of the algorithm's Config then, unless told
-    critic_only_option: ClassVar[str] = ""  # the key that `alone` follows from
+    config_changes: ClassVar[Mapping[str, Any]] = {}  # algorithm options changed online
+    critic_only_option: ClassVar[str] = ""  # option that sets `critic_only_updates`
 
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
-        """The warm-up's action [size] of one seed, who sees [*obs]; None: the policy acts."""
+        """Return the warm-up action [size] of one seed; None: the policy acts.
+
+        observations: of that seed, [*obs].
+        """
         return random.uniform(-1, 1, size) if self.warmup_policy == "random" else None
 
     def critic_only_updates(self, period: int) -> int:
-        """Updates of the critics alone, before the first that changes the policy: whole periods."""
+        """Return the updates before the first one of the policy, in complete periods."""
         return 0
 
     def updates_due(self, env_steps: int, batch_size: int, period: int) -> int:
-        """Updates that so many environment steps bring in all: whole periods, after the warm-up."""
-        learned_from = max(env_steps - max(self.warmup_steps, batch_size), 0)
-        return int(learned_from * self.utd) // period * period
+        """Return the total updates after `env_steps` steps, in complete periods."""
+        counted_steps = max(env_steps - max(self.warmup_steps, batch_size), 0)
+        return int(counted_steps * self.utd) // period * period
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneBuffer(Online):
-    """In a buffer that begins with the data."""
+    """Online training with one buffer that starts with the data."""
 
     offline_fraction: Share | Literal["rows"] = "rows"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy(Online):
-    """From its own rollouts alone: nothing of the rest is read."""
+    """Online training on new rollouts alone, without further options."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for field in fields(self):
             if getattr(self, field.name) != field.default:
                 raise ValueError(
-                    f"{field.name}: this method learns from its own rollouts alone; leave it out"
+                    f"{field.name} is not used: this method is trained on its own rollouts alone. "
+                    "Remove it."
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfAndHalf(Online):
-    """Half of each batch is data."""
+    """Online training with half of each batch from the data."""
 
     offline_fraction: Share | Literal["rows"] = 0.5

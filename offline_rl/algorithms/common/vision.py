@@ -1,4 +1,4 @@
-"""What algorithms share that may be shown pictures."""
+"""Options and helpers of algorithms that can be trained on images."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from torch import nn
 
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction
 from offline_rl.utils.options import Count
-from policies.heads.seeing import Seeing, SeeingPlanner
+from policies.heads.vision import VisionHead, VisionPlanner
 from policies.networks.encoders import Kind
 from policies.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(BaseConfig):
-    """How pictures are looked at, where there are any; each camera has an encoder of its own."""
+    """Options of the image encoders, one for each camera."""
 
     encoder: Kind = "conv"  # three convolutions, or ResNet18 with GroupNorm
-    num_keypoints: Count = 32  # places in a picture that are told on
-    crop: Annotated[Fraction, BUILT] = 0.875  # share of its sides cut out, at random while learning
+    num_keypoints: Count = 32  # spatial keypoints per image passed to the policy
+    crop: Annotated[Fraction, BUILT] = 0.875  # cropped share of image sides, random in training
 
     @property
     def encoder_options(self) -> dict[str, Any]:
-        """The options of `PictureEncoder`."""
+        """Options of `ImageEncoder`."""
         return {"kind": self.encoder, "num_keypoints": self.num_keypoints, "crop": self.crop}
 
 
 def build_head(spec: Spec, cfg: VisionConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
-    """`head` on the one vector, or on what `cfg`'s encoders make of all channels.
+    """Return `head` on the single observation vector, or on the features of `cfg`'s encoders.
 
-    arguments: of `head`, as JSON takes them, but for the size of its observation.
+    arguments: JSON-serializable arguments of `head`, except its observation size.
     """
-    if spec.lone is not None:
+    if spec.single_vector is not None:
         return head(spec.observation_dim, **arguments)
-    kind = SeeingPlanner if hasattr(head, "plan") else Seeing
-    return kind(spec.seen, head.__name__, arguments, cfg.encoder_options)
+    kind = VisionPlanner if hasattr(head, "plan") else VisionHead
+    return kind(spec.observation_shapes, head.__name__, arguments, cfg.encoder_options)
 
 
 def input_options(spec: Spec, cfg: Any) -> dict[str, Any]:
-    """What a head that encodes by itself is told: a size, or all channels and how.
+    """Return the input options of a head with its own encoder: a size, or all channels and options.
 
-    cfg: a `SeeingConfig` where there is more to see than one vector.
+    cfg: a `VisionConfig` if there is more than a single observation vector.
     """
-    if spec.lone is not None:
+    if spec.single_vector is not None:
         return {"observations": spec.observation_dim}
-    return {"observations": spec.seen, "encoder": cfg.encoder_options}
+    return {"observations": spec.observation_shapes, "encoder": cfg.encoder_options}

@@ -9,7 +9,7 @@ from test_diffusion_policy import chunks
 from torch import nn
 
 from offline_rl.algorithms.act import ACT, Config
-from policies.networks.act import Layer, PlacedAttention, fixed_places
+from policies.networks.act import Layer, PositionalAttention, sinusoidal_positions
 
 SMALL = {
     "n_obs_steps": 2,
@@ -26,7 +26,7 @@ def same(values):
     return values
 
 
-def copy_attention(ours: PlacedAttention, theirs: nn.MultiheadAttention) -> None:
+def copy_attention(ours: PositionalAttention, theirs: nn.MultiheadAttention) -> None:
     parts = (ours.query, ours.key, ours.value)
     theirs.in_proj_weight.data[:] = torch.cat([p.weights[0].T for p in parts]).detach()
     theirs.in_proj_bias.data[:] = torch.cat([p.biases[0] for p in parts]).detach()
@@ -36,12 +36,12 @@ def copy_attention(ours: PlacedAttention, theirs: nn.MultiheadAttention) -> None
 
 def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
     torch.manual_seed(0)
-    layer = Layer(8, 2, 16, recalls=True)
+    layer = Layer(8, 2, 16, cross_attends=True)
     for p in layer.parameters():
         p.data += 0.2 * torch.randn_like(p)
     own, recall = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
-    copy_attention(layer.own, own)
-    copy_attention(layer.recall, recall)
+    copy_attention(layer.self_attention, own)
+    copy_attention(layer.cross_attention, recall)
     x, memory, place, there = (torch.randn(*s) for s in ((3, 5, 8), (3, 4, 8), (5, 8), (4, 8)))
     everything = torch.ones(1, 1, dtype=torch.bool)
     found = layer(x, place, everything, same, (memory, there))
@@ -49,8 +49,8 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
     def norm(module, values):
         return nn.functional.layer_norm(values, (8,), module.weight, module.bias)
 
-    y = norm(layer.norm_own, x + own(x + place, x + place, x)[0])
-    y = norm(layer.norm_recall, y + recall(y + place, memory + there, memory)[0])
+    y = norm(layer.norm_self, x + own(x + place, x + place, x)[0])
+    y = norm(layer.norm_cross, y + recall(y + place, memory + there, memory)[0])
     inner = torch.relu(y @ layer.mlp.weights[0] + layer.mlp.biases[0])
     y = norm(layer.norm_mlp, y + inner @ layer.mlp.weights[1] + layer.mlp.biases[1])
     assert (found - y).abs().max() < 1e-5
@@ -64,13 +64,17 @@ def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
         (head.encoder[1], math.sqrt(6 / 128), math.sqrt(6 / 256)),
         (head.decoder[0], math.sqrt(6 / 128), math.sqrt(6 / 256)),
     ):
-        expected = {layer.own.out: out, layer.own.query: math.sqrt(6 / 256), layer.mlp: mlp}
+        expected = {
+            layer.self_attention.out: out,
+            layer.self_attention.query: math.sqrt(6 / 256),
+            layer.mlp: mlp,
+        }
         for module, bound in expected.items():
             assert module.weights[0].abs().max().item() == pytest.approx(bound, rel=0.01)
 
 
 def test_fixed_places_are_sines_and_cosines_in_turn():
-    found = fixed_places(3, 4, torch.device("cpu"))
+    found = sinusoidal_positions(3, 4, torch.device("cpu"))
     expected = [math.sin(2), math.cos(2), math.sin(2 / 100), math.cos(2 / 100)]
     assert found[2].tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -80,7 +84,7 @@ def test_the_loss_is_absolute_error_of_real_actions_and_ten_times_the_divergence
     _, metrics = state.algorithm.update(state, batch, 0)
     head = state.algorithm.modules["model"]
     with torch.no_grad():
-        mean, log_variance = head.styles(
+        mean, log_variance = head.encode_style(
             batch.observations.flatten(1), batch.actions, batch.real, None
         )
         z = mean + (log_variance / 2).exp() * random.normal(mean.shape)
@@ -98,10 +102,10 @@ def test_a_style_does_not_see_actions_beyond_the_episodes_end():
     head, batch = start(ACT, **SMALL).algorithm.head(), chunks()
     seen = batch.observations.flatten(1)
     other = torch.where(batch.real[..., None], batch.actions, torch.rand(8, 4, 2))
-    before = head.styles(seen, batch.actions, batch.real, None)
-    after = head.styles(seen, other, batch.real, None)
+    before = head.encode_style(seen, batch.actions, batch.real, None)
+    after = head.encode_style(seen, other, batch.real, None)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    moved = head.styles(seen, -batch.actions, batch.real, None)
+    moved = head.encode_style(seen, -batch.actions, batch.real, None)
     assert (moved[0] - before[0]).abs().max() > 1e-4
 
 
@@ -133,5 +137,5 @@ def test_blending_needs_a_decision_at_every_step():
 
 
 def test_a_size_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="dim_model=10 is no even multiple of num_heads=4"):
+    with pytest.raises(ValueError, match="dim_model=10 must be even and a multiple of num_heads=4"):
         Config(dim_model=10, num_heads=4)

@@ -115,7 +115,7 @@ def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
 
 
 def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
-    with pytest.raises(ValueError, match="n_action_steps=3 of a window of 2 actions"):
+    with pytest.raises(ValueError, match="n_action_steps=3 exceeds horizon=2"):
         BC.Config(horizon=2, n_action_steps=3)
     with pytest.raises(UserError, match="longest episode has 10 steps, and a chunk has 12"):
         BC.complete_config(BC.Config(horizon=12, n_action_steps=11), five_episodes())

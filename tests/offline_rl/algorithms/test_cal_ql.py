@@ -139,7 +139,7 @@ def test_by_default_nothing_follows():
 def test_a_stacked_discount_is_refused():
     algorithm = start(CalQL, **SMALL).algorithm
     algorithm.with_values({"weight": torch.tensor(1.0)})
-    with pytest.raises(ValueError, match="discount cannot be stacked"):
+    with pytest.raises(ValueError, match="discount cannot differ between stacked seeds"):
         algorithm.with_values({"discount": torch.tensor(0.9)})
 
 

@@ -22,7 +22,7 @@ from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.trees import flatten
-from policies.networks.encoders import PictureEncoder
+from policies.networks.encoders import ImageEncoder
 from policies.spec import Spec
 
 SPEC = Spec({"state": (3,), "picture": (12, 12, 3)}, 2)
@@ -55,13 +55,13 @@ def begun(cls: type[Algorithm], own: dict[str, Any]) -> State:
 @pytest.mark.parametrize(("cls", "own"), KINDS)
 def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: Any) -> None:
     """However many noise levels there are, and however many networks ask."""
-    state, encoded, forward = begun(cls, own), [], PictureEncoder.forward
+    state, encoded, forward = begun(cls, own), [], ImageEncoder.forward
 
-    def told(self: PictureEncoder, pictures: torch.Tensor, random: Any = None) -> torch.Tensor:
+    def told(self: ImageEncoder, pictures: torch.Tensor, random: Any = None) -> torch.Tensor:
         encoded.append((tuple(pictures.shape), random is not None))
         return forward(self, pictures, random)
 
-    monkeypatch.setattr(PictureEncoder, "forward", told)
+    monkeypatch.setattr(ImageEncoder, "forward", told)
     _, metrics = state.algorithm.update(state, batch(0), 0)
     assert encoded == [((8, 2, 12, 12, 3), True)]
     assert all(value.isfinite() for value in metrics.values())
@@ -72,7 +72,7 @@ def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, ow
     """By hand, of the same schedule as the rest: a copy twice, then 1 - n ** -0.75 of the old."""
     state = begun(cls, own)
     first = dict(state.params["model"])
-    slow = {k: v.clone() for k, v in first.items() if k.startswith("eyes.")}
+    slow = {k: v.clone() for k, v in first.items() if k.startswith("observation_encoder.")}
     assert slow
     for k in range(4):
         state = replace(state, done=torch.tensor(k), random=Recorded(k))
@@ -107,7 +107,7 @@ def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
     for network in ("model", "policy", "teacher"):
         for name, value in params.items():
             same = torch.equal(state.params[network][name], value)
-            if name.startswith("eyes."):
+            if name.startswith("observation_encoder."):
                 assert same, (network, name)
             elif value.shape == state.params[network][name].shape:
                 assert same == (network == "teacher"), (network, name)

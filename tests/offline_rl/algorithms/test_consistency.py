@@ -8,7 +8,7 @@ from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks, forks
 
 import policies
-from offline_rl.algorithms.common.noising.edm import distance, denoise, heun_step, jump
+from offline_rl.algorithms.common.noising.edm import denoise, distance, heun_step, jump
 from offline_rl.algorithms.consistency import Config, Consistency
 from offline_rl.algorithms.diffusion_policy import Config as TeacherConfig
 from offline_rl.algorithms.diffusion_policy import DiffusionPolicy
@@ -16,7 +16,7 @@ from offline_rl.training.finetune import distill
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.trees import flatten
-from policies.heads.schedules import SIGMAS, boundary, jumps, karras, sample, sigma
+from policies.heads.schedules import SIGMAS, boundary_coefficients, jumps, karras, sample, sigma
 from policies.spec import Spec
 
 OWN = {
@@ -50,7 +50,7 @@ def test_heuns_step_is_of_second_order_where_the_path_is_known():
 
     def perfect(seen, scaled, time):
         now = (time[:, None, None] / 250).exp()
-        skip, out, scale = boundary(now)
+        skip, out, scale = boundary_coefficients(now)
         x = scaled / scale
         return (x * spread / (spread + now**2) - skip * x) / out
 
@@ -68,7 +68,7 @@ def test_the_teachers_table_leads_a_network_that_knows_to_the_chunk():
     chunk = torch.full((1, 4, 2), 0.4)
 
     def knows(scaled, time):
-        skip, out, scale = boundary(math.exp(time / 250))
+        skip, out, scale = boundary_coefficients(math.exp(time / 250))
         return (chunk - skip * scaled / scale) / out
 
     noise = torch.randn(3, 1, 4, 2)
@@ -133,7 +133,7 @@ def test_the_losses_are_those_of_the_paper(levels: int):
     least = torch.full(shape, 0.02)
 
     def denoise(net, x, deviation, *until):
-        skip, out, scale = (c[..., None, None] for c in boundary(deviation))
+        skip, out, scale = (c[..., None, None] for c in boundary_coefficients(deviation))
         rest = [None, 250 * until[0].log()] if until else []
         return skip * x + out * net(s, scale * x, 250 * deviation.log(), *rest)
 
@@ -213,7 +213,7 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
         distill(run=made.path, num_updates=3, **{"algorithm.network": "unet"}, **keys)
     for other, words in (
         (forks(rate_hz=30.0), "rate_hz: the policy has 10, here it is 30"),
-        (forks(actions=2), r"action_low=\[-0\.6.*\]: 1 numbers, where .* has 2 actions"),
+        (forks(actions=2), r"action_low=\[-0\.6.*\] has 1 numbers, but .* has 2 actions"),
     ):
         with pytest.raises(UserError, match=words):
             distill(run=made.path, num_updates=3, name="other", **(keys | {"dataset": other}))

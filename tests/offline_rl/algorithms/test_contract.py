@@ -25,12 +25,12 @@ from offline_rl.algorithms.common.registry import algorithm_class, algorithm_nam
 from offline_rl.algorithms.common.schedule import Online
 from offline_rl.data import Dataset
 from offline_rl.engine import engine as engine_module
-from offline_rl.engine.engine import UNROLLED, Engine
+from offline_rl.engine.engine import MAX_UNROLLED, Engine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.training.sources import offline_source
-from offline_rl.utils.options import Checked, Range, build, coerce, documented, ranges
+from offline_rl.utils.options import Checked, Range, build, coerce, describe_options, field_ranges
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
 from policies import Spec
@@ -188,7 +188,7 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
     algorithm = cls(SPEC, small_config(cls), 100)
     tree = algorithm.initial()
     random = Random(torch.tensor(0), torch.tensor(0))
-    _, made = engine(name, [0]).at("update")
+    _, made = engine(name, [0]).for_phase("update")
     batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
     columns = {k: v.clone() for k, v in leaves(batch).items()}
     before = {k: v.clone() for k, v in flatten(tree).items()}
@@ -213,7 +213,7 @@ def test_imitation_phases_are_those_that_never_read_next_observations(name: str)
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
     state = State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(0))
     for phase in [*algorithm.phases, "update"]:
-        _, made = e.at(phase)
+        _, made = e.for_phase(phase)
         batch = made.sample(tree_map(lambda x: x[0], made.tensors()), random, 32, 0.99)
         if not isinstance(batch, Batch):  # decisions of the policy itself
             continue
@@ -248,7 +248,7 @@ def test_every_trained_network_moves_and_targets_follow(name: str):
     moved = {
         k.split("/")[0] for k, v in flatten(e.state["params"]).items() if (v != before[k]).any()
     }
-    assert moved == set(e.state["params"]) - set(e.algorithm.frozen)
+    assert moved == set(e.state["params"]) - set(e.algorithm.frozen_networks)
 
 
 @pytest.mark.slow
@@ -259,9 +259,7 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
 ):
     """By the engine's own check, on this processor, with layer normalization where there is one."""
     cls = algorithm_class(name)
-    size: dict[str, Any] = {
-        key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")
-    }
+    size: dict[str, Any] = {key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")}
     size |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
     cfg = small_config(cls, **size)
     made, how = sources(cls, cfg), Interaction(online(cls), cfg)
@@ -289,7 +287,7 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     e.run(2 * e.period("online"), "online")
     after = flatten(e.state["params"])
     moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
-    idle = {"vae", *e.algorithm.frozen, *IDLE.get(cls.__name__, ())}
+    idle = {"vae", *e.algorithm.frozen_networks, *IDLE.get(cls.__name__, ())}
     assert moved == set(e.state["params"]) - idle
     assert e.finite().all()
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
@@ -455,7 +453,7 @@ class DeviceFaults(TorchDispatchMode):
         self.faults = Counter[str]()
 
     def trace(self, function: Callable[..., Any], *arguments: Any) -> GraphModule:
-        """Run `function` as `engine.trace.traced` does. Return an empty graph."""
+        """Run `function` as `engine.trace.trace` does. Return an empty graph."""
         with self:
             function(*arguments)
         return GraphModule(torch.nn.Module(), Graph())
@@ -506,11 +504,11 @@ def device_faults(
         patch.setattr(torch.Tensor, "new_tensor", new_tensor)
         phases = [*e.algorithm.phases, "update"] + ["online"] * bool(both.online)
         for phase in [only] if only else phases:
-            algorithm, period = e.at(phase)[0], e.period(phase)
+            algorithm, period = e.for_phase(phase)[0], e.period(phase)
             kinds = tuple(sorted({algorithm.equivalent_step(i) for i in range(period)}))
-            for places in [(i,) for i in kinds] if period > UNROLLED else [kinds]:
+            for places in [(i,) for i in kinds] if period > MAX_UNROLLED else [kinds]:
                 recorder = DeviceFaults()
-                patch.setattr(engine_module, "traced", recorder.trace)
+                patch.setattr(engine_module, "trace", recorder.trace)
                 e._trace(phase, places)
                 if faults := dict(+recorder.faults):
                     found[f"{phase} {places}"] = faults
@@ -638,7 +636,7 @@ def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: st
     config = algorithm_class(name).Config
     hints = get_type_hints(config)
     numbers = {f.name for f in fields(config) if {int, float} & set(parts(hints[f.name]))}
-    assert set(ranges(config)) == numbers
+    assert set(field_ranges(config)) == numbers
     for field in sorted(numbers):
         with pytest.raises(ValueError, match=f"{field}=nan is not"):
             config(**{field: math.nan})
@@ -674,7 +672,7 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
 
 @every_algorithm
 def test_help_tells_what_every_option_means(name: str):
-    options = documented(algorithm_class(name).Config)
+    options = describe_options(algorithm_class(name).Config)
     assert [option.name for option in options if not option.meaning] == []
     assert {option.name for option in options} == {
         f.name for f in fields(algorithm_class(name).Config)
@@ -706,7 +704,7 @@ def test_a_range_holds_its_numbers_and_says_which(given, inside, outside, words)
 @pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
 def test_what_cannot_be_stacked_is_refused(field: str):
     cls = algorithm_class("iql")
-    with pytest.raises(ValueError, match=f"{field} cannot be stacked"):
+    with pytest.raises(ValueError, match=f"{field} cannot differ between stacked seeds"):
         Engine(
             lambda _: cls(SPEC, small_config(cls)),
             [0, 1],

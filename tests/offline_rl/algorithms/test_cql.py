@@ -294,5 +294,5 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination():
 
 
 def test_refuses_a_way_of_counting_a_gap_without_a_gap():
-    with pytest.raises(ValueError, match="counts no gap"):
+    with pytest.raises(ValueError, match="no effect without a gap"):
         CQL.Config(gap_after_weight=True)

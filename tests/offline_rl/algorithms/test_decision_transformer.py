@@ -222,7 +222,7 @@ def test_a_policy_with_memory_does_not_guess(run):
         policy.act(observations, state, np.zeros(2))
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         policy.act(observations, state, np.full(3, np.nan))
-    with pytest.raises(ValueError, match="memory is for 3"):
+    with pytest.raises(ValueError, match="memory is of 3 episodes"):
         policy.act(observations[:2], state, np.zeros(2))
     with pytest.raises(policies.BundleError, match="has no temperature"):
         policies.load(run.path / "seed_0" / "policy.bundle", temperature=1.0)

@@ -190,7 +190,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
 @pytest.mark.parametrize(
     ("ends", "words"),
     [
-        ({"action_low": (-0.5, 0.0)}, r"action_low=\[-0.5, 0.0\]: 2 numbers, where .* 1 actions"),
+        ({"action_low": (-0.5, 0.0)}, r"action_low=\[-0.5, 0.0\] has 2 numbers, but .* 1 actions"),
         ({"action_high": ()}, r"action_high=\[\]: 0 numbers"),
         ({"action_low": (0.9,)}, r"action_low=\[0.9\] is not below algorithm.action_high=\[0.6"),
     ],
@@ -205,20 +205,20 @@ def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
     [
         (
             {"num_inference_steps": 200},
-            "num_inference_steps=200 are more than num_train_timesteps=100",
+            "num_inference_steps=200 exceeds num_train_timesteps=100",
         ),
-        ({"eta": 0.5}, "eta is not read by sampler=ddpm"),
-        ({"num_heads": 2}, "num_heads is not read by network=unet"),
+        ({"eta": 0.5}, "eta is not used with sampler=ddpm"),
+        ({"num_heads": 2}, "num_heads is not used with network=unet"),
         ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
         ({"network": "transformer", "time_size": 8}, "that of its tokens"),
         ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),
-        ({"horizon": 10}, "halves it 2 times, so it is a multiple of 4"),
+        ({"horizon": 10}, "halves it 2 times. Use a multiple of 4"),
         ({"widths": (12, 16)}, "multiples of 8"),
-        ({"widths": ()}, "at least one is expected"),
+        ({"widths": ()}, "Give at least one width"),
         ({"time_size": 7}, "time_size=7 is odd"),
         (
             {"n_action_steps": 16},
-            r"n_action_steps=16: of horizon=16 actions, with n_obs_steps=2, 15 lie ahead",
+            "n_action_steps=16 exceeds the 15 actions from the current step on that horizon=16",
         ),
     ],
 )

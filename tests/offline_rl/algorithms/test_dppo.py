@@ -78,7 +78,7 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
         row |= {"terminated": ended}
         row |= {"truncated": np.zeros((1, size[1]))}
         store.append(row)
-    store.put(e.apply("compute_advantages", store.tensors(), ONLINE), e.updates)
+    store.set_columns(e.apply("compute_advantages", store.tensors(), ONLINE), e.updates)
     return e, store
 
 
@@ -110,7 +110,9 @@ def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
     assert told["actions"].shape == (6, 2, 2)
     torch.testing.assert_close(told["actions"], acts[:, :2], atol=1e-5, rtol=0)
     unlearned = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
-    other = state.algorithm.copy_to_policy(replace(state, params={**state.params, "model": unlearned}))
+    other = state.algorithm.copy_to_policy(
+        replace(state, params={**state.params, "model": unlearned})
+    )
     before = other.policy.plan(given["observations"], given["noise"][:, :1])
     assert (before - acts).abs().max() > 1e-3
 
@@ -192,7 +194,9 @@ def test_a_step_drawn_from_a_rollout_is_as_probable_as_when_it_was_digested(tune
     e, store = engine(tuned=tuned, batch_size=24, sampling_floor=0.3, density_floor=0.4)
     state = e.algorithm.copy_to_policy(eager(tuned=tuned, sampling_floor=0.3, density_floor=0.4))
     own = {name: value[0] for name, value in store.tensors().items()}
-    digested = state.algorithm.compute_advantages(state, own)["log_probs"].flatten(0, 1)  # [T E, K']
+    digested = state.algorithm.compute_advantages(state, own)["log_probs"].flatten(
+        0, 1
+    )  # [T E, K']
     assert digested.shape == (24, tuned)
     columns = {name: own[name].flatten(0, 1) for name in ("observations", "chain", "executed")}
     for k in range(tuned):
@@ -242,7 +246,7 @@ def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
     e.run(2, ONLINE)
     after = e.seed_state(0)
     assert all(torch.equal(after[k], v) for k, v in before.items())
-    store.put({}, e.updates)  # another rollout
+    store.set_columns({}, e.updates)  # another rollout
     e.run(1, ONLINE)
     after = e.seed_state(0)
     assert not all(torch.equal(after[k], v) for k, v in before.items())
@@ -260,7 +264,7 @@ def test_in_a_warm_up_the_critic_alone_learns():
 def test_a_warm_up_counts_from_where_the_clone_ended():
     e, store = engine(value_warmup=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
-    store.put({}, e.updates)
+    store.set_columns({}, e.updates)
     before = e.seed_state(0)
     e.run(6, ONLINE)
     after = e.seed_state(0)
@@ -348,21 +352,27 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm.tuned": 6}, "tuned=6 steps are more than the sampler's 5"),
-        ({"algorithm.environments": 5}, "environments=5 do not divide decisions=24"),
+        ({"algorithm.tuned": 6}, "tuned=6 exceeds num_inference_steps=5"),
+        ({"algorithm.environments": 5}, "decisions=24 is not a multiple of environments=5"),
         (
             {"num_env_steps": 100},
             r"One iteration takes 48 steps \(24 decisions × 2 actions\)\. Set",
         ),
-        ({"algorithm.batch_size": 100}, "batch_size=100 does not divide decisions x tuned, 72; 72"),
-        ({"algorithm.batch_size": 25}, "batch_size=25 does not divide decisions x tuned, 72; 24"),
+        (
+            {"algorithm.batch_size": 100},
+            "batch_size=100 does not divide decisions x tuned = 72. Use 72",
+        ),
+        (
+            {"algorithm.batch_size": 25},
+            "batch_size=25 does not divide decisions x tuned = 72. Use 24",
+        ),
         ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
         (  # 96 steps are two iterations of 2 x 72 / 24 updates each
             {"algorithm.value_warmup": 2},
             r"would not change: all 12 online updates fall within algorithm.value_warmup "
             r"\(12 updates\)\. Raise num_env_steps or lower algorithm.value_warmup",
         ),
-        ({"utd": 2.0}, "utd: this method learns from its own rollouts alone"),
+        ({"utd": 2.0}, "utd is not used: this method is trained on its own rollouts"),
     ],
 )
 def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):
@@ -375,11 +385,15 @@ def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, wor
 @pytest.mark.parametrize(
     ("algorithm", "more", "words"),
     [
-        ("bc", {"algorithm.hidden": [8]}, "dppo cannot go on from bc: it does not denoise"),
+        (
+            "bc",
+            {"algorithm.hidden": [8]},
+            "dppo cannot continue from bc: it is no diffusion or flow policy",
+        ),
         (
             "diffusion_policy",
             {**CLONE, "algorithm.process": "edm"},
-            "its steps are certain and have no density; give a run of diffusion_policy",
+            "its denoising steps are deterministic and have no density. Use a run of",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_the_temperature_is_a_unit_of_value():
     ],
 )
 def test_refuses_what_its_divergence_does_not_read(divergence, name, value):
-    with pytest.raises(ValueError, match=f"{name} is not read by divergence={divergence}"):
+    with pytest.raises(ValueError, match=f"{name} is not used with divergence={divergence}"):
         FDVL.Config(divergence=divergence, **{name: value})
     replace(FDVL.Config(), lam=torch.tensor(0.7))  # stacked, and read
 

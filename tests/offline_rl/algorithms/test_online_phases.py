@@ -159,7 +159,7 @@ def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None
 
 
 def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
-    with pytest.raises(ValueError, match="failure_reward is not read by tail=zero"):
+    with pytest.raises(ValueError, match="failure_reward is not used with tail=zero"):
         CalQL.Config(failure_reward=-1.0)
 
 
@@ -167,12 +167,12 @@ def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
     ("name", "option", "match"),
     [
         ("iql", "decay_actor_lr", "offline alone"),
-        ("iql", "squashed", "one value serves networks"),
+        ("iql", "squashed", "networks and data have one value"),
         ("cql", "bc_updates", "offline alone"),
-        ("cql", "num_critics", "one value serves networks"),
-        ("cql", "policy_hidden", "one value serves networks"),
+        ("cql", "num_critics", "networks and data have one value"),
+        ("cql", "policy_hidden", "networks and data have one value"),
         ("spot", "vae_updates", "offline alone"),
-        ("rebrac", "exploration_noise", "one value serves networks"),
+        ("rebrac", "exploration_noise", "networks and data have one value"),
     ],
 )
 def test_what_online_phases_cannot_change_is_refused(name: str, option: str, match: str) -> None:

@@ -208,8 +208,8 @@ HEAD = HEAD.replace("DeterministicActor(obs", "Head(obs")
     ("algorithm", "text", "words"),
     [
         ("nowhere.py", "", ["nowhere.py", "No such file"]),
-        ("own.py", "x = 1\n", ["own.py holds no algorithm"]),
-        ("own.py", TWO, ["own.py holds Mine and Other", "own.py:Other"]),
+        ("own.py", "x = 1\n", ["own.py defines no algorithm"]),
+        ("own.py", TWO, ["own.py defines Mine and Other", "own.py:Other"]),
         ("own.py:Othre", TWO, ["'Othre'", "Other"]),
         ("own.py", "def f(:\n", ["own.py", "SyntaxError", "line 1"]),
         ("own.py", "x = 1\n1 / 0\n", ["own.py, line 2: ZeroDivisionError"]),
@@ -252,7 +252,7 @@ def test_a_branch_on_what_is_learned_is_named_with_the_remedy(
     assert train("methods/branching.py", f"seeds={seeds}") == 2
     said = capsys.readouterr().err
     assert f"branching.py, line {number}: a tensor's value" in said
-    assert "torch.where(condition, this, that)" in said
+    assert "torch.where(condition, a, b)" in said
     assert said.count("\n") == 1
 
 
@@ -293,4 +293,4 @@ def test_what_is_not_installed_is_said_to_be_named_by_its_file(
 ) -> None:
     assert train("nowhere:Mine") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "No module named 'nowhere'; is it installed? a file of yours is algorithm=" in told
+    assert "No module named 'nowhere'; Install the package, or use a file: algorithm=" in told

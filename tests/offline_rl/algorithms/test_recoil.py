@@ -139,7 +139,7 @@ def test_does_what_the_expert_does_and_not_what_most_of_the_data_does(objective)
 
 @pytest.mark.parametrize(("objective", "name"), [("bounded", "mixture"), ("mixture", "reward_gap")])
 def test_refuses_what_its_objective_does_not_read(objective, name):
-    with pytest.raises(ValueError, match=f"{name} is not read by objective={objective}"):
+    with pytest.raises(ValueError, match=f"{name} is not used with objective={objective}"):
         ReCOIL.Config(objective=objective, **{name: 0.4})
 
 

@@ -37,7 +37,7 @@ from offline_rl.training.run_folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Channel, Spec
 from policies.channels import BASE_ACTION
-from policies.export import exported
+from policies.export import export_bundle
 from policies.golden import seal
 from policies.heads.residual import ResidualActor
 
@@ -662,7 +662,7 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
         np.testing.assert_array_equal(chunk, again)
         assert chunk.shape == (2, 1, 1)
     pytest.importorskip("onnxruntime")
-    whole, apart = exported(policy.bundle)
+    whole, apart = export_bundle(policy.bundle)
     assert apart <= 1e-4
     policies.bundle.write(tmp_path / "onnx.bundle", whole)
     other = policies.load(tmp_path / "onnx.bundle", runtime="onnx")
@@ -712,7 +712,10 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
             {"online.warmup_steps": 19, "online.critic_updates": 3, "online.utd": 0.5},
             r"all 3 online updates fall within online.critic_updates \(\d+ updates\)\. Raise",
         ),
-        ({"dataset": None}, r"brings no data.*dataset=<path or id>, or online\.offline_fraction=0 to learn"),
+        (
+            {"dataset": None},
+            r"brings no data.*dataset=<path or id>, or online\.offline_fraction=0 to learn",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(

@@ -18,7 +18,7 @@ from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import Collect, Fill, Learn
 from offline_rl.algorithms.rl100 import RL100, Config
 from offline_rl.data.writers.d4rl import write
-from offline_rl.engine.engine import Drawn, Engine
+from offline_rl.engine.engine import Engine, SampleRequest
 from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import held_out
@@ -251,7 +251,7 @@ def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judg
     first, store, known = action(), e.sources.rollouts, dataset().observations[:400]
     assert isinstance(store, Rollouts)
     for _ in range(6):
-        store.put(e.apply("fill", Drawn("imitate", 24), "improve"), e.updates)
+        store.set_columns(e.apply("fill", SampleRequest("imitate", 24), "improve"), e.updates)
         rows = store.data["observations"].reshape(-1, 2, 3)[:, -1].numpy()
         assert (rows[:, None] == known.astype(np.float32)).all(-1).any(1).all()
         assert store.data["advantages"].mean().abs() < 1e-5
@@ -268,7 +268,9 @@ def test_a_model_that_fits_nothing_is_refused_with_its_error():
     algorithm.check_phase("compare", {"model_error": np.array([0.5, 0.2])})
     algorithm.check_phase("judge", {"model_error": np.array([2.0])})
     for worst, words in ((1.3, r"1\.30"), (np.nan, "nan")):
-        with pytest.raises(UserError, match=rf"does not fit: on episodes .* error is {words}"):
+        with pytest.raises(
+            UserError, match=rf"does not fit: its error on held-out episodes is {words}"
+        ):
             algorithm.check_phase("compare", {"model_error": np.array([0.5, worst])})
     free = RL100(Spec((3,), 2), Config(**(SMALL | {"gate": False})))  # the model decides nothing
     free.check_phase("compare", {"model_error": np.array([1.3])})
@@ -330,7 +332,7 @@ def test_the_one_step_head_learns_where_the_policy_ends():
 
 def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
     e = engine(value_warmup=1)
-    e.at("improve")[1].put(e.apply("fill", Drawn("imitate", 24), "improve"), 0)
+    e.for_phase("improve")[1].put(e.apply("fill", SampleRequest("imitate", 24), "improve"), 0)
     for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
         before = e.seed_state(0)
         e.run(1, phase)
@@ -417,12 +419,12 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
         ),
         ({"algorithm.value_warmup": 1}, "The policy would not change: all"),
         ({"algorithm.environments": 8}, "are 6 steps of each, fewer than an episode's 7"),
-        ({"algorithm.elites": 4}, "elites=4 are more than members=3"),
+        ({"algorithm.elites": 4}, "elites=4 exceeds members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
-        ({"pretrain_updates": 5}, "pretrain_updates=5: phases here have lengths of their own"),
+        ({"pretrain_updates": 5}, "pretrain_updates=5 is not used by rl100"),
         (
             {"algorithm.judge_updates": 1},
-            r"the transition model does not fit: on episodes held out its error is [01]\.\d\d",
+            r"The transition model does not fit: its error on held-out episodes is [01]\.\d\d",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
     [
         ({"num_critics": 2, "layer_norm": True}, r"critic/\S+ is \(2, "),
         ({"layer_norm": False}, r"norms\S+ is missing"),
-        ({"layer_norm": True, "critic_hidden": (16, 16, 16)}, "has no place here"),
+        ({"layer_norm": True, "critic_hidden": (16, 16, 16)}, "does not exist in this algorithm"),
     ],
 )
 def test_a_run_of_other_networks_is_refused_by_a_tensors_name(

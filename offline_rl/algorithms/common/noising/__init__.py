@@ -1,1 +1,1 @@
-"""How networks that denoise are taught: what they are asked, and how errors count."""
+"""Training targets and losses of diffusion and flow policies."""

@@ -1,14 +1,14 @@
-"""From noise to a chunk without chance on the way: what one-step heads are taught."""
+"""Deterministic sampling from noise to a chunk, which one-step students are trained to match."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from policies.heads.schedules import Round, Table, cosine_alphas, ddim, euler, karras
+from policies.heads.schedules import DenoisingStep, Table, cosine_alphas, ddim, euler, karras
 
 
 def deterministic_table(cfg: Any) -> Table:
-    """The rounds of a config's policy, whose `process` is ddpm, edm or flow, without noise."""
+    """Return the sampler table without noise, for a config's `process`: ddpm, edm or flow."""
     if cfg.process == "flow":
         return euler(cfg.num_inference_steps)
     if cfg.process == "edm":
@@ -19,5 +19,5 @@ def deterministic_table(cfg: Any) -> Table:
 
 
 def one_step_table(table: Table) -> Table:
-    """Of a head that is asked where the first round of `table` is, and tells the chunk itself."""
-    return [Round(table[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)]
+    """Return the table of a one-step head, which predicts at the first time of `table`."""
+    return [DenoisingStep(table[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)]

@@ -1,6 +1,6 @@
-"""EDM's noise (Karras et al., arXiv:2206.00364) as Consistency Policy uses it, in tensors.
+"""EDM noise levels and losses (Karras et al., arXiv:2206.00364), as Consistency Policy uses them.
 
-Shapes: B chunk, T step, A action, and K noise levels of each before B.
+Shapes: K noise levels, B chunk, T step, A action.
 """
 
 from __future__ import annotations
@@ -12,73 +12,75 @@ import torch
 from torch import Tensor
 
 from offline_rl.utils.random import Random
-from policies.heads.schedules import EDM_TIME, SPREAD, boundary, sigma
+from policies.heads.schedules import EDM_TIME, SIGMA_DATA, boundary_coefficients, sigma
 
 Distance = Literal["norm", "elements"]
-BINS = 80  # places that consistency is taught at
+BINS = 80  # noise levels of consistency training
 
 
 def expand_chunk(values: Tensor) -> Tensor:
-    """[...] -> [..., 1, 1]."""
+    """Append two dimensions, [...] -> [..., 1, 1]."""
     return values[..., None, None]
 
 
 def sample_std(random: Random, shape: tuple[int, ...]) -> Tensor:
-    """Deviations as EDM learns from: their logarithm has mean -1.2 and deviation 1.2."""
+    """Sample standard deviations whose logarithm has mean -1.2 and standard deviation 1.2 (EDM)."""
     return (1.2 * random.normal(shape) - 1.2).exp()
 
 
 def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:
-    """Half of them from the noisier seven tenths of the places, half as `log_normal`."""
-    places = sigma(0.7 * random.uniform(shape))
-    first = torch.arange(math.prod(shape), device=places.device).reshape(shape) % 2 == 0
-    return torch.where(first, places, sample_std(random, shape))
+    """Sample half from the noisier 70 % of the noise levels, half as `sample_std`."""
+    noisy = sigma(0.7 * random.uniform(shape))
+    first = torch.arange(math.prod(shape), device=noisy.device).reshape(shape) % 2 == 0
+    return torch.where(first, noisy, sample_std(random, shape))
 
 
-def denoise(network: Any, seen: Tensor, x: Tensor, deviation: Tensor, *rest: Any) -> Tensor:
-    """The chunk behind x [..., B, T, A] of such noise [..., B]."""
-    skip, out, scale = (expand_chunk(c) for c in boundary(deviation))
-    return skip * x + out * network(seen, scale * x, EDM_TIME * deviation.log(), *rest)
+def denoise(network: Any, observations: Tensor, x: Tensor, std: Tensor, *rest: Any) -> Tensor:
+    """Return the denoised chunk for x [..., B, T, A] with noise of `std` [..., B]."""
+    skip, out, scale = (expand_chunk(c) for c in boundary_coefficients(std))
+    return skip * x + out * network(observations, scale * x, EDM_TIME * std.log(), *rest)
 
 
 def jump(
-    network: Any, seen: Tensor, x: Tensor, start: Tensor, end: Tensor, random: Random | None
+    network: Any, observations: Tensor, x: Tensor, start: Tensor, end: Tensor, random: Random | None
 ) -> Tensor:
-    """x of deviation `start` where its path has deviation `end`: CTM's G (arXiv:2310.02279, eq. 9).
+    """Return x moved along its path from noise `start` to noise `end`.
 
-    It is x where they are the same.
+    It is CTM's G (arXiv:2310.02279, eq. 9), and x where both are equal.
     """
     ratio = expand_chunk(end / start)
-    found = denoise(network, seen, x, start, random, EDM_TIME * end.log())
-    return ratio * x + (1 - ratio) * found
+    chunk = denoise(network, observations, x, start, random, EDM_TIME * end.log())
+    return ratio * x + (1 - ratio) * chunk
 
 
-def heun_step(network: Any, seen: Tensor, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    """One step of EDM's flow, of second order (arXiv:2206.00364, algorithm 1)."""
+def heun_step(network: Any, observations: Tensor, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """Return x after one second-order step of EDM's flow (arXiv:2206.00364, algorithm 1)."""
     step = expand_chunk(end - start)
-    slope = (x - denoise(network, seen, x, start)) / expand_chunk(start)
+    slope = (x - denoise(network, observations, x, start)) / expand_chunk(start)
     near = x + step * slope
-    there = (near - denoise(network, seen, near, end)) / expand_chunk(end)
-    return x + step * (slope + there) / 2
+    end_slope = (near - denoise(network, observations, near, end)) / expand_chunk(end)
+    return x + step * (slope + end_slope) / 2
 
 
-def karras_weight(deviation: Tensor) -> Tensor:
-    """EDM's of a squared error."""
-    return (deviation**2 + SPREAD**2) / (deviation * SPREAD) ** 2
+def karras_weight(std: Tensor) -> Tensor:
+    """Return EDM's weight of a squared error."""
+    return (std**2 + SIGMA_DATA**2) / (std * SIGMA_DATA) ** 2
 
 
 def distance(a: Tensor, b: Tensor, weight: Tensor | None, kind: Distance) -> Tensor:
-    """Pseudo-Huber, of each element [..., T, A] or, by `norm`, the same for all of a chunk.
+    """Return the pseudo-Huber distance per element [..., T, A].
 
-    norm: sqrt(|a - b|^2 + c^2) - c of a whole chunk, as the paper has it (Song and Dhariwal,
-    arXiv:2310.14189, eq. 8).  elements: sqrt(e^4 + c^2) - c of each, the authors' code, which
-    squares twice: nearly a squared error.
+    norm: sqrt(|a - b|^2 + c^2) - c of a complete chunk, for each of its elements, as in the paper
+    (Song
+    and Dhariwal, arXiv:2310.14189, eq. 8).  elements: sqrt(e^4 + c^2) - c of each element, as in
+    the
+    authors' code, which squares twice: nearly a squared error.
     """
     c = 0.00054 * math.sqrt(a.shape[-1] * a.shape[-2])
     error = (a - b).square()
     if kind == "norm":
         error = error.sum((-2, -1), keepdim=True)
-        far = (error + c**2).sqrt() - c + torch.zeros_like(a)
+        result = (error + c**2).sqrt() - c + torch.zeros_like(a)
     else:
-        far = (error.square() + c**2).sqrt() - c
-    return far if weight is None else expand_chunk(weight) * far
+        result = (error.square() + c**2).sqrt() - c
+    return result if weight is None else expand_chunk(weight) * result

@@ -1,4 +1,4 @@
-"""What a network that denoises is asked while it is taught, and what it should answer."""
+"""Training targets of denoising networks: noised chunks and what to predict."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from policies.heads.schedules import FLOW_TIME, cosine_alphas
 
 
 class TrainingTargets(NamedTuple):
-    """About chunks at K levels of noise each."""
+    """Noised chunks at K noise levels each, and what to predict."""
 
     x: Tensor  # [K, B, T, A]
     times: Tensor  # [K, B]
-    answer: Tensor  # as x, or [B, T, A]
+    target: Tensor  # shape of x, or [B, T, A]
 
 
 def diffusion_targets(
     random: Random, chunks: Tensor, levels: int, num_train_timesteps: int, prediction_type: str
 ) -> TrainingTargets:
-    """Which noise was added (Ho et al., arXiv:2006.11239, eq. 14), or to which chunk."""
+    """Return the noise that was added (Ho et al., arXiv:2006.11239, eq. 14), or the chunk."""
     noise = random.normal((levels, *chunks.shape))
     k = random.integers(num_train_timesteps, noise.shape[:2])  # [K, B]
     alpha = chunks.new_tensor(cosine_alphas(num_train_timesteps))[k][..., None, None]
@@ -32,7 +32,7 @@ def diffusion_targets(
 def flow_targets(
     random: Random, chunks: Tensor, levels: int, power: float | Tensor, latest: float | Tensor
 ) -> TrainingTargets:
-    """The direction from noise to a chunk, at times of Beta(power, 1) from the chunk's end.
+    """Return the velocity from noise to a chunk, at times t with 1 - t / latest ~ Beta(power, 1).
 
     Lipman et al., arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
     """

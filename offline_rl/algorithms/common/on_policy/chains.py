@@ -1,8 +1,10 @@
-"""What methods share that reinforce a policy's denoising steps: its run, its chains, its rollouts.
+"""Common parts of methods that apply RL to a policy's denoising steps (DPPO, RL-100).
 
-`model` learns; in `policy`, which acts, its weights lie beside those from before (`TunedActor`). An
-iteration collects decisions with their chains (`replay.rollouts`), computes advantages once from
-all of them (`digest`), and then learns from pairs of a decision and one of its denoising steps.
+`model` is trained. `policy` acts: it holds the model's weights and, for earlier denoising steps,
+the
+pretrained ones (`TunedActor`). An iteration collects decisions with their denoising chains
+(`replay.rollouts`), computes all advantages once (`compute_advantages`), and then trains on pairs
+of a decision and one of its denoising steps.
 """
 
 from __future__ import annotations
@@ -52,90 +54,92 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share
 from policies.heads.diffusion import DiffusionActor, TunedActor
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler
 
-DENSITIES = (-5.0, 2.0)  # a log density that is compared lies between, as DPPO's authors have it
+DENSITIES = (-5.0, 2.0)  # bounds of log densities in ratios, as in DPPO's code
 
 
 @dataclass(frozen=True)
 class ChainConfig(DenoiserShape):
     """Defaults: DPPO's for gym (irom-princeton/dppo:cfg/gym/finetune)."""
 
-    process: Annotated[Literal["ddpm", "flow"], BUILT] = "ddpm"  # the run's: how it was taught
-    num_train_timesteps: Built = 100  # the run's, of ddpm
+    process: Annotated[Literal["ddpm", "flow"], BUILT] = "ddpm"  # the run's diffusion process
+    num_train_timesteps: Built = 100  # the run's, for ddpm
     prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
-        "epsilon"  # the run's, of ddpm
+        "epsilon"  # the run's, for ddpm
     )
-    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # of ddpm
-    num_inference_steps: Built = 20  # from noise to a chunk
-    tuned: Built = 10  # of these, the last that are fine-tuned
-    eta: Fraction = 1.0  # noise of ddim and flows while exploring; acting has none
-    sampling_floor: Positive = 0.1  # least deviation of a round, while exploring
-    density_floor: Positive = 0.1  # and in densities that are compared
+    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # for process=ddpm
+    num_inference_steps: Built = 20  # denoising steps
+    tuned: Built = 10  # last denoising steps, which are fine-tuned (K')
+    eta: Fraction = 1.0  # noise of ddim and flow steps in exploration; evaluation has none
+    sampling_floor: Positive = 0.1  # minimum std of a denoising step in exploration
+    density_floor: Positive = 0.1  # minimum std in log densities
     noise_max: Annotated[float, Range(above=0), BUILT] = 3.0  # noise is cut at +- this
-    environments: Built = 40  # of each seed
-    decisions: Built = 20_000  # of an iteration, in all environments together
-    batch_size: Count = 50_000  # denoising steps
-    discount: Discount = 0.9975  # gamma, of an environment step
-    trace: Share = 0.95  # lambda of generalized advantages
-    scale_rewards: bool = True  # by the deviation of their running sums
+    environments: Built = 40  # parallel environments per seed
+    decisions: Built = 20_000  # decisions per iteration, over all environments
+    batch_size: Count = 50_000  # denoising steps per update
+    discount: Discount = 0.9975  # discount factor gamma per environment step
+    trace: Share = 0.95  # lambda of generalized advantage estimation
+    scale_rewards: bool = True  # divide rewards by the standard deviation of running returns
 
-    epochs: Built = 5  # visits to all of an iteration's denoising steps
-    value_warmup: Amount = 0  # iterations in which the critic alone learns
+    epochs: Built = 5  # passes over an iteration's denoising steps
+    value_warmup: Amount = 0  # iterations in which only the critic is updated
     value_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the critic
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tuned > self.num_inference_steps:
             raise ValueError(
-                f"tuned={self.tuned} steps are more than the sampler's {self.num_inference_steps}"
+                f"tuned={self.tuned} exceeds num_inference_steps={self.num_inference_steps}."
             )
         if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(
-                f"num_inference_steps={self.num_inference_steps} are more than num_train_timesteps={self.num_train_timesteps}"
+                f"num_inference_steps={self.num_inference_steps} exceeds "
+                f"num_train_timesteps={self.num_train_timesteps}. Use at most that."
             )
         if self.decisions % self.environments:
             raise ValueError(
-                f"environments={self.environments} do not divide decisions={self.decisions}"
+                f"decisions={self.decisions} is not a multiple of environments={self.environments}."
             )
         pairs = self.decisions * self.tuned
         if pairs % self.batch_size:
             nearest = min(range(1, pairs + 1), key=lambda n: (pairs % n, abs(n - self.batch_size)))
             raise ValueError(
-                f"batch_size={self.batch_size} does not divide decisions x tuned, {pairs}; "
-                f"{nearest} does"
+                f"batch_size={self.batch_size} does not divide decisions x tuned = {pairs}. "
+                f"Use {nearest}."
             )
 
 
 class DenoisingRL(Algorithm):
-    """A subclass gives `optimizers` and `update`, which ends in `acting`."""
+    """RL on denoising steps.
+
+    A subclass defines `optimizers`, and an `update` that ends in `copy_to_policy`.
+    """
 
     Online: ClassVar[type[schedule.Online]] = schedule.OnPolicy
     finetunes_from = "a run of diffusion_policy with process=ddpm, or of flow_policy"
     online = True
     follows_card = False
-    max_std: float = math.inf  # of a round's deviation
-    initialized_from_run: ClassVar[tuple[str, ...]] = (
-        "model",
-        "policy",
-    )  # begin as the run's policy
+    max_std: float = math.inf  # of a denoising step
+    # networks that start as the run's policy
+    initialized_from_run: ClassVar[tuple[str, ...]] = ("model", "policy")
 
     @classmethod
     def config_from_run(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
         process = {"diffusion_policy": hyper.get("process", "ddpm"), "flow_policy": "flow"}
-        found = process.get(algorithm)
-        if found in ("ddpm", "flow"):
-            return {"process": found}
-        reason = "it does not denoise"
+        if (kind := process.get(algorithm)) in ("ddpm", "flow"):
+            return {"process": kind}
+        reason = "it is no diffusion or flow policy"
         if "horizon" in hyper and "num_inference_steps" in hyper:
-            reason = "its steps are certain and have no density"
+            reason = "its denoising steps are deterministic and have no density"
         if "tuned" in hyper:
-            reason = "it reinforces a clone's steps itself"
+            reason = "it applies RL to denoising steps itself"
         raise UserError(
-            f"{cls.__name__.lower()} cannot go on from {algorithm}: {reason}; give {cls.finetunes_from}"
+            f"{cls.__name__.lower()} cannot continue from {algorithm}: {reason}. "
+            f"Use {cls.finetunes_from}."
         )
 
     @property
     def updates(self) -> int:
-        """Of an iteration."""
+        """Number of updates in an iteration."""
         return self.cfg.epochs * (self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size)
 
     def schedule(
@@ -145,13 +149,13 @@ class DenoisingRL(Algorithm):
         size = cfg.decisions * cfg.n_action_steps
         if num_updates:
             raise UserError(
-                f"num_updates={num_updates}: all is learned from its own rollouts; leave it out"
+                f"num_updates={num_updates} is not used: all training is on rollouts. Remove it."
             )
         if num_env_steps % size:
             raise UserError(
-                f"num_env_steps={num_env_steps}: One iteration takes {size:,} steps "
-                f"({cfg.decisions:,} decisions × {cfg.n_action_steps} actions). Set num_env_steps to a "
-                f"multiple of {size}, or lower algorithm.decisions"
+                f"num_env_steps={num_env_steps}: one iteration takes {size:,} steps "
+                f"({cfg.decisions:,} decisions × {cfg.n_action_steps} actions). Set num_env_steps "
+                f"to a multiple of {size}, or lower algorithm.decisions."
             )
         collect = schedule.Collect(phase, cfg.decisions, cfg.n_action_steps)
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
@@ -160,22 +164,23 @@ class DenoisingRL(Algorithm):
         return require(sources.rollouts)
 
     def columns(self) -> tuple[Shapes, Shapes]:
-        """Of a decision; and what goes on from one rollout to the next."""
+        """Return the column shapes of a decision, and of values carried to the next rollout."""
         cfg, chunk = self.cfg, (self.cfg.horizon, self.spec.action_dim)
-        seen, numbers = (cfg.n_obs_steps, *self.spec.observation_shape), ("terminated", "truncated")
-        own: dict[str, tuple[int, ...]] = dict.fromkeys((*numbers, "advantages", "returns"), ())
-        own |= {"observations": seen, "next_observations": seen, "log_probs": (cfg.tuned,)}
-        own |= {"chain": (cfg.tuned + 1, *chunk)}
-        own |= dict.fromkeys(("rewards", "executed"), (cfg.n_action_steps,))
-        return own, {"moments": (3,), "so_far": (cfg.environments,)}
+        history = (cfg.n_obs_steps, *self.spec.observation_shape)
+        scalars = ("terminated", "truncated", "advantages", "returns")
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(scalars, ())
+        shapes |= {"observations": history, "next_observations": history}
+        shapes |= {"log_probs": (cfg.tuned,), "chain": (cfg.tuned + 1, *chunk)}
+        shapes |= dict.fromkeys(("rewards", "executed"), (cfg.n_action_steps,))
+        return shapes, {"moments": (3,), "so_far": (cfg.environments,)}
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """Standard normal numbers that an exploring decision takes."""
+        """Shape of the standard normal noise of one exploring decision."""
         return self.cfg.num_inference_steps + 1, self.cfg.horizon, self.spec.action_dim
 
     def table(self, eta: float) -> Table:
-        """The sampler's."""
+        """Return the sampler's table."""
         cfg = self.cfg
         if cfg.process == "flow":
             return euler(cfg.num_inference_steps, eta)
@@ -185,7 +190,7 @@ class DenoisingRL(Algorithm):
         return ddim(alphas, cfg.num_inference_steps, cfg.prediction_type, eta)
 
     def networks(self) -> dict[str, nn.Module]:
-        """`model` learns and is a part of `policy`, which acts."""
+        """Return `model`, which is trained, `policy`, which contains it and acts, and `value`."""
         cfg = self.cfg
         options = cfg.head_options(self.spec) | {"table": self.table(0.0)}
         tuned = {} if cfg.tuned == cfg.num_inference_steps else {"tuned": cfg.tuned}
@@ -201,47 +206,53 @@ class DenoisingRL(Algorithm):
     def initialize_from(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The other's acting policy is where the model begins, and what came before it stays."""
-        taken = {**own, "counters/update": other["counters/update"]}
+        """Initialize model and policy from the policy of another run."""
+        result = {**own, "counters/update": other["counters/update"]}
         for name, value in own.items():
             kind, network, *rest = name.split("/", 2)
             if kind != "params" or network not in self.initialized_from_run:
                 continue
-            found = other.get(f"params/policy/network.{rest[0].split('.', 1)[1]}")
-            if found is None or found.shape != value.shape:
-                raise ValueError(f"{name}, {tuple(value.shape)}, is missing or of another shape")
-            taken[name] = found
-        return taken
+            weights = other.get(f"params/policy/network.{rest[0].split('.', 1)[1]}")
+            if weights is None or weights.shape != value.shape:
+                raise ValueError(f"{name}, {tuple(value.shape)}, is missing or has another shape")
+            result[name] = weights
+        return result
 
-    def decide(self, state: State, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Observations [E, n_obs_steps, O] and noise -> chains, actions [E, n_action_steps, A]."""
-        chain = self.chain(state, state.model, given["observations"], given["noise"])
+    def decide(self, state: State, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return chains and actions [E, n_action_steps, A] for observations and noise.
+
+        observations: [E, n_obs_steps, O].
+        """
+        chain = self.chain(state, state.model, inputs["observations"], inputs["noise"])
         return {"chain": chain, "actions": self.executed_actions(chain)}
 
-    def chain(self, state: State, by: Network, seen: Tensor, noise: Tensor) -> Tensor:
-        """Chains [E, K'+1, T, A] of which `by` took the last steps, and the policy those before."""
+    def chain(self, state: State, network: Network, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return denoising chains [E, K'+1, T, A].
+
+        network: takes the last `tuned` steps; the pretrained policy takes the earlier ones.
+        """
         cfg = self.cfg
 
         def base(x: Tensor, times: Tensor) -> Tensor:
-            before: Tensor = state.policy.before(seen, x, times)
-            return before
+            prediction: Tensor = state.policy.predict_pretrained(observations, x, times)
+            return prediction
 
         def model(x: Tensor, times: Tensor) -> Tensor:
-            told: Tensor = by(seen, x, times)
-            return told
+            prediction: Tensor = network(observations, x, times)
+            return prediction
 
         options: Any = {"floor": cfg.sampling_floor, "ceiling": self.max_std, "cut": cfg.noise_max}
         return sample_chain(self.table(cfg.eta), base, model, noise, tuned=cfg.tuned, **options)
 
     def executed_actions(self, chain: Tensor) -> Tensor:
-        """The actions at chains' ends that are executed, [E, n_action_steps, A]."""
+        """Return the executed actions at the end of chains, [E, n_action_steps, A]."""
         head: Any = self.modules["model"]
         first = self.cfg.n_obs_steps - 1
         chunk = chain[:, -1, first : first + self.cfg.n_action_steps].clip(-1, 1)
-        return head.raw(chunk).clip(-1, 1)
+        return head.denormalize_actions(chunk).clip(-1, 1)
 
     def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Advantages, and what the policy thinks of its own steps, before any update on them."""
+        """Return advantages, returns and log densities before any update on a rollout."""
         cfg, moments, n = self.cfg, data["moments"], data["executed"].sum(-1)  # [T, E]
         gamma = torch.ones_like(n) * cfg.discount
         rewards = (
@@ -249,66 +260,72 @@ class DenoisingRL(Algorithm):
         ).sum(-1)
         ended = data["terminated"] + data["truncated"]
         so_far = running_returns(rewards, ended, data["so_far"], gamma**n)
-        made = {"so_far": so_far[-1] * (1 - ended[-1])}
+        columns = {"so_far": so_far[-1] * (1 - ended[-1])}
         if cfg.scale_rewards:
-            fresh = moments.new_tensor([FIRST_COUNT, 0.0, 1.0])
-            moments = update_moments(torch.where(moments[0] > 0, moments, fresh), so_far)
+            initial = moments.new_tensor([FIRST_COUNT, 0.0, 1.0])
+            moments = update_moments(torch.where(moments[0] > 0, moments, initial), so_far)
             rewards = normalize_rewards(rewards, moments)
-        values, following = (
+        values, next_values = (
             state.value(data[name].flatten(2)) for name in ("observations", "next_observations")
         )
         discount = gamma**n * (1 - data["terminated"])
-        gained = gae(rewards, values, following, discount, ended, cfg.trace)
-        seen, chain, taken = (data[x].flatten(0, 1) for x in ("observations", "chain", "executed"))
-        log_probs = self.chain_log_probs(state.model, seen, chain, taken).unflatten(0, n.shape)
-        made |= {"moments": moments, "advantages": gained, "returns": gained + values}
-        return made | {"log_probs": log_probs}
+        advantages = gae(rewards, values, next_values, discount, ended, cfg.trace)
+        flat = (data[name].flatten(0, 1) for name in ("observations", "chain", "executed"))
+        log_probs = self.chain_log_probs(state.model, *flat).unflatten(0, n.shape)
+        columns |= {"moments": moments, "advantages": advantages, "returns": advantages + values}
+        return columns | {"log_probs": log_probs}
 
-    def chain_log_probs(self, by: Network, seen: Tensor, chain: Tensor, executed: Tensor) -> Tensor:
-        """Log densities of chains' steps as `by` takes them, [N, K']."""
+    def chain_log_probs(
+        self, network: Network, observations: Tensor, chain: Tensor, executed: Tensor
+    ) -> Tensor:
+        """Return the log density of each step of chains under `network`, [N, K']."""
 
         def model(x: Tensor, times: Tensor) -> Tensor:
-            told: Tensor = by(seen, x, times)
-            return told
+            prediction: Tensor = network(observations, x, times)
+            return prediction
 
         table, floor = self.table(self.cfg.eta), self.cfg.density_floor
-        found = replay_log_prob(table, model, chain, floor, self.max_std)
-        steps = [self.executed_log_prob(found[:, k], executed) for k in range(self.cfg.tuned)]
+        densities = replay_log_prob(table, model, chain, floor, self.max_std)
+        steps = [self.executed_log_prob(densities[:, k], executed) for k in range(self.cfg.tuned)]
         return torch.stack(steps, -1)
 
     def executed_log_prob(self, densities: Tensor, executed: Tensor) -> Tensor:
-        """[B, T, A] -> [B]: the mean over the actions that were taken."""
+        """Return log densities [B, T, A] averaged over the executed actions, [B]."""
         return mean_over_executed(densities.clamp(*DENSITIES), executed, self.cfg.n_obs_steps - 1)
 
     def sampler_rows(self, batch: Decisions) -> Tensor:
-        """Those of each step's round, [B, 8]; made outside of losses, where no tensor may be."""
+        """Return the sampler-table row of each denoising step in a batch, [B, 8].
+
+        Computed outside losses, where no tensor can be created.
+        """
         return table_rows(self.table(self.cfg.eta), self.cfg.tuned, batch.chain)[batch.step]
 
-    def density(self, model: Network, batch: Decisions, numbers: Tensor) -> Tensor:
-        """Log densities of a batch's denoising steps, [B], as `digest` has them."""
+    def density(self, model: Network, batch: Decisions, rows: Tensor) -> Tensor:
+        """Return the log density of a batch's denoising steps, [B], as in `chain_log_probs`."""
         cfg, k = self.cfg, batch.step
-        own = torch.arange(len(k), device=k.device)
+        i = torch.arange(len(k), device=k.device)
 
-        def answer(x: Tensor, times: Tensor) -> Tensor:
-            told: Tensor = model(batch.observations, x, times)
-            return told
+        def predict(x: Tensor, times: Tensor) -> Tensor:
+            prediction: Tensor = model(batch.observations, x, times)
+            return prediction
 
-        mean, spread = transition_params(answer, numbers, batch.chain[own, k])
-        spread = clamp_std(spread, cfg.density_floor, self.max_std)
+        mean, std = transition_params(predict, rows, batch.chain[i, k])
+        std = clamp_std(std, cfg.density_floor, self.max_std)
         return self.executed_log_prob(
-            normal_log_prob(batch.chain[own, k + 1], mean, spread), batch.executed
+            normal_log_prob(batch.chain[i, k + 1], mean, std), batch.executed
         )
 
     def update_policy(
-        self, state: State, batch: Decisions, gained: Tensor, clip: float | Tensor
+        self, state: State, batch: Decisions, advantages: Tensor, clip: float | Tensor
     ) -> tuple[State, Metrics]:
-        """One step of the model on the clipped loss.  gained: advantages, [B], as `clip` may be."""
-        numbers = self.sampler_rows(batch)
-        before = batch.log_probs.gather(1, batch.step[:, None])[:, 0]  # [B]
+        """Update the model on the clipped PPO loss. advantages, clip: [B], clip also a number."""
+        rows = self.sampler_rows(batch)
+        old_log_prob = batch.log_probs.gather(1, batch.step[:, None])[:, 0]  # [B]
 
         def policy_loss(model: Network) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            found = clipped_loss(self.density(model, batch, numbers) - before, gained, clip)
-            return found.loss, (found.divergence, found.share)
+            log_ratio = self.density(model, batch, rows) - old_log_prob
+            result = clipped_loss(log_ratio, advantages, clip)
+            return result.loss, (result.divergence, result.share)
 
         state, value, (divergence, share) = minimize_with(state, "model", policy_loss)
         return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
@@ -316,7 +333,7 @@ class DenoisingRL(Algorithm):
     def update_value(
         self, state: State, batch: Decisions, weight: float = 1.0
     ) -> tuple[State, Metrics]:
-        """One step of the critic.  weight: of its squared error."""
+        """Update the critic. weight: of its squared error."""
 
         def value_loss(value: Network) -> Tensor:
             return weight * (value(batch.observations.flatten(1)) - batch.returns).square().mean()
@@ -329,10 +346,10 @@ class DenoisingRL(Algorithm):
         return iterations * self.updates, "algorithm.value_warmup"
 
     def in_critic_warmup(self, state: State) -> Tensor:
-        """Whether what the policy learns is not kept yet; 0-d."""
+        """True while the policy is not updated yet, 0-d."""
         return state.done < self.updates_before_policy(schedule.ONLINE)[0]
 
     def copy_to_policy(self, state: State) -> State:
-        """With the model's weights in the policy."""
+        """Copy the model's weights into the policy."""
         policy = {**state.params["policy"], **state.params["model"]}
         return replace(state, params={**state.params, "policy": policy})

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from offline_rl.algorithms.common.on_policy.denoising import (
-    normal_log_prob,
     mean_over_executed,
+    normal_log_prob,
     replay_log_prob,
-    table_rows,
     sample_chain,
+    table_rows,
     transition_params,
 )
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler, sample
@@ -86,7 +86,9 @@ def test_the_last_round_s_deviation_is_the_floor_and_others_are_at_least_it():
     for table in TABLES.values():
         assert table[-1][7] == 0
     chain, noise = chains(TABLES["ddpm"], 1, floor=0.1)
-    mean, spread = transition_params(answer, table_rows(TABLES["ddpm"], 1, chain).expand(7, 8), chain[:, 0])
+    mean, spread = transition_params(
+        answer, table_rows(TABLES["ddpm"], 1, chain).expand(7, 8), chain[:, 0]
+    )
     assert spread.max() == 0
     drawn = (chain[:, 1] - mean) / noise[:, -1].clamp(-3, 3)
     assert torch.allclose(drawn, torch.full_like(drawn, 0.1))

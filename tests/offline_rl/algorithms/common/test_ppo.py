@@ -8,14 +8,14 @@ import torch
 
 from offline_rl.algorithms.common.on_policy.ppo import (
     FIRST_COUNT,
-    reverse_scan,
-    gae,
     clip_range,
     clipped_loss,
-    update_moments,
-    running_returns,
+    gae,
     normalize_rewards,
+    reverse_scan,
+    running_returns,
     standardize,
+    update_moments,
 )
 
 
