@@ -176,7 +176,7 @@ class StackedPolicy:
                 value[s] = memory[name].to(self.device)
 
     def observe(self, rewards: Tensor) -> None:
-        """Take the raw rewards of the last actions, [S, batch]; those of ended episodes are ignored."""
+        """Take the raw rewards of the last actions, [S, batch]; ended episodes are ignored."""
         self.rewards = rewards
 
     def __call__(self, observations: Observations, step: int = 0) -> Tensor:

@@ -65,7 +65,7 @@ class Course:
     scores: Sequence[float] = ()  # of the same evaluations, if `measure` is success
 
     @property
-    def before(self) -> Point | None:
+    def initial(self) -> Point | None:
         """The result before the first environment step; None if it was not evaluated."""
         return self.points[0] if self.points[0].env_steps == 0 else None
 
@@ -147,11 +147,11 @@ def explanation(body: Sequence[Sequence[str]]) -> str:
 def row(label: str, course: Course) -> list[str]:
     """Return the cells of a method's row."""
     regret, scores = course.regret, course.scores
-    first = f"{scores[0]:.1f}, " if scores and course.before else ""
+    first = f"{scores[0]:.1f}, " if scores and course.initial else ""
     return [
         label,
         f"{course.points[-1].env_steps:,}",
-        value_text(course.before, course.measure),
+        value_text(course.initial, course.measure),
         value_and_step(course.worst_early, course.measure),
         value_and_step(course.worst_after_warm_up, course.measure),
         value_text(course.points[-1], course.measure),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.registry import run_label
 from offline_rl.training.run_folder import SeedFolder, config_of_seed, named_task
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json_object
@@ -45,7 +45,7 @@ class Record:
 
 def run_of(config: Mapping[str, Any]) -> str:
     """Return <task>/<algorithm>/<name> of a config, a result's row or a suite's cell."""
-    return f"{named_task(config)}/{label(str(config['algorithm']))}/{config['name']}"
+    return f"{named_task(config)}/{run_label(str(config['algorithm']))}/{config['name']}"
 
 
 def of_folder(folder: SeedFolder) -> Record:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import Reference
-from offline_rl.algorithms.common.registry import label
+from offline_rl.algorithms.common.registry import run_label
 from offline_rl.reporting import compact
 from offline_rl.reporting.records import Record, of_folder, seed_folders
 from offline_rl.training.plan import CHANGING
@@ -93,7 +93,7 @@ def seed_of(record: Record, path: Path) -> Seed:
     try:
         config = flatten(record.config, ".")
         method, name, task = str(config["algorithm"]), str(config["name"]), named_task(config)
-        title = label(method) + ("" if name == "default" else f" ({name})")
+        title = run_label(method) + ("" if name == "default" else f" ({name})")
         file, rows = path / "evaluations.jsonl", record.evaluations
         clock = clocks(rows, updates_before(config))
         timed = [*zip(clock, rows, strict=True)]

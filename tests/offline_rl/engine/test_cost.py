@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from offline_rl.engine.cost import UpdateCost, count_cost, is_worth_compiling
 
-# (calls, MB written, products, MFLOP) of an update as the engine traced it for docs/explanation/performance.md
+# (calls, MB written, products, MFLOP) of traced updates in docs/explanation/performance.md
 TD3_BC, TD3_BC_8 = UpdateCost(378, 29.2e6, 21, 451e6), UpdateCost(405, 283e6, 21, 3610e6)
 IQL, IQL_8 = UpdateCost(567, 37.6e6, 33, 572e6), UpdateCost(605, 362e6, 33, 4579e6)
 CQL, CQL_8 = UpdateCost(985, 372e6, 46, 13725e6), UpdateCost(1040, 3883e6, 46, 109802e6)
